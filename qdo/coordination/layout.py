@@ -1,0 +1,256 @@
+"""Every znode path of qdo and the JSON in it, in one place.
+
+========================  ====================  ==================================================
+node                      kind                  value
+========================  ====================  ==================================================
+workers/worker-N          ephemeral sequential  ``{"queues": [...]}``; ``"reread"`` after a seek
+queues/<queue>            persistent            ``{"last": "N"}``; ``owner``, ``seek``, ``position``
+assignments/worker-N      persistent            ``{"queues": [...]}``
+rebalancer                persistent            ``{"worker": "worker-N"}``; its version is a fence
+election/candidate-N      ephemeral sequential  ``{"worker": "worker-N"}``
+components/<kind>/host-N  ephemeral sequential  host, pid, version, started, state, ...
+========================  ====================  ==================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ujson
+
+from qdo.errors import QueueNameError, SettingsError
+
+DEFAULT_NAMESPACE = "/mozilla/services/qdo"
+MAX_VALUE_BYTES = 512 * 1024
+"""Largest value sent: ZooKeeper answers an oversize request by dropping the connection."""
+MAX_TRANSACTION_BYTES = 768 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The paths of one app."""
+
+    root: str
+
+    @classmethod
+    def of(cls, app: str, namespace: str = DEFAULT_NAMESPACE) -> Layout:
+        """Return the layout of `app` below `namespace`; raise SettingsError for a bad name."""
+        reason = name_fault(app)
+        if reason:
+            raise SettingsError(name="app", reason=f"{app!r} cannot be a znode name: {reason}")
+        if not namespace.startswith("/") or any(map(name_fault, namespace.strip("/").split("/"))):
+            raise SettingsError(
+                name="namespace", reason=f"{namespace!r} is no absolute znode path such as /a/b"
+            )
+        return cls(f"{namespace.rstrip('/')}/{app}")
+
+    @property
+    def workers(self) -> str:
+        return f"{self.root}/workers"
+
+    @property
+    def queues(self) -> str:
+        return f"{self.root}/queues"
+
+    @property
+    def assignments(self) -> str:
+        return f"{self.root}/assignments"
+
+    @property
+    def rebalancer(self) -> str:
+        return f"{self.root}/rebalancer"
+
+    @property
+    def election(self) -> str:
+        return f"{self.root}/election"
+
+    @property
+    def components(self) -> str:
+        return f"{self.root}/components"
+
+    @property
+    def persistent(self) -> tuple[str, ...]:
+        """Every node that must stand before a worker registers."""
+        return (
+            self.workers,
+            self.queues,
+            self.assignments,
+            self.rebalancer,
+            self.election,
+            self.components,
+        )
+
+    def worker(self, name: str) -> str:
+        return f"{self.root}/workers/{name}"
+
+    def queue(self, name: str) -> str:
+        return f"{self.root}/queues/{name}"
+
+    def assignment(self, worker: str) -> str:
+        return f"{self.root}/assignments/{worker}"
+
+
+def name_fault(name: str) -> str | None:
+    """Return why `name` cannot be a znode name, None when it can.
+
+    The rules are ZooKeeper's (PathUtils.validatePath), and a limit of 200 characters so that
+    transactions of many queues stay small.
+    """
+    if not name:
+        return "it is empty"
+    if len(name) > 200:
+        return f"it has {len(name)} characters"
+    if name in (".", ".."):
+        return "it is a relative path"
+    if name == "zookeeper":
+        return "ZooKeeper reserves it"
+    for character in name:
+        code = ord(character)
+        if character == "/":
+            return "it holds a '/'"
+        if code <= 0x1F or 0x7F <= code <= 0x9F or 0xD800 <= code <= 0xF8FF or 0xFFF0 <= code <= 0xFFFF:
+            return f"it holds the character U+{code:04X}"
+    return None
+
+
+def check_queue_name(name: str) -> str:
+    """Return `name`; raise QueueNameError when no znode can have it."""
+    reason = name_fault(name)
+    if reason:
+        raise QueueNameError(name=name, reason=reason)
+    return name
+
+
+# --- values -----------------------------------------------------------------------
+
+
+def _load(data: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def encode(value: dict[str, Any]) -> bytes:
+    """Return the JSON of a node."""
+    return ujson.dumps(value, ensure_ascii=True, escape_forward_slashes=False).encode()
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        return ()
+    return tuple(item for item in value if isinstance(item, str))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNode:
+    """What a worker handles now, and which of its queues an operator moved."""
+
+    queues: tuple[str, ...] = ()
+    reread: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, data: bytes) -> WorkerNode:
+        value = _load(data) or {}
+        return cls(_names(value.get("queues")), _names(value.get("reread")))
+
+    def encode(self) -> bytes:
+        value: dict[str, Any] = {"queues": list(self.queues)}
+        if self.reread:
+            value["reread"] = list(self.reread)
+        return encode(value)
+
+
+def parse_assignment(data: bytes) -> frozenset[str]:
+    """Return the queues of an assignment node; garbage grants nothing."""
+    return frozenset(_names((_load(data) or {}).get("queues")))
+
+
+def encode_queues(queues: Iterable[str]) -> bytes:
+    """Return the value of an assignment node."""
+    return encode({"queues": sorted(queues)})
+
+
+@dataclass(frozen=True, slots=True)
+class QueueNode:
+    """How far a queue has been processed, and by whom it is handled.
+
+    :ivar last: everything up to this position is done; 0 before the first message.
+    :ivar owner: name of the owning worker node, "" while free.
+    :ivar seek: how often operators moved `last`.
+    :ivar position: the broker's own position, for brokers whose positions are no times.
+    :ivar deleted: marked as deleted: nobody claims it.
+    :ivar fault: why the node's `last` cannot be read; such a queue is not processed.
+    :ivar extra: keys of others, kept as they are.
+    """
+
+    last: int = 0
+    owner: str = ""
+    seek: int = 0
+    position: str | None = None
+    deleted: bool = False
+    fault: str | None = None
+    extra: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def parse(cls, data: bytes) -> QueueNode:
+        """Read a node; never raises: what cannot be read is said in `fault`.
+
+        An empty value is a queue of which nothing was processed. `last` may end in an L, as
+        old writers left it, and have spaces around.
+        """
+        if not data.strip():
+            return cls()
+        value = _load(data)
+        if value is None:
+            return cls(fault=f"the value is no JSON object: {data[:60]!r}")
+        last, fault = _parse_last(value.pop("last", ""))
+        owner = value.pop("owner", "")
+        seek = value.pop("seek", 0)
+        position = value.pop("position", None)
+        deleted = value.pop("deleted", False)
+        return cls(
+            last=last,
+            owner=owner if isinstance(owner, str) else "",
+            seek=seek if isinstance(seek, int) else 0,
+            position=position if isinstance(position, str) else None,
+            deleted=bool(deleted),
+            fault=fault,
+            extra=tuple(value.items()),
+        )
+
+    def encode(self) -> bytes:
+        value: dict[str, Any] = {"last": str(self.last) if self.last else ""}
+        if self.owner:
+            value["owner"] = self.owner
+        if self.seek:
+            value["seek"] = self.seek
+        if self.position is not None:
+            value["position"] = self.position
+        if self.deleted:
+            value["deleted"] = True
+        value.update(self.extra)
+        return encode(value)
+
+    def owned_by(self, worker: str) -> QueueNode:
+        return replace(self, owner=worker)
+
+    def moved_to(self, last: int, position: str | None = None) -> QueueNode:
+        return replace(self, last=last, position=position)
+
+
+def _parse_last(text: Any) -> tuple[int, str | None]:
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+        return text, None
+    if not isinstance(text, str):
+        return 0, f"last is no decimal string: {text!r}"
+    digits = text.strip().removesuffix("L").strip()
+    if not digits:
+        return 0, None if not text.strip() else f"last is no decimal string: {text!r}"
+    if not (digits.isascii() and digits.isdigit()):
+        return 0, f"last is no decimal string: {text!r}"
+    return int(digits), None

@@ -1,0 +1,135 @@
+"""Every error qdo raises on purpose: one tree, branched by who must act.
+
+The docstring of an error is its message: a template filled with the keyword
+arguments it is raised with. It states what is wrong and ends with the remedy.
+``exit_code`` is what the command line returns for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+
+class QdoError(Exception):
+    """qdo failed: {reason}"""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, **details: Any) -> None:
+        self.details = details
+        super().__init__(_one_line(type(self)).format(**details))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.details)
+
+
+def _rebuild(kind: type[QdoError], details: dict[str, Any]) -> QdoError:
+    return kind(**details)
+
+
+def _one_line(kind: type[QdoError]) -> str:
+    return " ".join(inspect.cleandoc(kind.__doc__ or "").split())
+
+
+# --- the caller must act: usage, settings, input ---------------------------------
+
+
+class UsageError(QdoError):
+    """{reason}"""
+
+    exit_code = 2
+
+
+class SettingsError(UsageError):
+    """setting {name}: {reason}"""
+
+
+class UnknownSettingError(SettingsError):
+    """unknown setting {name!r} in {origin}{hint}; `qdo config` lists every setting"""
+
+
+class JobImportError(UsageError):
+    """cannot import the job {target!r}: {reason}; write it as MODULE:FUNCTION and
+    start in the folder that holds the module, or install it"""
+
+
+class QueueNameError(UsageError):
+    """{name!r} cannot be a queue name: {reason}; use 1 to 200 characters without
+    '/' and control characters, and not '.' or '..'"""
+
+
+class BodyError(UsageError):
+    """{where} is not valid JSON: {reason}; {sent} messages before it were sent"""
+
+
+class MessageTooLargeError(UsageError):
+    """the body for queue {queue!r} has {size} bytes, the limit of this broker is
+    {limit}; store it elsewhere and send a reference"""
+
+
+class UnsupportedError(QdoError):
+    """{broker} cannot {what}: {remedy}"""
+
+    exit_code = 5
+
+
+# --- the operator must act: something is out of reach or broken -------------------
+
+
+class UnreachableError(QdoError):
+    """{what} is out of reach: {reason}"""
+
+    exit_code = 3
+
+
+class CoordinatorUnreachableError(UnreachableError):
+    """the coordinator {url} is out of reach: {reason}; check that it runs and that
+    the address is right"""
+
+
+class DatabaseError(UnreachableError):
+    """database {path}: {reason}"""
+
+
+class DatabaseCorruptError(DatabaseError):
+    """database {path} is damaged or no SQLite file ({reason}); qdo left it as it is:
+    restore a copy, or name another file"""
+
+
+class DatabaseForeignError(DatabaseError):
+    """database {path} belongs to another program or purpose ({reason}); qdo left it
+    as it is: name another file"""
+
+
+class DatabaseNewerError(DatabaseError):
+    """database {path} has format {found}, this qdo knows up to {known}; upgrade qdo
+    or name another file"""
+
+
+class DatabaseFullError(DatabaseError):
+    """database {path} cannot grow ({reason}); nothing of this call was stored: free
+    some disk space and send again"""
+
+    exit_code = 1
+
+
+# --- the protocol refused ---------------------------------------------------------
+
+
+class OversizeError(QdoError):
+    """{what} would take {size} bytes and ZooKeeper is sent at most {limit}: run more
+    workers, or spread the queues over more apps"""
+
+    exit_code = 5
+
+
+class StaleClaimError(QdoError):
+    """queue {queue!r} is no longer owned under fence {fence}; its next owner goes on
+    after the recorded `last`"""
+
+
+class NotFoundError(QdoError):
+    """{what} {name!r} does not exist"""
+
+    exit_code = 6

@@ -1,0 +1,114 @@
+"""Messages as a job sees them, and the UUIDv1 clock behind `last`.
+
+A position is a UUID version 1 timestamp (RFC 4122, section 4.1.4): the number of
+100 ns intervals since 1582-10-15, a Python int, printed as a decimal string.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+GREGORIAN_OFFSET = 0x01B21DD213814000
+"""100 ns intervals between 1582-10-15 and the Unix epoch."""
+
+_NO_HEADERS: Mapping[str, str] = {}
+
+
+def position_now() -> int:
+    """Return the present as a position (100 ns intervals since 1582-10-15)."""
+    return time.time_ns() // 100 + GREGORIAN_OFFSET
+
+
+def position_of_time(seconds: float) -> int:
+    """Return the position of a Unix time in seconds."""
+    return round(seconds * 10_000_000) + GREGORIAN_OFFSET
+
+
+def time_of_position(position: int) -> float:
+    """Return the Unix time in seconds of a position."""
+    return (position - GREGORIAN_OFFSET) / 10_000_000
+
+
+def format_position(position: int) -> str:
+    """Return a position as an ISO 8601 time in UTC with microseconds."""
+    moment = datetime.datetime.fromtimestamp(0, datetime.timezone.utc) + datetime.timedelta(
+        microseconds=(position - GREGORIAN_OFFSET) // 10
+    )
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def message_id(position: int, node: int) -> str:
+    """Return the UUIDv1 of a position, with a 48-bit `node` and clock sequence 0."""
+    return str(
+        uuid.UUID(
+            fields=(
+                position & 0xFFFFFFFF,
+                (position >> 32) & 0xFFFF,
+                ((position >> 48) & 0x0FFF) | 0x1000,
+                0x80,
+                0,
+                node,
+            )
+        )
+    )
+
+
+class Message:
+    """One item of a queue, as delivered to a job.
+
+    :ivar queue: name of its queue.
+    :ivar body: the decoded JSON value.
+    :ivar key: key given by the sender, or None.
+    :ivar headers: mapping of str to str, given by the sender.
+    :ivar position: UUIDv1 time of the message; grows within a queue.
+    :ivar attempt: 1 for the first run of the job for this message.
+    :ivar fence: number of the claim this attempt runs under; grows with every claim of
+        the queue, so a sink that refuses smaller fences refuses late writes.
+    :ivar deadline: time on the worker's clock (CLOCK_BOOTTIME, seconds) by which the job
+        must be done, or None.
+    """
+
+    __slots__ = ("_id", "attempt", "body", "deadline", "fence", "headers", "key", "position", "queue")
+
+    def __init__(
+        self,
+        queue: str,
+        position: int,
+        body: Any,
+        key: str | None = None,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        fence: int = 0,
+        attempt: int = 1,
+        id: str | int = 0,
+        deadline: float | None = None,
+    ) -> None:
+        self.queue = queue
+        self.position = position
+        self.body = body
+        self.key = key
+        self.headers = headers
+        self.fence = fence
+        self.attempt = attempt
+        self._id = id
+        self.deadline = deadline
+
+    @property
+    def id(self) -> str:
+        """Unique id: the broker's own, or the UUIDv1 of the position.
+
+        Made on demand: building a UUID takes longer than the whole rest of a message.
+        """
+        known = self._id
+        return known if isinstance(known, str) else message_id(self.position, known)
+
+    @property
+    def time(self) -> float:
+        """Unix time in seconds at which the message was sent."""
+        return time_of_position(self.position)
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} of {self.queue!r}, attempt {self.attempt}>"
