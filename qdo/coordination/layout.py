@@ -148,20 +148,31 @@ def _names(value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNode:
-    """What a worker handles now, and which of its queues an operator moved."""
+    """What a worker handles now.
+
+    :ivar reread: queues that an operator moved and whose node the worker must read again.
+    :ivar draining: the worker gives its queues back and takes no new ones.
+    """
 
     queues: tuple[str, ...] = ()
     reread: tuple[str, ...] = ()
+    draining: bool = False
 
     @classmethod
     def parse(cls, data: bytes) -> WorkerNode:
         value = _load(data) or {}
-        return cls(_names(value.get("queues")), _names(value.get("reread")))
+        return cls(
+            _names(value.get("queues")),
+            _names(value.get("reread")),
+            bool(value.get("draining", False)),
+        )
 
     def encode(self) -> bytes:
         value: dict[str, Any] = {"queues": list(self.queues)}
         if self.reread:
             value["reread"] = list(self.reread)
+        if self.draining:
+            value["draining"] = True
         return encode(value)
 
 

@@ -112,10 +112,15 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as read."""
+    """A node as read.
+
+    :ivar mzxid: place in the coordinator's total order of the write that left this data.
+    :ivar ephemeral_owner: session that an ephemeral node lives with, 0 for others.
+    """
 
     data: bytes
     version: int
+    mzxid: int = 0
     ephemeral_owner: int = 0
 
 
