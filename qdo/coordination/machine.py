@@ -3,7 +3,10 @@
 A machine appends what it wants from the coordinator to its outbox, each request with the
 function that takes the answer. A driver (`member.py` on a real client, a simulation in the
 tests) performs requests in the order of the outbox within one session and calls that function
-with the answer, one at a time, never from inside the machine.
+with the answer, one at a time, never from inside the machine. Answers come in the order of the
+requests. When it has passed on every event at hand the driver calls `flush`, where machines
+send what they have collected, and then empties the outboxes. While the session is not
+connected requests are answered `Unanswered` at once.
 
 =============  ====================================================================
 request        answers
@@ -193,6 +196,9 @@ class Machine:
 
     def tick(self) -> None:
         """Do what is due by the clock."""
+
+    def flush(self) -> None:
+        """Send what the events so far have added up to."""
 
     def due(self) -> float:
         """Return the clock time of the next `tick` wanted, `inf` for none."""

@@ -1,0 +1,114 @@
+"""What a worker keeps for each queue that it owns or should own.
+
+States of a slot, and what moves it on:
+
+=========  ========================================================  ==================
+state      meaning                                                   next
+=========  ========================================================  ==================
+reading    granted; its queue node is being read                     free, waiting, unusable
+waiting    another worker, alive, still has it; its node is watched  reading
+unusable   no node, marked deleted or garbage; the node is watched   reading
+free       nobody has it, at the version read                        claiming
+claiming   the claim is under way                                    owned, reading
+owned      messages may be started                                   releasing, lost
+releasing  the message in hand is being finished                     finished
+finished   nothing runs any more                                     giving
+giving     the release is under way                                  (gone)
+=========  ========================================================  ==================
+
+In the words of the documentation reading to claiming are *assigned*, owned is *claimed*,
+releasing to giving are *releasing*; a slot that is gone was *released* or *lost*.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from qdo.coordination.layout import QueueNode
+from qdo.coordination.lease import Lease
+
+
+class State(Enum):
+    READING = "reading"
+    WAITING = "waiting"
+    UNUSABLE = "unusable"
+    FREE = "free"
+    CLAIMING = "claiming"
+    OWNED = "owned"
+    RELEASING = "releasing"
+    FINISHED = "finished"
+    GIVING = "giving"
+
+
+class Claim:
+    """One ownership of one queue by this process, as the worker engine sees it.
+
+    :ivar queue: name of the queue.
+    :ivar fence: number of the claim; grows with every claim of the queue, whoever makes it.
+    :ivar done: position up to which everything is done. Starts at the recorded `last`; the
+        engine sets it after each message.
+    :ivar open: messages may be started, while the lease runs.
+    :ivar lease: of the registration that made the claim, and of no other.
+    """
+
+    __slots__ = ("done", "fence", "lease", "open", "queue")
+
+    def __init__(self, queue: str, fence: int, done: int, lease: Lease) -> None:
+        self.queue = queue
+        self.fence = fence
+        self.done = done
+        self.open = True
+        self.lease = lease
+
+    def __repr__(self) -> str:
+        state = "open" if self.open else "closed"
+        return f"<Claim of {self.queue!r} under {self.fence}, {state}, done {self.done}>"
+
+
+class Slot:
+    """A queue that this worker owns or should own.
+
+    :ivar node: the queue node as last read or written, and `version` of exactly that.
+    :ivar busy: a transaction of this queue is under way or in doubt, or its node is being
+        read again; until that is answered nothing else is sent for it.
+    :ivar again: read the node again as soon as it is no longer busy.
+    :ivar as_found: release with the `last` found in the node, not with the remembered one.
+    :ivar owner: the worker that a waiting slot waits for.
+    """
+
+    __slots__ = ("again", "as_found", "busy", "claim", "node", "owner", "queue", "state", "version")
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.state = State.READING
+        self.node = QueueNode()
+        self.version = -1
+        self.claim: Claim | None = None
+        self.busy = False
+        self.again = False
+        self.as_found = False
+        self.owner = ""
+
+    def final(self) -> QueueNode:
+        """Return the node as a release leaves it."""
+        last = self.node.last
+        if self.claim is not None and not self.as_found:
+            last = max(last, self.claim.done)
+        return self.node.moved_to(last, self.node.position).owned_by("")
+
+
+class Listener(Protocol):
+    """What the worker engine is told. It must return at once and raise nothing."""
+
+    def claimed(self, claim: Claim) -> None:
+        """Start processing right after ``claim.done``."""
+
+    def releasing(self, claim: Claim) -> None:
+        """Finish the message in hand, start no other, then say `finished`."""
+
+    def lost(self, claim: Claim) -> None:
+        """Drop everything of this claim; whatever is said about it later is passed over."""
+
+    def moved(self, old: Claim, new: Claim) -> None:
+        """An operator moved `last`: go on with `new` once the message in hand has ended."""
