@@ -21,7 +21,9 @@ from typing import Any
 
 import ujson
 
-from qdo.errors import QueueNameError, SettingsError
+from qdo.errors import SettingsError
+from qdo.names import check_queue_name as check_queue_name
+from qdo.names import name_fault as name_fault
 
 DEFAULT_NAMESPACE = "/mozilla/services/qdo"
 MAX_VALUE_BYTES = 512 * 1024
@@ -91,37 +93,6 @@ class Layout:
 
     def assignment(self, worker: str) -> str:
         return f"{self.root}/assignments/{worker}"
-
-
-def name_fault(name: str) -> str | None:
-    """Return why `name` cannot be a znode name, None when it can.
-
-    The rules are ZooKeeper's (PathUtils.validatePath), and a limit of 200 characters so that
-    transactions of many queues stay small.
-    """
-    if not name:
-        return "it is empty"
-    if len(name) > 200:
-        return f"it has {len(name)} characters"
-    if name in (".", ".."):
-        return "it is a relative path"
-    if name == "zookeeper":
-        return "ZooKeeper reserves it"
-    for character in name:
-        code = ord(character)
-        if character == "/":
-            return "it holds a '/'"
-        if code <= 0x1F or 0x7F <= code <= 0x9F or 0xD800 <= code <= 0xF8FF or 0xFFF0 <= code <= 0xFFFF:
-            return f"it holds the character U+{code:04X}"
-    return None
-
-
-def check_queue_name(name: str) -> str:
-    """Return `name`; raise QueueNameError when no znode can have it."""
-    reason = name_fault(name)
-    if reason:
-        raise QueueNameError(name=name, reason=reason)
-    return name
 
 
 # --- values -----------------------------------------------------------------------
