@@ -1,0 +1,339 @@
+"""The invariants, checked on every transaction and every start of a message.
+
+The checks know the coordinator's total order and the ledger of messages, and nothing of the
+machines: they read the published format with a parser of their own.
+
+1. Each queue has at most one owner, and worker nodes agree with queue nodes, at every zxid.
+2. `last` never goes back but by an operator's seek.
+3. `last` passes only messages that were processed, or that an operator's seek passed over.
+4. Messages start in order, right after `last`; a release waits for the message in hand and
+   records all that was done, so that a graceful handover repeats nothing.
+5. No queue is taken from a worker that should keep it.
+6. Moves are the fewest possible (`World` counts them when nothing fails).
+7. A message starts only while its worker's session lives and owns the queue; queue nodes are
+   written through the session of the worker they name.
+8. Fences grow strictly per queue.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from typing import Any
+
+from qdo.coordination.layout import Layout
+from qdo.coordination.machine import Node
+from qdo.coordination.slots import Claim
+
+from .model import Coordinator, Transaction
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        self.invariant = invariant
+        super().__init__(f"invariant {invariant}: {text}")
+
+
+class Broker:
+    """Where messages live: positions in rising order, for each queue."""
+
+    def __init__(self) -> None:
+        self.messages: dict[str, list[int]] = {}
+
+    def send(self, queue: str, count: int) -> None:
+        """Add messages to a queue."""
+        messages = self.messages.setdefault(queue, [])
+        start = messages[-1] if messages else 0
+        messages.extend(range(start + 10, start + 10 * count + 1, 10))
+
+    def next(self, queue: str, position: int) -> int | None:
+        """Return the position of the first message after one."""
+        messages = self.messages.get(queue)
+        if not messages or messages[-1] <= position:
+            return None
+        return messages[bisect_right(messages, position)]
+
+    def end(self, queue: str) -> int:
+        """Return the position of the newest message, 0 without any."""
+        messages = self.messages.get(queue)
+        return messages[-1] if messages else 0
+
+
+class Tenure:
+    """One worker's ownership of one queue, from the claim's transaction to its end.
+
+    :ivar base: where the present run began: `last` at the claim, or where a seek went.
+    :ivar done: the last message that ended in the present run, `base` before the first.
+    :ivar cursor: the last message that was started in the present run.
+    :ivar in_hand: the message that is running.
+    :ivar seeks: where operators moved the queue since the present run began.
+    """
+
+    __slots__ = (
+        "base", "cursor", "done", "fence", "in_hand", "queue", "released", "seeks", "worker", "zxid",
+    )  # fmt: skip
+
+    def __init__(self, queue: str, worker: str, zxid: int, last: int) -> None:
+        self.queue = queue
+        self.worker = worker
+        self.zxid = zxid
+        self.base = self.done = self.cursor = last
+        self.in_hand: int | None = None
+        self.seeks: list[int] = []
+        self.fence = 0
+        self.released = False
+
+    def begin(self, position: int) -> None:
+        """Begin a new run where an operator moved the queue."""
+        self.base = self.done = self.cursor = position
+
+
+class _Queue:
+    __slots__ = ("fence", "tenures")
+
+    def __init__(self) -> None:
+        self.tenures: list[Tenure] = []
+        self.fence = 0
+
+
+class Checks:
+    """Watches one history; raises `Violation` at the first thing that must not be.
+
+    :ivar claims: how often queues were claimed.
+    :ivar ledger: how many messages were started.
+    """
+
+    def __init__(self, coordinator: Coordinator, layout: Layout, broker: Broker) -> None:
+        self.coordinator = coordinator
+        self.broker = broker
+        self.claims = 0
+        self.ledger = 0
+        self.operators: set[int] = {0}
+        self._workers = layout.workers + "/"
+        self._queues = layout.queues + "/"
+        self._assignments = layout.assignments + "/"
+        self._parsed: dict[bytes, dict[str, Any]] = {}
+        self._state: dict[str, _Queue] = {}
+        self._tenure_of: dict[Claim, Tenure] = {}
+        self._granted_since: dict[str, list[tuple[int, frozenset[str]]]] = {}
+        coordinator.observers.append(self.observe)
+
+    # --- the total order ------------------------------------------------------------
+
+    def observe(self, entry: Transaction) -> None:
+        """Check what one transaction changed."""
+        touched: dict[str, tuple[Node | None, Node | None] | None] = {}
+        for path, before, after in entry.changes:
+            if path.startswith(self._queues):
+                touched[path[len(self._queues) :]] = (before, after)
+            elif path.startswith(self._workers):
+                for queue in self._listed(before) ^ self._listed(after):
+                    touched.setdefault(queue, None)
+            elif path.startswith(self._assignments) and after is not None:
+                worker = path[len(self._assignments) :]
+                grants = self._granted_since.setdefault(worker, [])
+                grants.append((entry.zxid, self._listed(after)))
+        for queue, change in touched.items():
+            if change is not None:
+                self._queue_written(entry, queue, *change)
+            self._check_agreement(entry.zxid, queue)
+
+    def _value(self, node: Node | None) -> dict[str, Any]:
+        if node is None or not node.data:
+            return {}
+        value = self._parsed.get(node.data)
+        if value is None:
+            value = self._parsed[node.data] = json.loads(node.data)
+        return value
+
+    def _listed(self, node: Node | None) -> frozenset[str]:
+        return frozenset(self._value(node).get("queues", ()))
+
+    def _worker_node(self, worker: str) -> Node | None:
+        return self.coordinator.node(self._workers + worker) if worker else None
+
+    def _check_agreement(self, zxid: int, queue: str) -> None:
+        value = self._value(self.coordinator.node(self._queues + queue))
+        owner = value.get("owner", "")
+        listing = [
+            name
+            for name in self.coordinator.names(self._workers[:-1]) or ()
+            if queue in self._listed(self._worker_node(name))
+        ]
+        if len(listing) > 1:
+            raise Violation("1", f"at zxid {zxid} {queue} is listed by {listing}")
+        alive = self._worker_node(owner) is not None
+        if (listing[0] if listing else "") != (owner if alive else ""):
+            raise Violation(
+                "1", f"at zxid {zxid} {queue} names {owner!r}, alive {alive}, listed by {listing}"
+            )
+
+    def _queue_written(
+        self, entry: Transaction, queue: str, before: Node | None, after: Node | None
+    ) -> None:
+        old, new = self._value(before), self._value(after)
+        state = self._state.setdefault(queue, _Queue())
+        tenure = state.tenures[-1] if state.tenures else None
+        last, now = int(old.get("last") or 0), int(new.get("last") or 0)
+        if entry.session in self.operators:
+            if old.get("seek", 0) != new.get("seek", 0) and tenure is not None:
+                tenure.seeks.append(now)
+            if new.get("owner", "") not in ("", old.get("owner", "")):
+                raise Violation("1", f"an operator made {new['owner']} the owner of {queue}")
+            return
+        owner, next_owner = old.get("owner", ""), new.get("owner", "")
+        if now < last:
+            raise Violation("2", f"{queue} went back from {last} to {now} at zxid {entry.zxid}")
+        if old.get("seek", 0) != new.get("seek", 0):
+            raise Violation("2", f"{queue}: a worker changed `seek` at zxid {entry.zxid}")
+        if next_owner != owner and next_owner:
+            self._check_writer(entry, queue, next_owner)
+            if now != last:
+                raise Violation("4", f"the claim of {queue} moved `last` from {last} to {now}")
+            self.claims += 1
+            state.tenures.append(Tenure(queue, next_owner, entry.zxid, now))
+            return
+        self._check_writer(entry, queue, owner)
+        if tenure is None or tenure.worker != owner:
+            raise Violation("1", f"{queue} is written for {owner!r}, which never claimed it")
+        if now > last and not (tenure.base <= last and now <= tenure.done):
+            raise Violation(
+                "3",
+                f"{queue} went from {last} to {now} at zxid {entry.zxid}, but {owner} has only "
+                f"processed what is after {tenure.base} up to {tenure.done}",
+            )
+        if not next_owner:
+            self._released(tenure, now)
+
+    def _check_writer(self, entry: Transaction, queue: str, worker: str) -> None:
+        node = self._worker_node(worker)
+        if node is None or node.ephemeral_owner != entry.session:
+            raise Violation(
+                "7",
+                f"{queue} is written at zxid {entry.zxid} for {worker!r}, whose node "
+                + ("is gone" if node is None else "belongs to another session"),
+            )
+
+    def _released(self, tenure: Tenure, last: int) -> None:
+        tenure.released = True
+        if tenure.in_hand is not None:
+            raise Violation(
+                "4", f"{tenure.queue} is released while {tenure.in_hand} is being processed"
+            )
+        if last < tenure.done and not tenure.seeks:
+            raise Violation(
+                "4", f"{tenure.queue} is released at {last}, done is up to {tenure.done}"
+            )
+
+    # --- the ledger -----------------------------------------------------------------
+
+    def claimed(self, worker: str, claim: Claim) -> None:
+        """A worker was told that it owns a queue."""
+        state = self._state.get(claim.queue)
+        tenure = next((t for t in reversed(state.tenures) if t.worker == worker), None) if state else None
+        if state is None or tenure is None:
+            raise Violation("1", f"{worker} believes to own {claim.queue} but never claimed it")
+        if tenure.fence:
+            raise Violation("8", f"{worker} got two claims of one tenure of {claim.queue}")
+        if claim.fence < tenure.zxid:
+            raise Violation("8", f"{claim!r} has a fence below its transaction {tenure.zxid}")
+        later = next((t for t in state.tenures if t.zxid > tenure.zxid), None)
+        if later is not None and claim.fence >= later.zxid:
+            raise Violation("8", f"{claim!r} has a fence as high as the next claim's")
+        tenure.fence = claim.fence
+        if claim.done != tenure.base:
+            if claim.done not in tenure.seeks:
+                raise Violation(
+                    "4", f"{worker} begins {claim.queue} at {claim.done}, `last` is {tenure.base}"
+                )
+            self._go(tenure, claim.done)
+        self._tenure_of[claim] = tenure
+
+    def moved(self, old: Claim, new: Claim) -> None:
+        """A worker was told to go on elsewhere in a queue."""
+        tenure = self._tenure_of[old]
+        if new.done not in tenure.seeks:
+            raise Violation("4", f"{new!r} goes on at {new.done}, where no operator sent it")
+        if new.fence != old.fence:
+            raise Violation("8", f"{new!r} has another fence than {old!r}")
+        self._tenure_of[new] = tenure
+
+    def resumed(self, claim: Claim) -> None:
+        """The engine goes on with a claim that came with a seek: a new run begins."""
+        self._go(self._tenure_of[claim], claim.done)
+
+    @staticmethod
+    def _go(tenure: Tenure, position: int) -> None:
+        del tenure.seeks[: len(tenure.seeks) - tenure.seeks[::-1].index(position)]
+        tenure.begin(position)
+
+    def started(self, claim: Claim, position: int) -> None:
+        """A worker starts a message."""
+        self.ledger += 1
+        tenure = self._tenure_of[claim]
+        queue, worker = tenure.queue, tenure.worker
+        if self._worker_node(worker) is None:
+            raise Violation("7", f"{worker} starts {position} of {queue}, its session is gone")
+        current = self._state[queue].tenures[-1]
+        if current is not tenure or tenure.released:
+            raise Violation(
+                "4" if tenure.released else "1",
+                f"{worker} starts {position} of {queue}, which is {current.worker}'s"
+                + (", after releasing it" if tenure.released else ""),
+            )
+        if tenure.in_hand is not None:
+            raise Violation("4", f"{worker} runs two messages of {queue} at once")
+        expected = self.broker.next(queue, tenure.cursor)
+        if position != expected:
+            raise Violation(
+                "4", f"{worker} starts {position} of {queue}, next after {tenure.cursor} is {expected}"
+            )
+        state = self._state[queue]
+        if claim.fence < state.fence:
+            raise Violation("8", f"{queue} is processed under {claim.fence} after {state.fence}")
+        state.fence = claim.fence
+        tenure.cursor = tenure.in_hand = position
+
+    def ended(self, claim: Claim, position: int) -> None:
+        """A worker ends a message."""
+        tenure = self._tenure_of[claim]
+        tenure.in_hand = None
+        tenure.done = position
+
+    def dropped(self, claim: Claim) -> None:
+        """A message ended whose claim was lost: it counts for nothing."""
+        self._tenure_of[claim].in_hand = None
+
+    def check_release_wanted(self, worker: str, claim: Claim) -> None:
+        """A worker gives up a queue by itself: some assignment since the claim must say so."""
+        tenure = self._tenure_of[claim]
+        grants = self._granted_since.get(worker, [])
+        since = [g for i, (z, g) in enumerate(grants)
+                 if z >= tenure.zxid or i + 1 == len(grants) or grants[i + 1][0] >= tenure.zxid]  # fmt: skip
+        deleted = self._value(self.coordinator.node(self._queues + claim.queue)).get("deleted")
+        if since and all(claim.queue in grant for grant in since) and not deleted:
+            raise Violation("5", f"{worker} gives up {claim.queue}, which it should keep")
+
+    # --- the end --------------------------------------------------------------------
+
+    def check_healed(self) -> None:
+        """When all faults are over everything is owned, balanced and processed."""
+        workers = self.coordinator.names(self._workers[:-1]) or ()
+        loads = dict.fromkeys(workers, 0)
+        for queue in self.coordinator.names(self._queues[:-1]) or ():
+            value = self._value(self.coordinator.node(self._queues + queue))
+            owner = value.get("owner", "")
+            if value.get("deleted"):
+                if owner in loads:
+                    raise Violation("liveness", f"{queue} is deleted and still {owner}'s")
+                continue
+            if owner not in loads:
+                raise Violation("liveness", f"{queue} is nobody's (names {owner!r})")
+            loads[owner] += 1
+            last, end = int(value.get("last") or 0), self.broker.end(queue)
+            if last < end:
+                raise Violation("3", f"{queue} of {owner} is stuck at {last} of {end}")
+        if loads and max(loads.values()) - min(loads.values()) > 1:
+            raise Violation("6", f"the load is out of balance: {loads}")
