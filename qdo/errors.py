@@ -54,6 +54,11 @@ class JobImportError(UsageError):
     start in the folder that holds the module, or install it"""
 
 
+class JobModuleError(JobImportError):
+    """the module of {target!r} failed while it was imported: {reason}; mend the module,
+    or install what it needs"""
+
+
 class QueueNameError(UsageError):
     """{name!r} cannot be a queue name: {reason}; use 1 to 200 characters without
     '/' and control characters, and not '.' or '..'"""
@@ -61,6 +66,10 @@ class QueueNameError(UsageError):
 
 class BodyError(UsageError):
     """{where} is not valid JSON: {reason}; {sent} messages before it were sent"""
+
+
+class LineError(UsageError):
+    """{where}: {reason}; {sent} messages before it were sent"""
 
 
 class MessageTooLargeError(UsageError):

@@ -1,0 +1,58 @@
+"""qdo shares many ordered queues out to a fleet of workers, each queue to one at a time.
+
+Public names are loaded when they are first used, so that a program that only sends does not
+pay for the worker.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qdo.app import App as App
+    from qdo.errors import QdoError as QdoError
+    from qdo.message import Message as Message
+    from qdo.outcomes import DeadLetter as DeadLetter
+    from qdo.outcomes import Retry as Retry
+    from qdo.outcomes import Skip as Skip
+    from qdo.settings import Settings as Settings
+    from qdo.worker.worker import Worker as Worker
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "App": "qdo.app",
+    "DeadLetter": "qdo.outcomes",
+    "Message": "qdo.message",
+    "QdoError": "qdo.errors",
+    "Retry": "qdo.outcomes",
+    "Settings": "qdo.settings",
+    "Skip": "qdo.outcomes",
+    "Worker": "qdo.worker.worker",
+}
+
+__all__ = [
+    "App",
+    "DeadLetter",
+    "Message",
+    "QdoError",
+    "Retry",
+    "Settings",
+    "Skip",
+    "Worker",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'qdo' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,375 @@
+"""An app: its jobs, its hooks, its settings, and sending messages."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import functools
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import ujson
+
+from qdo.brokers.base import Outgoing
+from qdo.errors import SettingsError, UsageError
+from qdo.message import Message
+from qdo.names import check_queue_name
+from qdo.settings import Settings, check_names, load
+
+if TYPE_CHECKING:
+    from qdo.brokers.base import Broker
+
+JobFunction = Callable[[Message, Any], Any]
+ContextFactory = Callable[[], AbstractContextManager[Any]]
+FailureHook = Callable[[Message, Any, BaseException], Any]
+Checkpoint = Literal["interval", "message"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A callback for messages.
+
+    :ivar function: called as ``function(message, context)``; what it returns is ignored.
+    :ivar queues: glob of the queues it is for.
+    :ivar checkpoint: "interval" records progress every `checkpoint_seconds`; "message" also
+        after every message, before the next one of the queue starts.
+    """
+
+    function: JobFunction
+    queues: str = "*"
+    checkpoint: Checkpoint = "interval"
+
+    @property
+    def name(self) -> str:
+        """The function as MODULE:FUNCTION, for logs."""
+        return _described(self.function)
+
+
+class App:
+    """A named application: its jobs and how to reach its messages.
+
+    :param name: name of its znode.
+    :param job_context: makes the context manager whose value jobs get as their second
+        argument; entered once per worker. A generator function with one ``yield`` will do.
+    :param job_failure: called as ``job_failure(message, context, error)`` after every failed
+        attempt.
+    :param settings: settings by name, such as ``broker="sqlite:/var/lib/qdo/messages.db"``;
+        the TOML file, the environment and flags win over them.
+    :raises UnknownSettingError: with the nearest known name.
+    :raises SettingsError: a name or value will not do.
+
+    An app may be used from any number of threads and greenlets. After a fork the child opens
+    the broker anew.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        job_context: Callable[[], Any] | None = None,
+        job_failure: FailureHook | None = None,
+        **settings: Any,
+    ) -> None:
+        check_names(settings, f"App({name!r})")
+        self.name = name
+        self.given: Mapping[str, Any] = {**settings, "app": name}
+        """Settings given in code."""
+        if not name:
+            raise SettingsError(name="app", reason="it is empty")
+        Settings(**self.given)
+        self._jobs: list[Job] = []
+        self._job_context: ContextFactory = _empty_context
+        self._job_failure: FailureHook = _ignore_failure
+        self._settings: Settings | None = None
+        self._lock = threading.Lock()
+        self._broker: Broker | None = None
+        self._broker_pid = 0
+        self._inherited: list[Broker] = []
+        if job_context is not None:
+            self.context(job_context)
+        if job_failure is not None:
+            self.failure(job_failure)
+
+    # --- jobs and hooks ---
+
+    def job(
+        self, queues: str = "*", checkpoint: Checkpoint = "interval"
+    ) -> Callable[[_Function], _Function]:
+        """Register the decorated function as the job for queues that match a glob.
+
+        Where several globs match, the one with the most literal characters wins, so a job for
+        ``mail-*`` takes precedence over a job for ``*``.
+
+        :raises UsageError: it cannot be called with (message, context), is asynchronous or a
+            generator, or the glob has its job already.
+        """
+        if callable(queues):
+            raise UsageError(reason="write @app.job() with parentheses")
+        if checkpoint not in ("interval", "message"):
+            raise UsageError(
+                reason=f"checkpoint={checkpoint!r} is neither 'interval' nor 'message'"
+            )
+
+        def register(function: _Function) -> _Function:
+            check_job(function)
+            if any(job.queues == queues for job in self._jobs):
+                raise UsageError(reason=f"app {self.name!r} has a job for {queues!r} already")
+            self._jobs.append(Job(function, queues, checkpoint))
+            self._jobs.sort(key=_literal_characters, reverse=True)
+            return function
+
+        return register
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """Every registered job, the most particular glob first."""
+        return tuple(self._jobs)
+
+    def job_for(self, queue: str) -> Job | None:
+        """Return the job for a queue, None when there is none."""
+        for job in self._jobs:
+            if fnmatch.fnmatchcase(queue, job.queues):
+                return job
+        return None
+
+    def context(self, factory: _Function) -> _Function:
+        """Register the decorated function as the app's `job_context`.
+
+        :raises UsageError: it cannot be called without arguments.
+        """
+        _check_call(factory, (), "job_context")
+        manager = factory
+        if inspect.isgeneratorfunction(factory):
+            manager = contextlib.contextmanager(factory)  # type: ignore[assignment]
+        self._job_context = manager
+        return factory
+
+    def failure(self, hook: _Function) -> _Function:
+        """Register the decorated function as the app's `job_failure`.
+
+        :raises UsageError: it cannot be called with (message, context, error).
+        """
+        _check_call(hook, ("message", "context", "error"), "job_failure")
+        self._job_failure = hook
+        return hook
+
+    @property
+    def job_context(self) -> ContextFactory:
+        """What makes the context manager of a worker; by default it yields an empty dict."""
+        return self._job_context
+
+    @property
+    def job_failure(self) -> FailureHook:
+        """What to call after a failed attempt; by default it does nothing."""
+        return self._job_failure
+
+    # --- settings ---
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force: those in code < TOML file < environment, or as `use` said.
+
+        File and environment are read at first use.
+        """
+        if self._settings is None:
+            self._settings = self.use(load(defaults=self.given, defaults_origin=self.origin))
+        return self._settings
+
+    @property
+    def origin(self) -> str:
+        """Where settings given in code are said to come from."""
+        return f"App({self.name!r})"
+
+    def use(self, settings: Settings) -> Settings:
+        """Take settings that were loaded elsewhere, with those in code below them.
+
+        :return: the settings in force.
+        :raises UsageError: they are for another app.
+        """
+        if settings.app not in ("", self.name):
+            raise UsageError(
+                reason=f"this is app {self.name!r}, but {settings.origin('app')} says "
+                f"{settings.app!r}"
+            )
+        merged = settings.underlaid(self.given, self.origin)
+        self._settings = merged if merged.app else merged.merged({"app": self.name}, self.origin)
+        return self._settings
+
+    # --- sending ---
+
+    def send(
+        self,
+        queue: str,
+        body: Any,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
+        """Store one message and return its id; it is durable when this returns.
+
+        :param body: what JSON can hold: dict, list, str, int, float, bool, None.
+        :raises QueueNameError: no znode can have this name.
+        :raises UsageError: JSON cannot hold the body.
+        :raises MessageTooLargeError: the broker takes no body of this size.
+        :raises UnreachableError: the broker cannot be reached.
+        """
+        message = outgoing(queue, body, key, headers)
+        return self.broker.send(message)
+
+    def send_many(self, messages: Iterable[tuple[Any, ...]]) -> list[str]:
+        """Store many messages in one go, all or none, and return their ids.
+
+        :param messages: tuples ``(queue, body)``, ``(queue, body, key)`` or
+            ``(queue, body, key, headers)``; order within a queue is kept.
+        :raises: as `send`.
+        """
+        checked = [outgoing(*message) for message in messages]
+        return self.broker.send_many(checked)
+
+    @property
+    def broker(self) -> Broker:
+        """The app's broker, opened at first use."""
+        broker = self._broker
+        if broker is not None and self._broker_pid == os.getpid():
+            return broker
+        return self._open_broker()
+
+    def _open_broker(self) -> Broker:
+        from qdo.brokers import open_broker
+
+        with self._lock:
+            if self._broker is not None and self._broker_pid != os.getpid():
+                # A parent's files and connections must not be closed by its child.
+                self._inherited.append(self._broker)
+                self._broker = None
+            if self._broker is None:
+                self._broker = open_broker(self.settings.broker, self.name)
+                self._broker_pid = os.getpid()
+            return self._broker
+
+    def close(self) -> None:
+        """Let go of the broker; sending again opens it again."""
+        with self._lock:
+            broker, self._broker = self._broker, None
+            if broker is not None and self._broker_pid == os.getpid():
+                broker.close()
+
+    def __enter__(self) -> App:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<App {self.name!r} with {len(self._jobs)} jobs>"
+
+
+@contextlib.contextmanager
+def _empty_context() -> Iterator[dict[str, Any]]:
+    yield {}
+
+
+def _ignore_failure(message: Message, context: Any, error: BaseException) -> None:
+    """Do nothing: the worker itself logs every failed attempt."""
+
+
+def _literal_characters(job: Job) -> int:
+    return sum(character not in "*?[]" for character in job.queues)
+
+
+# --- messages ---------------------------------------------------------------------
+
+
+def outgoing(
+    queue: str, body: Any, key: str | None = None, headers: Mapping[str, str] | None = None
+) -> Outgoing:
+    """Return a checked message in the form brokers take; see `App.send`."""
+    _check_queue(queue)
+    if key is not None and not isinstance(key, str):
+        raise UsageError(reason=f"the key of a message is text, not {key!r}")
+    return Outgoing(
+        queue, encode_body(queue, body), key, _encode_headers(headers) if headers else None
+    )
+
+
+_dumps = functools.partial(ujson.dumps, ensure_ascii=False, escape_forward_slashes=False)
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_queue(queue: str) -> str:
+    return check_queue_name(queue)
+
+
+def encode_body(queue: str, body: Any) -> bytes:
+    """Return the JSON of a body.
+
+    :raises UsageError: JSON cannot hold it.
+    """
+    try:
+        return _dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(
+            reason=f"the body for queue {queue!r} cannot be JSON: {error}; "
+            "send dicts, lists, text, finite numbers, true, false and None"
+        ) from error
+
+
+def _encode_headers(headers: Mapping[str, str]) -> str:
+    plain = dict(headers)
+    if not all(isinstance(item, str) for pair in plain.items() for item in pair):
+        raise UsageError(reason=f"headers map text to text, not {plain!r}")
+    return _dumps(plain)
+
+
+# --- callbacks --------------------------------------------------------------------
+
+
+def check_job(function: Any) -> None:
+    """Raise UsageError unless `function` can be called as a job."""
+    _check_call(function, ("message", "context"), "job")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            reason=f"job {_described(function)} is asynchronous and would never run: "
+            "write it with 'def'; waiting inside a job already lets other jobs run"
+        )
+    if inspect.isgeneratorfunction(function):
+        raise UsageError(
+            reason=f"job {_described(function)} is a generator and would never run: "
+            "write it without 'yield'"
+        )
+
+
+def _check_call(function: Any, arguments: tuple[str, ...], role: str) -> None:
+    wanted = f"({', '.join(arguments)})"
+    if not callable(function):
+        raise UsageError(reason=f"{role} {function!r} is no function")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some callables written in C tell nothing about themselves
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        name = getattr(function, "__name__", "function")
+        raise UsageError(
+            reason=f"{role} {_described(function)}{signature} cannot be called with {wanted}: "
+            f"write def {name}{wanted}"
+        ) from error
+
+
+def _described(function: Any) -> str:
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    return f"{module}:{name}" if module and name else repr(function)

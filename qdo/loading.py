@@ -1,0 +1,159 @@
+"""Finding apps and jobs by the names given on the command line or in settings."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from types import ModuleType
+from typing import Any
+
+from qdo.app import App, check_job
+from qdo.errors import JobImportError, JobModuleError, UsageError
+from qdo.settings import Settings
+
+USAGE = "name an app with its jobs as MODULE:APP, or give --app NAME and --job MODULE:FUNCTION"
+
+
+def prepare(settings: Settings, target: str | None = None) -> tuple[App, Settings]:
+    """Return the app to work for and the settings in force.
+
+    :param settings: as loaded from file, environment and flags.
+    :param target: MODULE:APP, or None to make an app around the settings `app` and `job`.
+    :raises JobImportError: something named cannot be imported.
+    :raises UsageError: too little or contradicting things are named.
+    """
+    check_target(settings, target)
+    app = load_app(target) if target else _app_around_job(settings)
+    if settings.job_context:
+        app.context(load_callable(settings.job_context))
+    if settings.job_failure:
+        app.failure(load_callable(settings.job_failure))
+    if not app.jobs:
+        raise UsageError(
+            reason=f"app {app.name!r} has no job: decorate a function with @app.job(), "
+            "in a module that is imported along with the app"
+        )
+    return app, app.use(settings)
+
+
+def check_target(settings: Settings, target: str | None) -> None:
+    """Raise UsageError unless target and settings name something to work for.
+
+    Imports nothing, so that the parent of worker processes can call it.
+    """
+    if target:
+        _split(target)
+        if settings.job:
+            raise UsageError(
+                reason=f"both {target} and the job {settings.job} "
+                f"(from {settings.origin('job')}) are named; {USAGE}"
+            )
+    elif not settings.app or not settings.job:
+        raise UsageError(reason=USAGE)
+
+
+def load_app(target: str) -> App:
+    """Import the app MODULE:APP.
+
+    :raises JobImportError: module or attribute do not exist, or it is no app.
+    :raises JobModuleError: the module exists and raised an error.
+    """
+    app = _load(target)
+    if isinstance(app, App):
+        return app
+    advice = f"give it as --job {target}" if callable(app) else "make one with qdo.App(NAME)"
+    raise JobImportError(target=target, reason=f"it is no qdo.App but {_kind(app)}: {advice}")
+
+
+def load_job(target: str) -> Any:
+    """Import the job MODULE:FUNCTION.
+
+    :raises JobImportError: module or attribute do not exist, or it is no function.
+    :raises JobModuleError: the module exists and raised an error.
+    :raises UsageError: it cannot be called with (message, context).
+    """
+    job = load_callable(target)
+    check_job(job)
+    return job
+
+
+def load_callable(target: str) -> Any:
+    """Import MODULE:NAME and make sure that it can be called.
+
+    :raises JobImportError: as `load_job`.
+    """
+    found = _load(target)
+    if isinstance(found, App):
+        raise JobImportError(
+            target=target, reason=f"it is an app: give it without --job, qdo-worker {target}"
+        )
+    if not callable(found):
+        raise JobImportError(target=target, reason=f"it is no function but {_kind(found)}")
+    return found
+
+
+def _app_around_job(settings: Settings) -> App:
+    app = App(settings.app)
+    app.job(settings.queues)(load_job(settings.job))
+    return app
+
+
+def _split(target: str) -> tuple[str, str]:
+    module, colon, attribute = target.partition(":")
+    if not colon:
+        raise JobImportError(target=target, reason="it has no ':'")
+    if not module or not attribute:
+        raise JobImportError(target=target, reason="a part is missing")
+    return module, attribute
+
+
+def _load(target: str) -> Any:
+    module_name, path = _split(target)
+    found: Any = _import(target, module_name)
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError as error:
+            raise JobImportError(
+                target=target, reason=f"{_kind(found)} has no {name!r}{_near(name, found)}"
+            ) from error
+    return found
+
+
+def _import(target: str, module_name: str) -> ModuleType:
+    # A console script does not look for modules in the current folder by itself.
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise JobImportError(
+                target=target, reason=f"there is no module {error.name!r}"
+            ) from error
+        raise _broken(target, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(target, error) from error
+
+
+def _broken(target: str, error: BaseException) -> JobModuleError:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    place = f" ({os.path.relpath(own[-1].filename)} line {own[-1].lineno})" if own else ""
+    reason = f"{type(error).__name__}: {error}{place}"
+    return JobModuleError(target=target, reason=" ".join(reason.split()))
+
+
+def _near(name: str, owner: Any) -> str:
+    near = difflib.get_close_matches(name, dir(owner), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, ModuleType):
+        return f"module {value.__name__!r}"
+    return f"{value!r:.60} of type {type(value).__name__}"

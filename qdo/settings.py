@@ -1,0 +1,465 @@
+"""All settings: one frozen object, from TOML file < QDO_* environment < flags.
+
+Each setting is declared once, below, with its type, default, unit, limits and explanation; the
+command line, `qdo config`, the sample file and the documentation are made from or tested
+against these declarations. Whatever is wrong is said once, at the start, with the place it came
+from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdo.errors import SettingsError, UnknownSettingError
+from qdo.names import name_fault
+
+CONFIG_VARIABLE = "QDO_CONFIG"
+"""Names the TOML file when no flag does."""
+ENVIRONMENT_PREFIX = "QDO_"
+SPECIAL_VARIABLES = frozenset(
+    {
+        CONFIG_VARIABLE,
+        "QDO_CHILD",  # how a parent hands its settings to a worker process
+        "QDO_CHURN_DB",  # where workers.churn keeps its totals
+        "QDO_REQUIRE_ZOOKEEPER",  # tests fail, not skip, where there is no ZooKeeper
+    }
+)
+"""Variables with our prefix that are no settings; so are all that begin with QDO_TEST_."""
+TEST_PREFIX = "QDO_TEST_"
+
+DEFAULT = "default"
+"""Origin of a value that nobody set."""
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+Check = Callable[[Any], "str | None"]
+"""Returns why a value will not do, None when it will."""
+
+
+def _between(low: float, high: float) -> Check:
+    def check(value: Any) -> str | None:
+        return None if low <= value <= high else f"{value!r} is not from {low:g} to {high:g}"
+
+    return check
+
+
+def _one_of(*choices: str) -> Check:
+    def check(value: Any) -> str | None:
+        return None if value in choices else f"{value!r} is none of {', '.join(choices)}"
+
+    return check
+
+
+def _filled(value: str) -> str | None:
+    return None if value else "it is empty"
+
+
+def _app_name(value: str) -> str | None:
+    fault = name_fault(value) if value else None
+    return f"{value!r} cannot be a znode name: {fault}" if fault else None
+
+
+def _reference(value: str) -> str | None:
+    if not value or re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", value):
+        return None
+    return f"{value!r} is not of the form MODULE:NAME"
+
+
+def _broker_url(value: str) -> str | None:
+    return _sqlite_fault(value) or _scheme_fault(value, ("sqlite:PATH",))
+
+
+def _coordinator_url(value: str) -> str | None:
+    if value.startswith("zookeeper://"):
+        hosts, _, chroot = value.removeprefix("zookeeper://").partition("/")
+        return _hosts_fault(hosts) or _chroot_fault(chroot)
+    known = ("sqlite:PATH", "zookeeper://HOST:PORT,.../CHROOT")
+    return _sqlite_fault(value) or _scheme_fault(value, known)
+
+
+def _scheme_fault(value: str, known: Iterable[str]) -> str | None:
+    schemes = {form.partition(":")[0] for form in known}
+    if value.partition(":")[0] in schemes and ":" in value:
+        return None
+    return f"{value!r} is no address that is known here: {' or '.join(known)}"
+
+
+def _sqlite_fault(value: str) -> str | None:
+    if not value.startswith("sqlite:"):
+        return None
+    path = value.removeprefix("sqlite:")
+    if not path or path.endswith("/"):
+        return f"{value!r} names no file: write sqlite:PATH"
+    if path.startswith("//") or path == ":memory:" or "\0" in path:
+        return f"{value!r} is no path of a file: write sqlite:some/path or sqlite:/some/path"
+    return None
+
+
+def _hosts_fault(hosts: str) -> str | None:
+    for host in hosts.split(","):
+        found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::(\d{1,5}))?", host)
+        if found is None or int(found.group(2) or 1) not in range(1, 65536):
+            return f"{host!r} is no HOST or HOST:PORT"
+    return None
+
+
+def _chroot_fault(chroot: str) -> str | None:
+    if chroot and not all(chroot.rstrip("/").split("/")):
+        return f"'/{chroot}' is no path for a chroot"
+    return None
+
+
+def _namespace(value: str) -> str | None:
+    if value.startswith("/") and all(value[1:].split("/")):
+        return None
+    return f"{value!r} is no absolute znode path such as /a/b"
+
+
+def _setting(default: Any, help: str, check: Check | None = None, unit: str = "") -> Any:
+    return field(default=default, metadata={"help": help, "check": check, "unit": unit})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every setting of qdo; making one checks it.
+
+    Durations are seconds as float. `origins` tells where each value that somebody set came from;
+    it takes no part in comparisons. ``Settings(**json.loads(json.dumps(asdict(settings))))`` is
+    the same settings again: so a parent hands them to its children.
+
+    :raises SettingsError: a value is of the wrong type or out of its limits.
+    """
+
+    app: str = _setting("", "name of the app: everything of it lives under one znode", _app_name)
+    job: str = _setting(
+        "", "the callback for each message, MODULE:FUNCTION; needs `app`", _reference
+    )
+    job_context: str = _setting(
+        "", "context manager that yields what jobs get as context, MODULE:FUNCTION", _reference
+    )
+    job_failure: str = _setting(
+        "", "function told of every failed attempt, MODULE:FUNCTION", _reference
+    )
+    queues: str = _setting(
+        "*", "which queues `job` is for: * any text, ? one character, [ab] either", _filled
+    )
+    broker: str = _setting(
+        "sqlite:qdo-data/messages.db", "where messages live: sqlite:PATH", _broker_url
+    )
+    coordinator: str = _setting(
+        "sqlite:qdo-data/coordination.db",
+        "where shared state lives: sqlite:PATH for one machine, or "
+        "zookeeper://HOST:PORT,HOST:PORT/CHROOT",
+        _coordinator_url,
+    )
+    namespace: str = _setting(
+        "/mozilla/services/qdo", "znode below which every app has its own", _namespace
+    )
+    processes: int = _setting(
+        1, "worker processes that qdo-worker runs", _between(1, 1024), "processes"
+    )
+    concurrency: int = _setting(
+        100, "jobs that run at once in one process", _between(1, 100_000), "jobs"
+    )
+    burst: bool = _setting(False, "end once every queue is empty, instead of waiting for messages")
+    session_timeout_seconds: float = _setting(
+        10.0,
+        "after this long without contact the coordinator gives a worker's queues to others; "
+        "ZooKeeper may negotiate another value",
+        _between(0.1, 3600),
+        "seconds",
+    )
+    connect_seconds: float = _setting(
+        10.0,
+        "how long to try to reach the coordinator at the start; later a worker tries for ever",
+        _between(0.1, 3600),
+        "seconds",
+    )
+    checkpoint_seconds: float = _setting(
+        0.2,
+        "how often progress is recorded: after kill -9 at most this much is repeated",
+        _between(0.001, 3600),
+        "seconds",
+    )
+    drain_seconds: float = _setting(
+        30.0,
+        "how long running jobs may take to end once a worker is told to stop",
+        _between(0, 86_400),
+        "seconds",
+    )
+    fetch: int = _setting(
+        1000, "messages of a queue read from the broker at once", _between(1, 100_000), "messages"
+    )
+    turn_seconds: float = _setting(
+        0.02,
+        "how long a queue may keep its place before others get their turn",
+        _between(0.0001, 60),
+        "seconds",
+    )
+    attempts: int = _setting(
+        10,
+        "how often a failing message is tried before it becomes a dead letter",
+        _between(1, 1_000_000),
+        "attempts",
+    )
+    backoff_seconds: float = _setting(
+        0.5,
+        "pause before the second attempt; it doubles with each further one",
+        _between(0, 86_400),
+        "seconds",
+    )
+    backoff_max_seconds: float = _setting(
+        60.0, "longest pause between attempts", _between(0, 86_400), "seconds"
+    )
+    retention_seconds: float = _setting(
+        604_800.0,
+        "how long the broker keeps messages that are done, for replay",
+        _between(0, 3_153_600_000),
+        "seconds",
+    )
+    log_level: str = _setting("info", "least level that is logged", _one_of(*LOG_LEVELS))
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for each in declarations():
+            value = _converted(each, getattr(self, each.name), self.origin(each.name))
+            object.__setattr__(self, each.name, value)
+        if self.backoff_max_seconds < self.backoff_seconds:
+            raise SettingsError(
+                name="backoff_max_seconds",
+                reason=f"{self.backoff_max_seconds:g} is less than backoff_seconds, "
+                f"{self.backoff_seconds:g}{_told(self.origin('backoff_max_seconds'))}",
+            )
+
+    def origin(self, name: str) -> str:
+        """Return where the value of a setting came from, such as "QDO_APP" or "default"."""
+        return self.origins.get(name, DEFAULT)
+
+    def values(self) -> dict[str, Any]:
+        """Return every setting by name, in the order of declaration."""
+        return {each.name: getattr(self, each.name) for each in declarations()}
+
+    def merged(self, values: Mapping[str, Any], origin: str) -> Settings:
+        """Return a copy in which `values`, set at `origin`, win over what is here.
+
+        :raises UnknownSettingError: a name is no setting.
+        """
+        check_names(values, origin)
+        origins = {**self.origins, **dict.fromkeys(values, origin)}
+        return Settings(**{**self.values(), **values}, origins=origins)
+
+    def underlaid(self, values: Mapping[str, Any], origin: str) -> Settings:
+        """Return a copy in which `values` hold wherever nobody set anything.
+
+        :raises UnknownSettingError: a name is no setting.
+        """
+        check_names(values, origin)
+        free = {name: value for name, value in values.items() if name not in self.origins}
+        return self.merged(free, origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What is known about one setting.
+
+    :ivar kind: "str", "int", "float" or "bool".
+    """
+
+    name: str
+    kind: str
+    default: Any
+    help: str
+    unit: str
+    check: Check | None
+
+    @property
+    def variable(self) -> str:
+        """Name of its environment variable."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        """Its option on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+_declared: dict[str, Declaration] = {}
+
+
+def declarations() -> Iterable[Declaration]:
+    """Return every setting, in the order of declaration."""
+    if not _declared:
+        for each in dataclasses.fields(Settings):
+            if each.metadata:
+                kind = str(each.type)
+                _declared[each.name] = Declaration(
+                    each.name, kind, each.default, **_described(each.metadata)
+                )
+    return _declared.values()
+
+
+def _described(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: metadata[key] for key in ("help", "unit", "check")}
+
+
+def check_names(names: Iterable[str], origin: str) -> None:
+    """Raise UnknownSettingError for the first name that is no setting."""
+    known = [each.name for each in declarations()]
+    for name in names:
+        if name not in known:
+            raise UnknownSettingError(name=name, origin=origin, hint=hint(name, known))
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" for the nearest known name, "" when none is near."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+# --- loading ----------------------------------------------------------------------
+
+
+def load(
+    *,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    config: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    defaults_origin: str = DEFAULT,
+) -> Settings:
+    """Return the settings of this process: TOML file < QDO_* environment < flags.
+
+    :param flags: values from the command line by setting name; None is "not given".
+    :param environ: `os.environ` when None.
+    :param config: path of a TOML file; else the variable QDO_CONFIG may name one.
+    :param defaults: what holds where none of the three says anything.
+    :raises UnknownSettingError: with the nearest known name.
+    :raises SettingsError: a value is wrong, or the file cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    path = config or environ.get(CONFIG_VARIABLE)
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    check_names(given, "flags")
+    for name, value, origin in (
+        *(_file_values(path) if path else ()),
+        *_environment_values(environ),
+        *((name, value, "--" + name.replace("_", "-")) for name, value in given.items()),
+    ):
+        values[name] = value
+        origins[name] = origin
+    return Settings(**values, origins=origins).underlaid(defaults or {}, defaults_origin)
+
+
+def _file_values(path: str) -> list[tuple[str, Any, str]]:
+    table = _read_toml(path)
+    check_names(table, path)
+    return [(name, value, path) for name, value in table.items()]
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(name="config", reason=f"{path}: {error.strerror}") from error
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
+        raise SettingsError(name="config", reason=f"{path} is no TOML file: {error}") from error
+
+
+def _environment_values(environ: Mapping[str, str]) -> list[tuple[str, Any, str]]:
+    known = {each.variable: each.name for each in declarations()}
+    found = []
+    for variable in sorted(environ):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or _is_special(variable):
+            continue
+        if variable not in known:
+            raise UnknownSettingError(
+                name=variable,
+                origin="the environment",
+                hint=_variable_hint(variable, [*known, *SPECIAL_VARIABLES]),
+            )
+        found.append((known[variable], environ[variable], variable))
+    return found
+
+
+def _is_special(variable: str) -> bool:
+    return variable in SPECIAL_VARIABLES or variable.startswith(TEST_PREFIX)
+
+
+def _variable_hint(variable: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(variable.upper(), list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+# --- one value --------------------------------------------------------------------
+
+
+def _converted(declaration: Declaration, value: Any, origin: str) -> Any:
+    """Return `value` in the setting's type; text is parsed, as the environment has only text."""
+    try:
+        result = _READERS[declaration.kind](value)
+    except (TypeError, ValueError):
+        result = None
+    if result is None:
+        raise SettingsError(
+            name=declaration.name,
+            reason=f"{value!r} is no {_KIND_NAMES[declaration.kind]}{_told(origin)}",
+        )
+    fault = declaration.check(result) if declaration.check else None
+    if fault:
+        unit = f" {declaration.unit}" if declaration.unit else ""
+        raise SettingsError(name=declaration.name, reason=f"{fault}{unit}{_told(origin)}")
+    return result
+
+
+def _told(origin: str) -> str:
+    return "" if origin == DEFAULT else f" (from {origin})"
+
+
+def _read_str(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _read_int(value: Any) -> int | None:
+    if isinstance(value, str):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _read_float(value: Any) -> float | None:
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return float(value)
+    return value if isinstance(value, float) else None
+
+
+def _read_bool(value: Any) -> bool | None:
+    if isinstance(value, str):
+        return {"true": True, "1": True, "false": False, "0": False}.get(value.lower())
+    return value if isinstance(value, bool) else None
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "str": _read_str,
+    "int": _read_int,
+    "float": _read_float,
+    "bool": _read_bool,
+}
+_KIND_NAMES = {
+    "str": "text",
+    "int": "whole number",
+    "float": "number of seconds",
+    "bool": "true or false",
+}

@@ -1,0 +1,86 @@
+"""Packaging of qdo; settings of tools are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def read(name: str) -> str:
+    """Return the text of a file of the project."""
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def version() -> str:
+    """Return the version without importing the package, which needs its dependencies."""
+    found = re.search(r'^__version__ = "([^"]+)"', read("qdo/__init__.py"), re.MULTILINE)
+    if found is None:
+        raise SystemExit("qdo/__init__.py names no __version__")
+    return found.group(1)
+
+
+# Ranges are what is tested. kazoo's internals are used by the embedded coordinator and are
+# no public interface, so its range is the narrowest.
+REQUIRES = [
+    "kazoo>=2.11,<2.12",
+    "gevent>=26.9,<27",
+    "ujson>=6.1,<7",
+    "click>=8.5,<9",
+    "rich>=15,<16",
+    "tomli>=2.2,<3; python_version < '3.11'",
+]
+AWS = ["boto3>=1.44,<2"]
+WEB = ["flask>=3.1,<4", "prometheus-client>=0.21,<1"]
+DOCS = ["sphinx>=8.1,<9.1"]
+TEST = [
+    "pytest>=9.2,<10",
+    "pytest-timeout>=2.4,<3",
+    "hypothesis>=6.170,<7",
+    "mypy>=2.4,<2.5",
+    "ruff>=0.17.5,<0.18",
+    "types-ujson>=5.10",
+]
+# The peers that bench/ measures qdo against, in the same run.
+BENCH = [
+    "dramatiq[redis]>=1.17,<3",
+    "huey>=2.5,<4",
+    "celery[redis]>=5.4,<6",
+    "confluent-kafka>=2.6,<3",
+]
+
+setup(
+    name="qdo",
+    version=version(),
+    description="Shares many ordered queues out to a fleet of workers, each queue to one at a time",
+    long_description=read("README.rst") if (HERE / "README.rst").exists() else "",
+    long_description_content_type="text/x-rst",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["qdo", "qdo.*", "workers", "workers.*"]),
+    package_data={"qdo": ["py.typed"]},
+    install_requires=REQUIRES,
+    extras_require={"aws": AWS, "web": WEB, "docs": DOCS, "test": TEST, "bench": BENCH},
+    entry_points={
+        "console_scripts": [
+            "qdo = qdo.cli.main:main",
+            "qdo-worker = qdo.cli.worker:main",
+        ]
+    },
+    zip_safe=False,
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: System Administrators",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+)
