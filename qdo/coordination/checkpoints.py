@@ -73,7 +73,8 @@ class Checkpoints:
 
     def due(self) -> float:
         """Return when the next checkpoint should be sent, `inf` with nothing to record."""
-        return self._next if self._dirty and not self.in_flight else float("inf")
+        idle = not self._dirty or self.in_flight >= IN_FLIGHT
+        return float("inf") if idle else self._next
 
     def hurry(self) -> None:
         """Send at the next flush, whatever the interval."""
@@ -84,13 +85,15 @@ class Checkpoints:
         if not self._dirty or now < self._next or self.in_flight >= IN_FLIGHT:
             return
         batch: list[tuple[Slot, QueueNode]] = []
+        full = False
         kept: dict[str, Slot] = {}
         dirty, self._dirty = self._dirty, kept
         for queue, slot in dirty.items():
             claim = slot.claim
             if claim is None or slot.state not in (State.OWNED, State.RELEASING):
                 continue  # its release records the rest, or it is no longer ours
-            if slot.busy or self.in_flight >= IN_FLIGHT:
+            full = self.in_flight >= IN_FLIGHT
+            if slot.busy or full:
                 kept[queue] = slot
             elif claim.done > slot.node.last and not slot.as_found:
                 batch.append((slot, slot.node.moved_to(claim.done, slot.node.position)))
@@ -101,7 +104,7 @@ class Checkpoints:
             self._send(batch, now)
         # Stretch when the coordinator is slow: never more than half of the time in flight.
         pause = max(self._interval, min(2 * self._round_trip, MAX_STRETCH_SECONDS))
-        self._next = now if len(kept) > BATCH else now + pause
+        self._next = now if full else now + pause
 
     def _send(self, batch: list[tuple[Slot, QueueNode]], now: float) -> None:
         queue_path = self._layout.queue

@@ -1,0 +1,94 @@
+"""Registration: an ephemeral sequential node that is the session's own, whatever gets lost.
+
+If the reply to the creation is lost the node may stand or not. Then: a barrier (a committed
+transaction, so that no late request can follow and no lagging server can mislead), a listing,
+and the node whose `ephemeralOwner` is the own session is adopted; without one it is created
+again. Used for workers, candidates and components alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qdo.coordination.machine import (
+    Answer,
+    CheckOp,
+    Children,
+    Commit,
+    Committed,
+    Create,
+    Created,
+    Get,
+    Listing,
+    Machine,
+    Node,
+    Unanswered,
+)
+
+
+class Registration(Machine):
+    """Creates one node ``<folder>/<stem>NNNNNNNNNN`` and says its path, once."""
+
+    def __init__(
+        self,
+        folder: str,
+        stem: str,
+        data: bytes,
+        session: int,
+        on_registered: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self.path: str | None = None
+        self._folder = folder
+        self._stem = stem
+        self._data = data
+        self._session = session
+        self._on_registered = on_registered
+        self._sent = False
+        self._unread = 0
+
+    def connected(self) -> None:
+        if self.path is None:
+            if self._sent:
+                self.ask(Commit((CheckOp(self._folder),)), self._barrier_done)
+            else:
+                self._create()
+
+    def _create(self) -> None:
+        self._sent = True
+        self.ask(Create(f"{self._folder}/{self._stem}", self._data), self._created)
+
+    def _created(self, answer: Answer) -> None:
+        if isinstance(answer, Created):
+            self._adopt(answer.path)
+
+    def _barrier_done(self, answer: Answer) -> None:
+        if isinstance(answer, Committed):
+            self.ask(Children(self._folder), self._listed)
+
+    def _listed(self, answer: Answer) -> None:
+        if not isinstance(answer, Listing):
+            return
+        names = [name for name in answer.names if name.startswith(self._stem)]
+        self._unread = len(names)
+        for name in names:
+            self._look(f"{self._folder}/{name}")
+        if not names:
+            self._create()
+
+    def _look(self, path: str) -> None:
+        self.ask(Get(path), lambda answer: self._looked(path, answer))
+
+    def _looked(self, path: str, answer: Answer) -> None:
+        if isinstance(answer, Unanswered):
+            return  # `connected` starts afresh
+        self._unread -= 1
+        if isinstance(answer, Node) and answer.ephemeral_owner == self._session:
+            self._adopt(path)
+        elif self._unread == 0 and self.path is None:
+            self._create()
+
+    def _adopt(self, path: str) -> None:
+        if self.path is None:
+            self.path = path
+            self._on_registered(path)

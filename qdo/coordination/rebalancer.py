@@ -1,0 +1,374 @@
+"""The elected rebalancer: observe, plan, publish. A state machine without I/O.
+
+It gives balance and liveness, never safety: what it publishes is a wish, and workers take
+queues by compare-and-swap only. Every transaction checks the leader's fence.
+
+When it plans: at once after a worker is gone, for its queues are orphans; at once after new
+queues; a moment after a worker joined, for a fleet that starts up must not be rebalanced once
+per worker; and from scratch after taking office, after every reconnection and once a minute,
+for a missed event is how such systems stall. On any doubt it resigns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from qdo.coordination.layout import (
+    MAX_TRANSACTION_BYTES,
+    MAX_VALUE_BYTES,
+    Layout,
+    QueueNode,
+    WorkerNode,
+    encode_queues,
+    parse_assignment,
+)
+from qdo.coordination.machine import (
+    Answer,
+    CheckOp,
+    Children,
+    Commit,
+    Committed,
+    CreateOp,
+    DeleteOp,
+    Fault,
+    Get,
+    Listing,
+    Machine,
+    Node,
+    Op,
+    Refused,
+    SetOp,
+    Unanswered,
+)
+from qdo.coordination.planner import plan
+
+log = logging.getLogger(__name__)
+
+INFINITY = float("inf")
+SETTLE_SECONDS = 0.15
+"""Quiet time wanted after a worker joined."""
+MAX_SETTLE_SECONDS = 1.0
+"""Longest wait for it, counted from the first join."""
+RELIST_SECONDS = 0.05
+"""Shortest time between two listings of all queues."""
+RECONCILE_SECONDS = 60.0
+CREATE_BATCH = 250
+
+
+class Rebalancer(Machine):
+    """What the leader does while it leads; idle otherwise."""
+
+    def __init__(
+        self, layout: Layout, *, clock: Callable[[], float], resign: Callable[[str], None]
+    ) -> None:
+        super().__init__()
+        self._layout = layout
+        self._clock = clock
+        self._resign = resign
+        self._up = False
+        self._fence: int | None = None
+        self._term = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget everything observed."""
+        self._workers: dict[str, WorkerNode] | None = None
+        self._queues: tuple[str, ...] | None = None
+        self._assigned: dict[str, tuple[frozenset[str], int]] = {}
+        self._stale: dict[str, int] = {}
+        self._unread = 0
+        self._publishing = False
+        self._plan_at = INFINITY
+        self._joined_at = INFINITY
+        self._relist_at = INFINITY
+        self._reconcile_at = INFINITY
+        self._creating: set[str] = set()
+
+    # --- office -----------------------------------------------------------------------
+
+    def elected(self, fence: int) -> None:
+        """Begin; `fence` is the version that taking office left on the rebalancer node."""
+        self._fence = fence
+        self._reconcile()
+
+    def deposed(self) -> None:
+        """Stop; nothing observed is kept for another term."""
+        self._fence = None
+        self._term += 1
+        self._clear()
+
+    @property
+    def leading(self) -> bool:
+        return self._fence is not None
+
+    def connected(self) -> None:
+        self._up = True
+        if self.leading:
+            self._reconcile()
+
+    def suspended(self) -> None:
+        self._up = False
+
+    def due(self) -> float:
+        if not self.leading or not self._up:
+            return INFINITY
+        return min(self._plan_at, self._relist_at, self._reconcile_at)
+
+    def tick(self) -> None:
+        now = self._clock()
+        if not self.leading or not self._up:
+            return
+        if now >= self._reconcile_at:
+            self._reconcile()
+        if now >= self._relist_at:
+            self._relist_at = INFINITY
+            self._list_queues()
+        if now >= self._plan_at:
+            self._publish()
+
+    def changed(self, path: str) -> None:
+        if not self.leading or not self._up:
+            return
+        if path == self._layout.workers:
+            self._list_workers()
+        elif path == self._layout.queues:
+            self._relist_at = min(self._relist_at, self._clock() + RELIST_SECONDS)
+        elif path.startswith(f"{self._layout.workers}/"):
+            self._read_worker(path.rpartition("/")[2])
+
+    # --- observing --------------------------------------------------------------------
+
+    def _observe(self, request: Get | Children, then: Callable[[Answer], None]) -> None:
+        """Ask for something whose answer counts only in this term."""
+        term = self._term
+
+        def answered(answer: Answer) -> None:
+            if term == self._term and not isinstance(answer, Unanswered):
+                then(answer)
+
+        self.ask(request, answered)
+
+    def _reconcile(self) -> None:
+        """Read everything afresh, then plan."""
+        fence = self._fence
+        self._term += 1
+        self._clear()
+        self._fence = fence
+        self._reconcile_at = self._clock() + RECONCILE_SECONDS
+        self._list_workers()
+        self._list_queues()
+        self._unread += 1
+        self._observe(Children(self._layout.assignments), self._assignments_listed)
+
+    def _list_workers(self) -> None:
+        self._unread += 1
+        self._observe(Children(self._layout.workers, watch=True), self._workers_listed)
+
+    def _workers_listed(self, answer: Answer) -> None:
+        self._unread -= 1
+        names = set(answer.names if isinstance(answer, Listing) else ())
+        first = self._workers is None
+        known = self._workers or {}
+        self._workers = {name: node for name, node in known.items() if name in names}
+        for name in sorted(names - known.keys()):
+            self._unread += 1
+            self._workers[name] = WorkerNode()
+            self._read_worker(name, counted=True)
+        if first or known.keys() - names:
+            self._plan_soon(0.0)
+        elif names - known.keys():
+            self._settle()
+
+    def _read_worker(self, name: str, counted: bool = False) -> None:
+        self._observe(
+            Get(self._layout.worker(name), watch=True),
+            lambda answer: self._worker_read(name, counted, answer),
+        )
+
+    def _worker_read(self, name: str, counted: bool, answer: Answer) -> None:
+        self._unread -= counted
+        workers = self._workers
+        if workers is None or name not in workers or not isinstance(answer, Node):
+            return
+        before, workers[name] = workers[name], WorkerNode.parse(answer.data)
+        if workers[name].draining != before.draining:
+            self._plan_soon(0.0)
+
+    def _list_queues(self) -> None:
+        self._unread += 1
+        self._observe(Children(self._layout.queues, watch=True), self._queues_listed)
+
+    def _queues_listed(self, answer: Answer) -> None:
+        self._unread -= 1
+        if isinstance(answer, Listing):
+            if self._queues is None or len(answer.names) != len(self._queues):
+                self._plan_soon(0.0)
+            elif set(answer.names) != set(self._queues):
+                self._plan_soon(0.0)
+            self._queues = answer.names
+            self._creating.difference_update(answer.names)
+
+    def _assignments_listed(self, answer: Answer) -> None:
+        self._unread -= 1
+        for worker in answer.names if isinstance(answer, Listing) else ():
+            self._unread += 1
+            self._read_assignment(worker)
+
+    def _read_assignment(self, worker: str) -> None:
+        def read(answer: Answer) -> None:
+            self._unread -= 1
+            if isinstance(answer, Node):
+                self._assigned[worker] = (parse_assignment(answer.data), answer.version)
+
+        self._observe(Get(self._layout.assignment(worker)), read)
+
+    # --- planning ---------------------------------------------------------------------
+
+    def _plan_soon(self, delay_seconds: float) -> None:
+        self._plan_at = min(self._plan_at, self._clock() + delay_seconds)
+
+    def _settle(self) -> None:
+        """Wait for quiet after a join, but not for ever."""
+        now = self._clock()
+        self._joined_at = min(self._joined_at, now)
+        self._plan_at = min(now + SETTLE_SECONDS, self._joined_at + MAX_SETTLE_SECONDS)
+
+    def _publish(self) -> None:
+        """Plan, and write the assignments that change, fenced."""
+        if self._publishing or self._unread or self._workers is None or self._queues is None:
+            return  # each of these ends in another look at the clock
+        self._plan_at = self._joined_at = INFINITY
+        able = [name for name, node in self._workers.items() if not node.draining]
+        if not able:
+            return
+        wanted = plan(self._queues, able, self._current())
+        ops = self._operations(wanted)
+        if ops:
+            log.info(
+                "rebalancer: %d queues over %d workers, %d assignments change",
+                len(self._queues),
+                len(able),
+                len(ops),
+            )
+            self._write(ops)
+
+    def _current(self) -> dict[str, Iterable[str]]:
+        """What each worker was granted, or without a grant what it has."""
+        workers = self._workers or {}
+        granted = {name for name in workers if name in self._assigned}
+        current: dict[str, Iterable[str]] = {
+            name: sorted(self._assigned[name][0]) for name in granted
+        }
+        taken = {queue for name in granted for queue in self._assigned[name][0]}
+        for name in workers.keys() - granted:
+            current[name] = [queue for queue in workers[name].queues if queue not in taken]
+        return current
+
+    def _operations(self, wanted: dict[str, list[str]]) -> list[tuple[str, frozenset[str], Op]]:
+        """Return what to write: gainers first, so that they watch before others let go."""
+        changes = []
+        for worker in (self._workers or {}).keys() | self._assigned.keys():
+            path = self._layout.assignment(worker)
+            had, version = self._assigned.get(worker, (frozenset(), -1))
+            if worker not in (self._workers or {}):
+                changes.append((2, worker, had, DeleteOp(path, version)))
+                continue
+            share = frozenset(wanted.get(worker, ()))
+            if share == had and version >= 0:
+                continue
+            data = self._fitting(worker, share)
+            op: Op = SetOp(path, data, version) if version >= 0 else CreateOp(path, data)
+            changes.append((int(not share - had), worker, share, op))
+        changes.sort(key=lambda change: change[:2])
+        return [(worker, share, op) for _, worker, share, op in changes]
+
+    def _fitting(self, worker: str, share: frozenset[str]) -> bytes:
+        """Return the value of an assignment, cut to what a node can hold."""
+        data = encode_queues(share)
+        if len(data) <= MAX_VALUE_BYTES:
+            return data
+        names = sorted(share)
+        fits = len(names) * MAX_VALUE_BYTES // len(data) * 9 // 10
+        log.error(
+            "rebalancer: %d queues for %s do not fit into one node; %d of them are nobody's: "
+            "start more workers",
+            len(names),
+            worker,
+            len(names) - fits,
+        )
+        return encode_queues(names[:fits])
+
+    # --- publishing -------------------------------------------------------------------
+
+    def _write(self, ops: list[tuple[str, frozenset[str], Op]]) -> None:
+        """Send the first transaction of `ops`; the rest follows its answer."""
+        size = 0
+        batch: list[tuple[str, frozenset[str], Op]] = []
+        for worker, share, op in ops:
+            size += len(getattr(op, "data", b"")) + len(op.path) + 64
+            if batch and size > MAX_TRANSACTION_BYTES:
+                break
+            batch.append((worker, share, op))
+        rest = ops[len(batch) :]
+        self._publishing = True
+        self._fenced(
+            tuple(op for _, _, op in batch), lambda answer: self._written(batch, rest, answer)
+        )
+
+    def _fenced(self, ops: tuple[Op, ...], then: Callable[[Answer], None]) -> None:
+        """Commit under the fence; whatever shows that we may not lead any more ends the term."""
+        term = self._term
+
+        def answered(answer: Answer) -> None:
+            if term != self._term:
+                return
+            if isinstance(answer, Unanswered):
+                self._resign("a transaction of the rebalancer was not answered")
+            elif isinstance(answer, Refused) and answer.index == 0:
+                self._resign("another rebalancer has taken office")
+            else:
+                then(answer)
+
+        self.ask(Commit((CheckOp(self._layout.rebalancer, self._fence or 0), *ops)), answered)
+
+    def _written(
+        self,
+        batch: list[tuple[str, frozenset[str], Op]],
+        rest: list[tuple[str, frozenset[str], Op]],
+        answer: Answer,
+    ) -> None:
+        self._publishing = False
+        if not isinstance(answer, Committed):
+            self._reconcile()
+            return
+        for (worker, share, op), version in zip(batch, answer.versions[1:], strict=True):
+            if isinstance(op, DeleteOp):
+                self._assigned.pop(worker, None)
+            else:
+                self._assigned[worker] = (share, version)
+        if rest:
+            self._write(rest)
+
+    # --- queues that brokers know and the coordinator does not ------------------------
+
+    def create_queues(self, names: Iterable[str]) -> None:
+        """Create the nodes of new queues, as leader; others pass it over."""
+        if not self.leading or not self._up or self._queues is None:
+            return
+        new = sorted(set(names).difference(self._queues, self._creating))
+        for start in range(0, len(new), CREATE_BATCH):
+            self._create(new[start : start + CREATE_BATCH])
+
+    def _create(self, names: list[str]) -> None:
+        self._creating.update(names)
+        empty = QueueNode().encode()
+        ops = tuple(CreateOp(self._layout.queue(name), empty) for name in names)
+        self._fenced(ops, lambda answer: self._queues_created(names, answer))
+
+    def _queues_created(self, names: list[str], answer: Answer) -> None:
+        self._creating.difference_update(names)
+        if isinstance(answer, Refused) and answer.fault is Fault.NODE_EXISTS:
+            rest = [name for at, name in enumerate(names, start=1) if at != answer.index]
+            if rest:
+                self._create(rest)
