@@ -13,6 +13,13 @@ def read(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
+def requirements(name: str) -> list[str]:
+    """Return the lines of a requirements file, none where it is not distributed."""
+    path = HERE / name
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 def version() -> str:
     """Return the version without importing the package, which needs its dependencies."""
     found = re.search(r'^__version__ = "([^"]+)"', read("qdo/__init__.py"), re.MULTILINE)
@@ -43,12 +50,7 @@ TEST = [
     "types-ujson>=5.10",
 ]
 # The peers that bench/ measures qdo against, in the same run.
-BENCH = [
-    "dramatiq[redis]>=1.17,<3",
-    "huey>=2.5,<4",
-    "celery[redis]>=5.4,<6",
-    "confluent-kafka>=2.6,<3",
-]
+BENCH = requirements("bench/requirements.txt")
 
 setup(
     name="qdo",
