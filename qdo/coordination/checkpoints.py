@@ -119,7 +119,9 @@ class Checkpoints:
             lambda answer: self._answered(batch, now, answer),
         )
 
-    def _answered(self, batch: list[tuple[Slot, QueueNode]], sent_at: float, answer: Answer) -> None:
+    def _answered(
+        self, batch: list[tuple[Slot, QueueNode]], sent_at: float, answer: Answer
+    ) -> None:
         self.in_flight -= 1
         if isinstance(answer, Unanswered):
             self._owner.doubt([slot for slot, _ in batch])

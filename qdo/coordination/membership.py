@@ -9,8 +9,11 @@ again. Used for workers, candidates and components alike.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from qdo.coordination.layout import encode
 from qdo.coordination.machine import (
+    ANY_VERSION,
     Answer,
     CheckOp,
     Children,
@@ -22,6 +25,7 @@ from qdo.coordination.machine import (
     Listing,
     Machine,
     Node,
+    SetOp,
     Unanswered,
 )
 
@@ -48,6 +52,7 @@ class Registration(Machine):
         self._unread = 0
 
     def connected(self) -> None:
+        """Create the node, or after a lost reply find out whether it stands."""
         if self.path is None:
             if self._sent:
                 self.ask(Commit((CheckOp(self._folder),)), self._barrier_done)
@@ -92,3 +97,25 @@ class Registration(Machine):
         if self.path is None:
             self.path = path
             self._on_registered(path)
+
+
+class Component(Registration):
+    """The node in which a process describes itself, rewritten from time to time."""
+
+    def __init__(self, folder: str, host: str, value: dict[str, Any], session: int) -> None:
+        super().__init__(folder, f"{host}-", encode(value), session, lambda path: None)
+        self._written = self._data
+
+    def refresh(self, value: dict[str, Any]) -> None:
+        """Describe the process anew, if anything changed."""
+        self._data = encode(value)
+
+    def flush(self) -> None:
+        if self.path is not None and self._data != self._written:
+            self._written = self._data
+            # No version: nobody else writes it, and a lost one is made good by the next.
+            self.ask(Commit((SetOp(self.path, self._data, ANY_VERSION),)), _ignore)
+
+
+def _ignore(answer: Answer) -> None:
+    """Take an answer that decides nothing."""

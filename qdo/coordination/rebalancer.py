@@ -79,11 +79,13 @@ class Rebalancer(Machine):
         self._stale: dict[str, int] = {}
         self._unread = 0
         self._publishing = False
+        self._settled = False
         self._plan_at = INFINITY
         self._joined_at = INFINITY
         self._relist_at = INFINITY
         self._reconcile_at = INFINITY
         self._creating: set[str] = set()
+        self._missing: set[str] = set()
 
     # --- office -----------------------------------------------------------------------
 
@@ -113,7 +115,10 @@ class Rebalancer(Machine):
     def due(self) -> float:
         if not self.leading or not self._up:
             return INFINITY
-        return min(self._plan_at, self._relist_at, self._reconcile_at)
+        blocked = self._publishing or self._unread
+        return min(
+            INFINITY if blocked else self._plan_at, self._relist_at, self._reconcile_at
+        )
 
     def tick(self) -> None:
         now = self._clock()
@@ -151,10 +156,10 @@ class Rebalancer(Machine):
 
     def _reconcile(self) -> None:
         """Read everything afresh, then plan."""
-        fence = self._fence
+        missing = self._missing | self._creating
         self._term += 1
         self._clear()
-        self._fence = fence
+        self._missing = missing
         self._reconcile_at = self._clock() + RECONCILE_SECONDS
         self._list_workers()
         self._list_queues()
@@ -202,12 +207,11 @@ class Rebalancer(Machine):
     def _queues_listed(self, answer: Answer) -> None:
         self._unread -= 1
         if isinstance(answer, Listing):
-            if self._queues is None or len(answer.names) != len(self._queues):
-                self._plan_soon(0.0)
-            elif set(answer.names) != set(self._queues):
+            if set(answer.names) != set(self._queues or ()):
                 self._plan_soon(0.0)
             self._queues = answer.names
             self._creating.difference_update(answer.names)
+            self._create_missing()
 
     def _assignments_listed(self, answer: Answer) -> None:
         self._unread -= 1
@@ -237,12 +241,18 @@ class Rebalancer(Machine):
     def _publish(self) -> None:
         """Plan, and write the assignments that change, fenced."""
         if self._publishing or self._unread or self._workers is None or self._queues is None:
-            return  # each of these ends in another look at the clock
+            return
+        current = self._current()
+        if not self._settled and not any(current.values()):
+            self._settle()  # a fleet that starts up: let the others arrive
+            self._settled = True
+            return
+        self._settled = True
         self._plan_at = self._joined_at = INFINITY
         able = [name for name, node in self._workers.items() if not node.draining]
         if not able:
             return
-        wanted = plan(self._queues, able, self._current())
+        wanted = plan(self._queues, able, current)
         ops = self._operations(wanted)
         if ops:
             log.info(
@@ -253,13 +263,11 @@ class Rebalancer(Machine):
             )
             self._write(ops)
 
-    def _current(self) -> dict[str, Iterable[str]]:
+    def _current(self) -> dict[str, list[str]]:
         """What each worker was granted, or without a grant what it has."""
         workers = self._workers or {}
         granted = {name for name in workers if name in self._assigned}
-        current: dict[str, Iterable[str]] = {
-            name: sorted(self._assigned[name][0]) for name in granted
-        }
+        current = {name: sorted(self._assigned[name][0]) for name in granted}
         taken = {queue for name in granted for queue in self._assigned[name][0]}
         for name in workers.keys() - granted:
             current[name] = [queue for queue in workers[name].queues if queue not in taken]
@@ -267,7 +275,7 @@ class Rebalancer(Machine):
 
     def _operations(self, wanted: dict[str, list[str]]) -> list[tuple[str, frozenset[str], Op]]:
         """Return what to write: gainers first, so that they watch before others let go."""
-        changes = []
+        changes: list[tuple[int, str, frozenset[str], Op]] = []
         for worker in (self._workers or {}).keys() | self._assigned.keys():
             path = self._layout.assignment(worker)
             had, version = self._assigned.get(worker, (frozenset(), -1))
@@ -354,9 +362,15 @@ class Rebalancer(Machine):
 
     def create_queues(self, names: Iterable[str]) -> None:
         """Create the nodes of new queues, as leader; others pass it over."""
-        if not self.leading or not self._up or self._queues is None:
-            return
-        new = sorted(set(names).difference(self._queues, self._creating))
+        if self.leading:
+            self._missing.update(names)
+            self._create_missing()
+
+    def _create_missing(self) -> None:
+        if self._queues is None or not self._up:
+            return  # the next listing comes back to it
+        missing, self._missing = self._missing, set()
+        new = sorted(missing.difference(self._queues, self._creating))
         for start in range(0, len(new), CREATE_BATCH):
             self._create(new[start : start + CREATE_BATCH])
 
