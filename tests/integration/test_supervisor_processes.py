@@ -1,0 +1,143 @@
+"""The parent of the worker processes over real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from tests.support.procs import Proc, alive, children, wait_until
+
+
+def parent(mode: str, *arguments: str, **settings: object) -> Proc:
+    """Start a parent over make-believe children."""
+    told = json.dumps({"app": "test", "coordinator": "sqlite:/nowhere/coordination.db", **settings})
+    return Proc.python("-m", "tests.support.fake_parent", told, mode, *arguments)
+
+
+def up(proc: Proc, count: int) -> list[int]:
+    """Return the pids of the first `count` children, once they are up."""
+    return [int(match[1]) for match in proc.wait_for_line(r"child up pid=(\d+)", count=count)]
+
+
+def test_sigterm_drains_every_child_and_the_parent_ends_well():
+    with parent("serve", processes=3) as proc:
+        pids = up(proc, 3)
+        assert sorted(children(proc.pid)) == sorted(pids)
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 0
+        drained = proc.wait_for_line(r"child drained pid=(\d+)", count=3)
+        assert sorted(int(match[1]) for match in drained) == sorted(pids)
+
+
+def test_sigint_and_sighup_drain_too():
+    for number in (signal.SIGINT, signal.SIGHUP):
+        with parent("serve") as proc:
+            up(proc, 1)
+            proc.send(number)
+            assert proc.wait() == 0
+
+
+def test_every_child_leads_a_group_and_a_session_of_its_own():
+    """Ctrl-C in a terminal must reach the parent only, which drains in order."""
+    with parent("serve", processes=2) as proc:
+        for pid in up(proc, 2):
+            assert os.getpgid(pid) == pid
+            assert os.getsid(pid) == pid
+
+
+def test_a_killed_child_is_replaced_at_once_and_the_others_go_on():
+    with parent("serve", processes=2) as proc:
+        first, second = up(proc, 2)
+        os.kill(first, signal.SIGKILL)
+        killed_at = time.monotonic()
+        _, _, third = up(proc, 3)
+        assert time.monotonic() - killed_at < 5.0
+        assert sorted(children(proc.pid)) == sorted([second, third])
+        proc.wait_for_line(r"died of SIGKILL")
+        proc.wait_for_line(r"starts again in 0\.1 s")
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 0
+
+
+def test_children_that_keep_dying_are_started_ever_more_slowly():
+    with parent("leave", "1") as proc:
+        pauses = proc.wait_for_line(r"starts again in ([\d.]+) s", count=4)
+        assert [float(match[1]) for match in pauses[:4]] == [0.1, 0.2, 0.4, 0.8]
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 1
+
+
+def test_children_that_finish_are_not_replaced_and_the_parent_ends():
+    with parent("leave", "0", processes=2, burst=True) as proc:
+        assert proc.wait() == 0
+        assert len(proc.wait_for_line("child up")) == 2
+
+
+def test_a_child_that_cannot_begin_ends_them_all_with_its_code(tmp_path: Path):
+    for code in (2, 3):
+        folder = tmp_path / str(code)
+        folder.mkdir()
+        with parent("leave_first", str(folder), str(code), processes=3) as proc:
+            assert proc.wait() == code
+            proc.wait_for_line(rf"could not begin \(exit code {code}\)")
+
+
+def test_a_second_sigterm_reaches_the_children_and_a_third_kills_them():
+    with parent("stubborn", processes=2) as proc:
+        pids = up(proc, 2)
+        proc.send(signal.SIGTERM)
+        proc.wait_for_line("child asked count=1", count=2)
+        proc.send(signal.SIGTERM)
+        proc.wait_for_line("child asked count=2", count=2)
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 1
+        assert not any(map(alive, pids))
+
+
+def test_a_child_that_hangs_past_the_drain_is_killed_by_name(monkeypatch):
+    with parent("stubborn", drain_seconds=0.0) as proc:
+        (pid,) = up(proc, 1)
+        began = time.monotonic()
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 1
+        assert time.monotonic() - began >= 5.0
+        proc.wait_for_line(rf"process 1 \(pid {pid}\) is killed: it did not end in the time it had")
+
+
+def test_children_of_a_killed_parent_notice_and_drain():
+    with parent("serve", processes=2) as proc:
+        pids = up(proc, 2)
+        proc.send(signal.SIGKILL)
+        assert proc.wait() == -signal.SIGKILL
+        wait_until(lambda: not any(map(alive, pids)), "both children have drained")
+        assert len(proc.wait_for_line("child drained", count=2)) == 2
+
+
+def test_what_a_child_babbles_is_named_and_ignored():
+    with parent("babble") as proc:
+        proc.wait_for_line("which is ignored", count=5)
+        up(proc, 1)
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 0
+
+
+def test_a_sleeping_parent_uses_no_time():
+    """It waits for signals, words and due times; it never looks whether something happened."""
+    with parent("serve", processes=2) as proc:
+        up(proc, 2)
+        before = _switches(proc.pid)
+        # Waiting is what is tested here: nothing happens in this second.
+        with_deadline = time.monotonic() + 1.0
+        wait_until(lambda: time.monotonic() > with_deadline, "a second is over")
+        assert _switches(proc.pid) - before <= 2
+
+
+def _switches(pid: int) -> int:
+    """Return how often a process gave up the processor, which is how often it woke up."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("voluntary_ctxt_switches"):
+            return int(line.split()[1])
+    raise AssertionError("no such line")
