@@ -1,0 +1,178 @@
+"""Performs the requests of the state machines on a kazoo client, and puts the answers into
+their terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    SessionExpiredError,
+)
+from kazoo.protocol.states import WatchedEvent, ZnodeStat
+
+from qdo.coordination.client import Client
+from qdo.coordination.machine import (
+    Answer,
+    CheckOp,
+    Children,
+    Commit,
+    Committed,
+    Create,
+    Created,
+    CreateOp,
+    DeleteOp,
+    Fault,
+    Get,
+    Listing,
+    Node,
+    NoNode,
+    Refused,
+    SetOp,
+    Then,
+    Unanswered,
+)
+
+Watcher = Callable[[WatchedEvent], None]
+
+_UNANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
+
+
+class Performer:
+    """Sends requests; `put` gets, for each answer, a function that delivers it.
+
+    Requests of one client are performed in the order of the calls, and answered in that order.
+    """
+
+    def __init__(self, client: Client, put: Callable[[Callable[[], object]], None]) -> None:
+        self._client = client
+        self._put = put
+
+    def read(self, request: Get | Children | Create, then: Then, watcher: Watcher) -> None:
+        """Perform a read, or the creation of an ephemeral node."""
+        client = self._client
+        if isinstance(request, Create):
+            result = client.create_async(
+                request.path, request.data, ephemeral=True, sequence=True
+            )
+            self._link(result, _created, then)
+        elif isinstance(request, Children):
+            watch = watcher if request.watch else None
+            self._link(client.get_children_async(request.path, watch=watch), _listing, then)
+        elif request.watch:
+            self._get_watched(request, then, watcher)
+        else:
+            self._link(client.get_async(request.path), _node, then)
+
+    def commit(self, request: Commit, then: Then) -> None:
+        """Perform a transaction."""
+        transaction = self._client.transaction()
+        for op in request.ops:
+            if isinstance(op, SetOp):
+                transaction.set_data(op.path, op.data, op.version)
+            elif isinstance(op, CheckOp):
+                transaction.check(op.path, op.version)
+            elif isinstance(op, CreateOp):
+                transaction.create(op.path, op.data)
+            elif isinstance(op, DeleteOp):
+                transaction.delete(op.path, op.version)
+        self._link(transaction.commit_async(), _committed, then)
+
+    def _link(self, result: Any, convert: Callable[[Any], Answer], then: Then) -> None:
+        put = self._put
+
+        def deliver(result: Any) -> None:
+            put(partial(_deliver, result, convert, then))
+
+        result.rawlink(deliver)
+
+    def _get_watched(self, request: Get, then: Then, watcher: Watcher) -> None:
+        """Read a node and watch it; a missing one is watched through `exists`.
+
+        The node may appear between the two requests; then it is read after all, which leaves
+        the watch armed that `exists` set.
+        """
+
+        def got(answer: Answer) -> None:
+            if isinstance(answer, NoNode):
+                result = self._client.exists_async(request.path, watch=watcher)
+                self._link(result, _existence, looked)
+            else:
+                then(answer)
+
+        def looked(answer: Answer) -> None:
+            if isinstance(answer, Listing):
+                self._get_watched(request, then, watcher)
+            else:
+                then(answer)
+
+        self._link(self._client.get_async(request.path, watch=watcher), _node, got)
+
+
+def _deliver(result: Any, convert: Callable[[Any], Answer], then: Then) -> None:
+    error = result.exception
+    if error is None:
+        then(convert(result.value))
+    elif isinstance(error, NoNodeError):
+        then(NoNode())
+    elif isinstance(error, _UNANSWERED):
+        then(Unanswered())
+    else:
+        raise error
+
+
+def _node(value: tuple[bytes, ZnodeStat]) -> Answer:
+    data, stat = value
+    return Node(data, stat.version, stat.mzxid, stat.ephemeralOwner)
+
+
+def _existence(stat: ZnodeStat | None) -> Answer:
+    """Say whether a node exists, as a listing of nothing or as no node."""
+    return NoNode() if stat is None else Listing(())
+
+
+def _listing(names: list[str]) -> Answer:
+    return Listing(tuple(names))
+
+
+def _created(path: str) -> Answer:
+    return Created(path)
+
+
+def _committed(results: list[Any]) -> Answer:
+    """Read the list of a transaction: kazoo returns its errors, it does not raise them.
+
+    Of a failed one the operations before the culprit carry RolledBackError, those after it
+    RuntimeInconsistency.
+    """
+    for index, result in enumerate(results):
+        if isinstance(result, Exception) and not isinstance(result, RolledBackError):
+            if isinstance(result, _UNANSWERED):
+                return Unanswered()
+            return Refused(index, _fault(result))
+    zxid = 0
+    versions = []
+    for result in results:
+        if isinstance(result, ZnodeStat):
+            zxid = result.mzxid
+            versions.append(result.version)
+        else:
+            versions.append(0 if isinstance(result, str) else -1)
+    return Committed(zxid, tuple(versions))
+
+
+def _fault(error: Exception) -> Fault:
+    if isinstance(error, BadVersionError):
+        return Fault.BAD_VERSION
+    if isinstance(error, NoNodeError):
+        return Fault.NO_NODE
+    if isinstance(error, NodeExistsError):
+        return Fault.NODE_EXISTS
+    return Fault.OTHER
