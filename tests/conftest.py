@@ -1,0 +1,76 @@
+"""Fixtures that all tests share: coordinators, embedded and real."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import zookeeper
+from tests.support.zookeeper import Ensemble
+
+_running: list[Ensemble] = []
+
+
+def _ensemble(folder: Path, size: int) -> Iterator[Ensemble]:
+    reason = zookeeper.missing()
+    if reason is not None:
+        if zookeeper.required():
+            pytest.fail(f"these tests need ZooKeeper: {reason}")
+        pytest.skip(f"needs ZooKeeper: {reason}")
+    ensemble = Ensemble(folder, size)
+    ensemble.start()
+    _running.append(ensemble)
+    yield ensemble
+    _running.remove(ensemble)
+    ensemble.close()
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    """One ZooKeeper server for all tests; a test that stops it must start it again."""
+    yield from _ensemble(tmp_path_factory.mktemp("zookeeper"), 1)
+
+
+@pytest.fixture(scope="session")
+def zookeeper_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    """Three ZooKeeper servers for all tests; a test that stops one must start it again."""
+    yield from _ensemble(tmp_path_factory.mktemp("ensemble"), 3)
+
+
+@pytest.fixture
+def zookeeper_url(zookeeper_server: Ensemble) -> str:
+    """The address of the single server, below a root of the test's own."""
+    return zookeeper_server.url(f"/test-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture
+def ensemble_url(zookeeper_ensemble: Ensemble) -> str:
+    """The address of the three servers, below a root of the test's own."""
+    return zookeeper_ensemble.url(f"/test-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture
+def embedded_url(tmp_path: Path) -> str:
+    """The address of an embedded coordinator of the test's own."""
+    return f"sqlite:{tmp_path / 'coordination.db'}"
+
+
+@pytest.fixture(params=["embedded", "zookeeper"])
+def coordinator_url(request: pytest.FixtureRequest) -> str:
+    """The address of a coordinator of the test's own: the test runs once on each kind."""
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
+    """Add the servers' logs to the report of a failed test that used them."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    names = getattr(item, "fixturenames", ())
+    if report.failed and any(name.startswith(("zookeeper", "ensemble")) for name in names):
+        for ensemble in _running:
+            report.sections.append(("ZooKeeper", ensemble.logs()))

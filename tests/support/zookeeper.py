@@ -1,0 +1,214 @@
+"""Real ZooKeeper servers on loopback ports, for tests: a single one, or an ensemble."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+CLASSPATH = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar"
+MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+TICK_MILLISECONDS = 500
+START_SECONDS = 60.0
+REQUIRED = "QDO_REQUIRE_ZOOKEEPER"
+
+
+def missing() -> str | None:
+    """Return why no ZooKeeper can be started here, None when it can."""
+    if shutil.which("java") is None:
+        return "no `java` on the PATH (Debian: apt install default-jre-headless)"
+    if not Path("/usr/share/java/zookeeper.jar").exists():
+        return "no /usr/share/java/zookeeper.jar (Debian: apt install zookeeper)"
+    return None
+
+
+def required() -> bool:
+    """Return whether a missing ZooKeeper fails the tests instead of skipping them."""
+    return bool(os.environ.get("CI")) or os.environ.get(REQUIRED) == "1"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports nobody listens on; all different, as all are held until the last is found."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]
+
+
+def wait_until(
+    condition: Callable[[], bool], timeout_seconds: float, what: str, pause_seconds: float = 0.02
+) -> None:
+    """Wait for `condition`; raise TimeoutError naming `what` when the time is over."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_seconds:g} s: {what}")
+        time.sleep(pause_seconds)
+
+
+class Server:
+    """One server process, alone or of an ensemble."""
+
+    def __init__(self, folder: Path, port: int, ensemble: str = "", number: int = 0) -> None:
+        self.folder = folder
+        self.port = port
+        self.log = folder / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        data = folder / "data"
+        data.mkdir(parents=True)
+        if number:
+            (data / "myid").write_text(f"{number}\n")
+        self._config = folder / "zoo.cfg"
+        self._config.write_text(
+            f"tickTime={TICK_MILLISECONDS}\ninitLimit=20\nsyncLimit=10\n"
+            f"dataDir={data}\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
+            "admin.enableServer=false\nmaxClientCnxns=0\n"
+            "4lw.commands.whitelist=ruok,srvr,mntr,stat,envi,isro\n"
+            "autopurge.purgeInterval=0\n" + ensemble
+        )
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("the server is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the process; see `wait_ready`."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    "java", "-Xms32m", "-Xmx160m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+                    "-XX:-UsePerfData", "-Dzookeeper.skipACL=no", "-cp", CLASSPATH, MAIN,
+                    str(self._config),
+                ],
+                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def wait_ready(self, timeout_seconds: float = START_SECONDS) -> None:
+        """Wait until the server serves clients: alone, or as part of a quorum."""
+        try:
+            wait_until(self.serving, timeout_seconds, f"server at {self.address} serves")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.tail()}") from None
+
+    def serving(self) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError(f"the server at {self.address} ended\n{self.tail()}")
+        return "Mode:" in self.command("srvr")
+
+    def mode(self) -> str:
+        """Return "standalone", "leader", "follower", or "" while it does not serve."""
+        for line in self.command("srvr").splitlines():
+            if line.startswith("Mode:"):
+                return line.split(":", 1)[1].strip()
+        return ""
+
+    def command(self, word: str) -> str:
+        """Send a four-letter command; return "" when nobody answers."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
+                connection.sendall(word.encode())
+                parts = []
+                while part := connection.recv(8192):
+                    parts.append(part)
+        except OSError:
+            return ""
+        return b"".join(parts).decode(errors="replace")
+
+    def kill(self) -> None:
+        """End the process at once, as a power cut would; its data stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """Freeze the process (SIGSTOP)."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def cont(self) -> None:
+        """Let a frozen process go on (SIGCONT)."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Start again on the data that is there, and wait until it serves."""
+        self.kill()
+        self.start()
+        self.wait_ready()
+
+    def tail(self, lines: int = 60) -> str:
+        """Return the end of the server's log."""
+        if not self.log.exists():
+            return ""
+        text = self.log.read_text(errors="replace").splitlines()[-lines:]
+        return "\n".join([f"--- log of the server at {self.address}", *text])
+
+
+class Ensemble:
+    """One server, or several that form a quorum; start with `start`, end with `close`."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        ports = free_ports(3 * size)
+        lines = "".join(
+            f"server.{number}=127.0.0.1:{quorum}:{election}\n"
+            for number, (quorum, election) in enumerate(
+                zip(ports[size : 2 * size], ports[2 * size :], strict=True), 1
+            )
+        )
+        self.servers = [
+            Server(
+                folder / f"server-{number}", port, lines if size > 1 else "", number * (size > 1)
+            )
+            for number, port in enumerate(ports[:size], 1)
+        ]
+
+    @property
+    def hosts(self) -> str:
+        return ",".join(server.address for server in self.servers)
+
+    def url(self, chroot: str = "") -> str:
+        """Return the address for `qdo.coordination.client.connect`."""
+        return f"zookeeper://{self.hosts}{chroot}"
+
+    def start(self) -> None:
+        """Start all servers and wait until all serve."""
+        try:
+            for server in self.servers:
+                server.start()
+            for server in self.servers:
+                server.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def leader(self) -> Server:
+        """Return the leader, or the only server; wait for an election that is under way."""
+        found: list[Server] = []
+
+        def elected() -> bool:
+            found[:] = [s for s in self.servers if s.mode() in ("leader", "standalone")]
+            return bool(found)
+
+        wait_until(elected, START_SECONDS, "a leader is elected")
+        return found[0]
+
+    def logs(self) -> str:
+        return "\n".join(server.tail() for server in self.servers)
+
+    def close(self) -> None:
+        """End all processes."""
+        for server in self.servers:
+            server.kill()
