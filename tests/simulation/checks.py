@@ -37,9 +37,13 @@ class Violation(Exception):
 
 
 class Broker:
-    """Where messages live: positions in rising order, for each queue."""
+    """Where messages live: positions in rising order, for each queue.
+
+    :ivar tempo: how many seconds a message takes at most, usually.
+    """
 
     def __init__(self) -> None:
+        self.tempo = 0.1
         self.messages: dict[str, list[int]] = {}
 
     def send(self, queue: str, count: int) -> None:
@@ -149,7 +153,7 @@ class Checks:
         return value
 
     def _listed(self, node: Node | None) -> frozenset[str]:
-        return frozenset(self._value(node).get("queues", ()))
+        return frozenset(self._value(node).get("queues") or ())
 
     def _worker_node(self, worker: str) -> Node | None:
         return self.coordinator.node(self._workers + worker) if worker else None
@@ -175,6 +179,8 @@ class Checks:
     ) -> None:
         old, new = self._value(before), self._value(after)
         state = self._state.setdefault(queue, _Queue())
+        if before is None and "owner" not in new:
+            return
         tenure = state.tenures[-1] if state.tenures else None
         last, now = int(old.get("last") or 0), int(new.get("last") or 0)
         if entry.session in self.operators:
@@ -321,19 +327,22 @@ class Checks:
     def check_healed(self) -> None:
         """When all faults are over everything is owned, balanced and processed."""
         workers = self.coordinator.names(self._workers[:-1]) or ()
-        loads = dict.fromkeys(workers, 0)
+        granted = [
+            len(self._listed(self.coordinator.node(self._assignments + name))) for name in workers
+        ]
+        if granted and max(granted) - min(granted) > 1:
+            raise Violation("6", f"the load is out of balance: {granted}")
         for queue in self.coordinator.names(self._queues[:-1]) or ():
             value = self._value(self.coordinator.node(self._queues + queue))
             owner = value.get("owner", "")
             if value.get("deleted"):
-                if owner in loads:
+                if owner in workers:
                     raise Violation("liveness", f"{queue} is deleted and still {owner}'s")
                 continue
-            if owner not in loads:
+            if owner not in workers:
                 raise Violation("liveness", f"{queue} is nobody's (names {owner!r})")
-            loads[owner] += 1
+            if queue not in self._listed(self.coordinator.node(self._assignments + owner)):
+                raise Violation("liveness", f"{owner} keeps {queue}, which it should give up")
             last, end = int(value.get("last") or 0), self.broker.end(queue)
             if last < end:
                 raise Violation("3", f"{queue} of {owner} is stuck at {last} of {end}")
-        if loads and max(loads.values()) - min(loads.values()) > 1:
-            raise Violation("6", f"the load is out of balance: {loads}")

@@ -205,7 +205,7 @@ class Coordinator:
             above = staged[parent] if parent in staged else self._nodes.get(parent)
             if parent and above is None:
                 return Fault.NO_NODE
-            staged[path] = Node(op.data, 0)
+            staged[path] = Node(op.data, 0, self.zxid + 1)
             versions.append(0)
             return None
         if node is None:
@@ -213,7 +213,7 @@ class Coordinator:
         if op.version not in (ANY_VERSION, node.version):
             return Fault.BAD_VERSION
         if isinstance(op, SetOp):
-            staged[path] = Node(op.data, node.version + 1, node.ephemeral_owner)
+            staged[path] = Node(op.data, node.version + 1, self.zxid + 1, node.ephemeral_owner)
             versions.append(node.version + 1)
             return None
         versions.append(-1)
@@ -234,7 +234,7 @@ class Coordinator:
             number = next(n for n in range(1 << 20) if f"{prefix}{n:010d}" not in self._nodes)
         self._counters[parent] = self._counters.get(parent, 0) + 1
         path = f"{prefix}{number:010d}"
-        self._append(session, {path: Node(data, 0, session)})
+        self._append(session, {path: Node(data, 0, self.zxid + 1, session)})
         return Created(path)
 
     def _append(self, session: int, staged: dict[str, Node | None]) -> None:
@@ -265,7 +265,8 @@ class Coordinator:
             return
         parent, _, name = path.rpartition("/")
         siblings = self._children.setdefault(parent, {})
-        owner = (after or before or Node(b"", 0)).ephemeral_owner
+        shown = after or before
+        owner = shown.ephemeral_owner if shown is not None else 0
         ephemerals = self.sessions[owner].ephemerals if owner else {}
         if after is not None:
             siblings[name] = None
@@ -337,10 +338,11 @@ class _Connection:
     :ivar lag: how many seconds it may be behind.
     :ivar direct: whether the server is the leader.
     :ivar cut: whether the server has lost its leader: it answers reads, writes hang.
+    :ivar stalled: nothing gets through for the moment, in neither direction.
     """
 
     __slots__ = (
-        "view", "lag", "direct", "cut", "requests", "busy", "reply_at", "watches",
+        "view", "lag", "direct", "cut", "stalled", "requests", "busy", "reply_at", "watches",
         "child_watches", "catching_up", "contact_since", "processed_at",
     )  # fmt: skip
 
@@ -349,6 +351,7 @@ class _Connection:
         self.lag = lag
         self.direct = direct
         self.cut = False
+        self.stalled = False
         self.requests: deque[tuple[Request, Then, Watcher | None]] = deque()
         self.busy = False
         self.reply_at = now
@@ -406,6 +409,12 @@ class Link:
     @property
     def is_connected(self) -> bool:
         return self._connection is not None
+
+    @property
+    def impaired(self) -> bool:
+        """Whether the connection is cut or stalled."""
+        connection = self._connection
+        return connection is not None and (connection.cut or connection.stalled)
 
     def connect(self) -> None:
         """Begin to connect, and go on trying."""
@@ -471,12 +480,34 @@ class Link:
             self._end_contact()
             self._connection.cut = True
 
+    def stall(self, duration: float) -> None:
+        """Let nothing through for a while; then all of it arrives together."""
+        connection = self._connection
+        if connection is not None and not connection.stalled:
+            self.schedule.note("%s: its network stalls for %.2f s", self.name, duration)
+            self._end_contact()
+            connection.stalled = True
+            self.schedule.after(duration, self._unstall, connection)
+
+    def _unstall(self, connection: _Connection) -> None:
+        if connection is self._connection:
+            connection.stalled = False
+            connection.contact_since = self.schedule.now
+            connection.busy = True
+            self.schedule.after(0.0, self._process, connection)
+
     # --- the coordinator's side -------------------------------------------------------
 
     @property
     def in_contact(self) -> bool:
         """Whether the leader hears of this session."""
-        return self._connection is not None and self.running and not self._connection.cut
+        connection = self._connection
+        return (
+            connection is not None
+            and self.running
+            and not connection.cut
+            and not connection.stalled
+        )
 
     def committed(self, entry: Transaction) -> None:
         """A transaction was committed: this link's server will follow."""
@@ -547,14 +578,9 @@ class Link:
         self.session = None
         self._seen = 0
         backlog, self._backlog = self._backlog, deque()
-        late = self.schedule.chance() < 0.3
-        if not late:
-            self.deliver(self.on_expired)
+        self.deliver(self.on_expired)
         for _, then, _ in backlog:
             self.deliver(then, UNANSWERED)
-        if late:
-            # The process hears of it only after the client has begun the next session.
-            self.schedule.after(self._delay(0.2), self.deliver, self.on_expired)
         self.schedule.after(self._delay(0.05), self._connect)
 
     def _send(
@@ -567,7 +593,7 @@ class Link:
             self.schedule.after(self._delay(0.02), self._process, connection)
 
     def _process(self, connection: _Connection) -> None:
-        if connection is not self._connection:
+        if connection is not self._connection or connection.stalled:
             return
         if not connection.requests:
             connection.busy = False

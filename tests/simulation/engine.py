@@ -1,0 +1,175 @@
+"""A modelled worker engine: one message in hand per queue, jobs that take virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from qdo.coordination.slots import Claim
+
+from .checks import Broker, Checks
+from .schedule import Schedule
+
+
+class Registration(Protocol):
+    """What the engine says to the member that told it of a claim."""
+
+    def progress(self, claim: Claim) -> object: ...
+
+    def finished(self, claim: Claim) -> object: ...
+
+
+class _Work:
+    """What the engine knows of one claim.
+
+    :ivar position: the message in hand, None between messages.
+    :ivar going: a start is scheduled.
+    :ivar next: where an operator's seek goes on once the message in hand has ended.
+    """
+
+    __slots__ = ("claim", "going", "lost", "next", "position", "releasing")
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.position: int | None = None
+        self.going = False
+        self.next: Claim | None = None
+        self.releasing = False
+        self.lost = False
+
+
+class Engine:
+    """Implements the listener of one registration; see `qdo.coordination.slots.Listener`.
+
+    :param run: runs ``(function, *arguments)`` in the process, now or when it runs again.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        broker: Broker,
+        checks: Checks,
+        run: Callable[..., None],
+    ) -> None:
+        self.schedule = schedule
+        self.broker = broker
+        self.checks = checks
+        self.run = run
+        self.member: Registration | None = None
+        self.worker = ""
+        self.draining = False
+        self.ended = False
+        self.work: dict[str, _Work] = {}
+
+    # --- what the member says -----------------------------------------------------------
+
+    def claimed(self, claim: Claim) -> None:
+        self.schedule.note("%s has claimed %r", self.worker, claim)
+        self.checks.claimed(self.worker, claim)
+        work = self.work[claim.queue] = _Work(claim)
+        self._go(work, 0.002)
+
+    def releasing(self, claim: Claim) -> None:
+        self.schedule.note("%s is to release %r", self.worker, claim)
+        if not self.draining:
+            self.checks.check_release_wanted(self.worker, claim)
+        work = self._find(claim)
+        if work is None:
+            return
+        work.releasing = True
+        if work.position is None:
+            self.schedule.after(self._moment(), self.run, self._let_go, work)
+
+    def lost(self, claim: Claim) -> None:
+        self.schedule.note("%s has lost %r", self.worker, claim)
+        work = self._find(claim)
+        if work is not None:
+            work.lost = True
+            self.work.pop(claim.queue, None)
+            if work.position is not None:
+                self.checks.dropped(work.claim)
+
+    def moved(self, old: Claim, new: Claim) -> None:
+        self.schedule.note("%s is moved from %r to %r", self.worker, old, new)
+        self.checks.moved(old, new)
+        work = self._find(old)
+        if work is None:
+            return
+        work.next = new
+        if work.position is None:
+            self._turn(work)
+
+    def expired(self) -> None:
+        self.ended = True
+
+    def _find(self, claim: Claim) -> _Work | None:
+        work = self.work.get(claim.queue)
+        return work if work is not None and claim in (work.claim, work.next) else None
+
+    # --- the messages -------------------------------------------------------------------
+
+    def wake(self, queue: str) -> None:
+        """Take note that there are new messages in a queue."""
+        work = self.work.get(queue)
+        if work is not None:
+            self._go(work, self._moment())
+
+    def _moment(self) -> float:
+        return 0.001 + 0.02 * self.schedule.chance()
+
+    def _go(self, work: _Work, delay: float) -> None:
+        if not work.going and work.position is None and not work.lost:
+            work.going = True
+            self.schedule.after(delay, self.run, self._start, work)
+
+    def _start(self, work: _Work) -> None:
+        work.going = False
+        if work.lost or work.releasing or work.position is not None:
+            return
+        claim = work.claim
+        if not (claim.open and self.schedule.now < claim.lease.until):
+            self._go(work, 0.4)
+            return
+        position = self.broker.next(claim.queue, claim.done)
+        if position is None:
+            return
+        self.schedule.note("%s starts %d of %r", self.worker, position, claim)
+        self.checks.started(claim, position)
+        work.position = position
+        chance = self.schedule.chance()
+        duration = self.broker.tempo * chance * (12 if chance > 0.97 else 1)
+        self.schedule.after(duration, self.run, self._end, work)
+
+    def _end(self, work: _Work) -> None:
+        if work.lost or work.position is None:
+            return
+        claim, position, work.position = work.claim, work.position, None
+        self.schedule.note("%s ends %d of %r", self.worker, position, claim)
+        self.checks.ended(claim, position)
+        claim.done = position
+        if self.member is not None:
+            self.member.progress(claim)
+        if work.next is not None:
+            self._turn(work)
+        elif work.releasing:
+            self._let_go(work)
+        else:
+            self._go(work, 0.0005)
+
+    def _turn(self, work: _Work) -> None:
+        """Go on where an operator moved the queue."""
+        if work.next is None:
+            return
+        work.claim, work.next = work.next, None
+        self.checks.resumed(work.claim)
+        if work.releasing:
+            self._let_go(work)
+        else:
+            self._go(work, 0.001)
+
+    def _let_go(self, work: _Work) -> None:
+        if work.lost or work.position is not None or self.work.get(work.claim.queue) is not work:
+            return
+        self.work.pop(work.claim.queue, None)
+        if self.member is not None:
+            self.member.finished(work.claim)
