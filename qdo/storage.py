@@ -107,11 +107,32 @@ def translated(path: str) -> Iterator[None]:
 
 
 def _translate(path: str, error: sqlite3.Error) -> DatabaseError:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_FULL:
+    code = _result_code(error)
+    if code == _FULL:
         return DatabaseFullError(path=path, reason=str(error))
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    if code in (_CORRUPT, _NOT_A_DATABASE):
         return DatabaseCorruptError(path=path, reason=str(error))
-    if code == sqlite3.SQLITE_CANTOPEN:
+    if code == _CANNOT_OPEN:
         return DatabaseError(path=path, reason=f"{error}; check that the folder can be written")
     return DatabaseError(path=path, reason=str(error))
+
+
+def _result_code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary result code, 0 when it is unknown.
+
+    Python 3.10 gives only SQLite's words for it, which are the same in every version.
+    """
+    code = getattr(error, "sqlite_errorcode", None)
+    return code & 0xFF if code is not None else _CODES_BY_WORDS.get(str(error), 0)
+
+
+_CORRUPT = 11
+_FULL = 13
+_CANNOT_OPEN = 14
+_NOT_A_DATABASE = 26
+_CODES_BY_WORDS = {
+    "database disk image is malformed": _CORRUPT,
+    "database or disk is full": _FULL,
+    "unable to open database file": _CANNOT_OPEN,
+    "file is not a database": _NOT_A_DATABASE,
+}

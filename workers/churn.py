@@ -1,0 +1,264 @@
+"""Running totals per queue from commit records, exact whatever happens to workers.
+
+A message is a commit: ``{"repo", "commit", "parents", "time", "files", "insertions",
+"deletions"}``. The totals are kept in a SQLite file, named by the variable QDO_CHURN_DB
+(default ``qdo-data/churn.db``), one row per queue, changed in one transaction with what proves
+that the message was counted:
+
+- a message at or before the recorded position changes nothing: it was delivered again after
+  a crash;
+- a message under a smaller fence than the recorded one changes nothing: it comes from a worker
+  that has lost the queue and does not know it yet.
+
+::
+
+    qdo send --app churn --file commits.jsonl --queue-field repo
+    qdo-worker --app churn --job workers.churn:job --burst
+    python -m workers.churn
+
+The last prints the totals, checks in its ledger that no commit was counted before a parent of
+it, and exits with 1 if one was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sqlite3
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ujson
+
+from qdo import App, DeadLetter, Message, QdoError
+from qdo.errors import NotFoundError
+from qdo.storage import Format, open_database, translated
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_PATH = "qdo-data/churn.db"
+PATH_VARIABLE = "QDO_CHURN_DB"
+
+FORMAT = Format(
+    name="churn ledger",
+    application_id=0x71646F63,  # "qdoc"
+    version=1,
+    schema="""
+        CREATE TABLE totals (
+            queue TEXT PRIMARY KEY,
+            fence INTEGER NOT NULL,
+            position INTEGER NOT NULL,
+            commits INTEGER NOT NULL,
+            insertions INTEGER NOT NULL,
+            deletions INTEGER NOT NULL,
+            refused INTEGER NOT NULL DEFAULT 0
+        ) WITHOUT ROWID;
+        CREATE TABLE counted (
+            place INTEGER PRIMARY KEY,
+            queue TEXT NOT NULL,
+            position INTEGER NOT NULL,
+            commit_id TEXT NOT NULL,
+            parents TEXT NOT NULL
+        )
+    """,
+)
+
+_ADD = """
+    INSERT INTO totals (queue, fence, position, commits, insertions, deletions)
+    VALUES (:queue, :fence, :position, 1, :insertions, :deletions)
+    ON CONFLICT (queue) DO UPDATE SET
+        fence = excluded.fence,
+        position = excluded.position,
+        commits = commits + 1,
+        insertions = insertions + excluded.insertions,
+        deletions = deletions + excluded.deletions
+    WHERE excluded.fence >= fence AND excluded.position > position
+"""
+_NOTE = """
+    INSERT INTO counted (queue, position, commit_id, parents)
+    VALUES (:queue, :position, :commit, :parents)
+"""
+_REFUSE = """
+    UPDATE totals SET refused = refused + 1 WHERE queue = :queue AND fence > :fence
+"""
+_TOTALS = "SELECT queue, commits, insertions, deletions, refused FROM totals ORDER BY queue"
+_IN_ORDER = "SELECT commit_id, parents FROM counted WHERE queue = ? ORDER BY place"
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What was counted of one queue.
+
+    :ivar refused: writes refused because they came under an old fence.
+    :ivar before_parent: commits counted before a parent of theirs; 0 unless order was broken.
+    """
+
+    queue: str
+    commits: int
+    insertions: int
+    deletions: int
+    refused: int
+    before_parent: int
+
+
+class Ledger:
+    """The totals of every queue in a SQLite file that several processes write at once."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        # Not synced at every commit: a crash of the process takes nothing back, only a power
+        # cut may.
+        self._database = open_database(path, FORMAT, durable=False)
+        self._lock = threading.Lock()
+
+    def count(self, message: Message) -> bool:
+        """Count a message, once and for all; return whether it was new.
+
+        :raises DeadLetter: the body is no commit record.
+        """
+        row = {
+            "queue": message.queue,
+            "fence": message.fence,
+            "position": message.position,
+            **_record(message.body),
+        }
+        with self._lock, translated(self._path), self._transaction():
+            if self._database.execute(_ADD, row).rowcount:
+                self._database.execute(_NOTE, row)
+                return True
+            refused = self._database.execute(_REFUSE, row).rowcount
+        if refused:
+            _log.warning(
+                "%s: a write under the old fence %d was refused", message.queue, message.fence
+            )
+        return False
+
+    def totals(self) -> list[Totals]:
+        """Return the totals of every queue, by name."""
+        with self._lock, translated(self._path):
+            return [self._totals(*row) for row in self._database.execute(_TOTALS).fetchall()]
+
+    def _totals(
+        self, queue: str, commits: int, insertions: int, deletions: int, refused: int
+    ) -> Totals:
+        rows = self._database.execute(_IN_ORDER, (queue,)).fetchall()
+        early = count_before_parent([(commit, ujson.loads(parents)) for commit, parents in rows])
+        return Totals(queue, commits, insertions, deletions, refused, early)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        # IMMEDIATE: waits for other writers here, where nothing was read yet.
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+
+def count_before_parent(commits: Sequence[tuple[str, Sequence[str]]]) -> int:
+    """Return how many commits come before one of their parents.
+
+    A parent that is nowhere among the commits belongs to no message and proves nothing.
+    """
+    first: dict[str, int] = {}
+    for place, (commit, _) in enumerate(commits):
+        first.setdefault(commit, place)
+    return sum(
+        any(first.get(parent, -1) > place for parent in parents)
+        for place, (_, parents) in enumerate(commits)
+    )
+
+
+def _record(body: Any) -> dict[str, Any]:
+    try:
+        return {
+            "commit": str(body["commit"]),
+            "parents": ujson.dumps(list(map(str, body["parents"]))),
+            "insertions": int(body["insertions"]),
+            "deletions": int(body["deletions"]),
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise DeadLetter(f"no commit record: {type(error).__name__}: {error}") from error
+
+
+def ledger_path() -> str:
+    """Return where the totals are kept."""
+    return os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
+
+
+@contextlib.contextmanager
+def job_context() -> Iterator[dict[str, Any]]:
+    """Yield a context that holds an open ledger."""
+    with contextlib.closing(Ledger(ledger_path())) as ledger:
+        yield {"ledger": ledger}
+
+
+app = App("churn", job_context=job_context)
+
+
+@app.job()
+def job(message: Message, context: dict[str, Any]) -> None:
+    """Add one commit to the totals of its queue."""
+    ledger = context.get("ledger")
+    if ledger is None:  # named by --job alone, without the context above
+        ledger = context["ledger"] = Ledger(ledger_path())
+    ledger.count(message)
+
+
+# --- the report -------------------------------------------------------------------
+
+
+def report(path: str, form: str = "table") -> int:
+    """Print the totals of every queue; return 1 if a commit was counted before its parent.
+
+    :raises NotFoundError: there is no such file.
+    """
+    from qdo.cli.output import emit, say
+
+    if not os.path.exists(path):
+        raise NotFoundError(what="ledger", name=path)
+    with contextlib.closing(Ledger(path)) as ledger:
+        totals = ledger.totals()
+    names = Totals.__dataclass_fields__
+    emit(
+        "churn.totals/1",
+        [asdict(each) for each in totals],
+        form,
+        {name: name.replace("_", " ").upper() for name in names},
+    )
+    early = sum(each.before_parent for each in totals)
+    say(
+        f"{len(totals)} queues, {sum(each.commits for each in totals)} commits, "
+        f"{early} counted before a parent"
+    )
+    return 1 if early else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``python -m workers.churn``; return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m workers.churn", description=report.__doc__)
+    parser.add_argument("command", nargs="?", choices=["report"], default="report")
+    parser.add_argument("--ledger", default=ledger_path(), help="the SQLite file (%(default)s)")
+    parser.add_argument("-o", "--output", choices=["table", "json", "jsonl"], default="table")
+    given = parser.parse_args(arguments)
+    try:
+        return report(given.ledger, given.output)
+    except QdoError as error:
+        print(f"churn: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

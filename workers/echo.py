@@ -1,0 +1,22 @@
+"""Prints every message: to see that messages arrive, and as the smallest job there is.
+
+    qdo-worker --app hello --job workers.echo:job
+    qdo send --app hello greetings '{"name": "Ada"}'
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ujson
+
+from qdo import App, Message
+
+app = App("echo")
+
+
+@app.job()
+def job(message: Message, context: Any) -> None:
+    """Write id, queue, key and body of a message as one line to stdout."""
+    body = ujson.dumps(message.body, ensure_ascii=False, escape_forward_slashes=False)
+    print(message.id, message.queue, message.key or "-", body, flush=True)
