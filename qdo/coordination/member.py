@@ -22,7 +22,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.election import Election
 from qdo.coordination.layout import Layout, WorkerNode
 from qdo.coordination.lease import GAP, Lease, Renewal, clock
-from qdo.coordination.machine import Answer, Commit, Machine, Then, Unanswered
+from qdo.coordination.machine import Answer, Commit, Get, Machine, Then, Unanswered
 from qdo.coordination.membership import Component, Registration
 from qdo.coordination.ownership import Ownership
 from qdo.coordination.performer import Performer
@@ -272,6 +272,7 @@ class Member:
 
     def _perform(self, machine: Machine) -> None:
         outbox = machine.outbox
+        reads: list[tuple[Get, Then]] = []
         while outbox:
             request, then = outbox.popleft()
             if not self._up:
@@ -279,12 +280,19 @@ class Member:
                 continue
             self._asked += 1
             self._unanswered[self._asked] = then
+            answered = partial(self._answered, self._asked)
+            if isinstance(request, Get) and not request.watch:
+                reads.append((request, answered))
+                continue
+            if reads:
+                self._performer.read_many(reads)
+                reads = []
             if isinstance(request, Commit):
-                answered = partial(self._committed, self._asked, clock())
-                self._performer.commit(request, answered)
+                self._performer.commit(request, partial(self._committed, self._asked, clock()))
             else:
-                answered = partial(self._answered, self._asked)
                 self._performer.read(request, answered, self._watcher(machine))
+        if reads:
+            self._performer.read_many(reads)
 
     def _answered(self, number: int, answer: Answer) -> None:
         """Pass on an answer, unless the connection was lost before it was taken in."""

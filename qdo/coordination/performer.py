@@ -39,6 +39,7 @@ from qdo.coordination.machine import (
     Then,
     Unanswered,
 )
+from qdo.coordination.multiread import BATCH, get_many_async
 
 Watcher = Callable[[WatchedEvent], None]
 
@@ -69,7 +70,21 @@ class Performer:
         elif request.watch:
             self._get_watched(request, then, watcher)
         else:
-            self._link(client.get_async(request.path), _node, then)
+            self.read_many([(request, then)])
+
+    def read_many(self, requests: list[tuple[Get, Then]]) -> None:
+        """Perform reads without watches that stand next to each other, as one if that helps."""
+        if len(requests) == 1 or self._client.address.path is not None:
+            for request, then in requests:
+                self._link(self._client.get_async(request.path), _node, then)
+            return
+        for start in range(0, len(requests), BATCH):
+            batch = requests[start : start + BATCH]
+            result = get_many_async(self._client, [request.path for request, _ in batch])
+            result.rawlink(partial(self._got_many, [then for _, then in batch]))
+
+    def _got_many(self, thens: list[Then], result: Any) -> None:
+        self._put(partial(_deliver_many, result, thens))
 
     def commit(self, request: Commit, then: Then) -> None:
         """Perform a transaction."""
@@ -126,6 +141,22 @@ def _deliver(result: Any, convert: Callable[[Any], Answer], then: Then) -> None:
         then(Unanswered())
     else:
         raise error
+
+
+def _deliver_many(result: Any, thens: list[Then]) -> None:
+    if isinstance(result.exception, _UNANSWERED):
+        for then in thens:
+            then(Unanswered())
+    elif result.exception is not None:
+        raise result.exception
+    else:
+        for then, value in zip(thens, result.value, strict=True):
+            if isinstance(value, NoNodeError):
+                then(NoNode())
+            elif isinstance(value, Exception):
+                raise value
+            else:
+                then(_node(value))
 
 
 def _node(value: tuple[bytes, ZnodeStat]) -> Answer:
