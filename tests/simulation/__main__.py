@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 import time
+import traceback
 
 from .world import describe, play
 
@@ -49,6 +50,8 @@ def report(seed: int) -> int:
     print("\n".join(world.schedule.trace or []))
     print(describe(world))
     print(f"seed {seed}: {violation or 'nothing violated'}")
+    if violation is not None and violation.__cause__ is not None:
+        traceback.print_exception(violation.__cause__)
     return 1 if violation is not None else 0
 
 

@@ -73,10 +73,12 @@ class Tenure:
     :ivar cursor: the last message that was started in the present run.
     :ivar in_hand: the message that is running.
     :ivar seeks: where operators moved the queue since the present run began.
+    :ivar deleted: the queue was marked as deleted meanwhile.
     """
 
     __slots__ = (
-        "base", "cursor", "done", "fence", "in_hand", "queue", "released", "seeks", "worker", "zxid",
+        "base", "cursor", "deleted", "done", "fence", "in_hand", "queue", "released", "seeks",
+        "worker", "zxid",
     )  # fmt: skip
 
     def __init__(self, queue: str, worker: str, zxid: int, last: int) -> None:
@@ -88,6 +90,7 @@ class Tenure:
         self.seeks: list[int] = []
         self.fence = 0
         self.released = False
+        self.deleted = False
 
     def begin(self, position: int) -> None:
         """Begin a new run where an operator moved the queue."""
@@ -184,8 +187,10 @@ class Checks:
         tenure = state.tenures[-1] if state.tenures else None
         last, now = int(old.get("last") or 0), int(new.get("last") or 0)
         if entry.session in self.operators:
-            if old.get("seek", 0) != new.get("seek", 0) and tenure is not None:
-                tenure.seeks.append(now)
+            if tenure is not None:
+                tenure.deleted |= bool(new.get("deleted"))
+                if old.get("seek", 0) != new.get("seek", 0):
+                    tenure.seeks.append(now)
             if new.get("owner", "") not in ("", old.get("owner", "")):
                 raise Violation("1", f"an operator made {new['owner']} the owner of {queue}")
             return
@@ -318,8 +323,7 @@ class Checks:
         grants = self._granted_since.get(worker, [])
         since = [g for i, (z, g) in enumerate(grants)
                  if z >= tenure.zxid or i + 1 == len(grants) or grants[i + 1][0] >= tenure.zxid]  # fmt: skip
-        deleted = self._value(self.coordinator.node(self._queues + claim.queue)).get("deleted")
-        if since and all(claim.queue in grant for grant in since) and not deleted:
+        if since and all(claim.queue in grant for grant in since) and not tenure.deleted:
             raise Violation("5", f"{worker} gives up {claim.queue}, which it should keep")
 
     # --- the end --------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Engine:
         self.member: Registration | None = None
         self.worker = ""
         self.draining = False
-        self.ended = False
+        self.on_expired: Callable[[], None] | None = None
         self.work: dict[str, _Work] = {}
 
     # --- what the member says -----------------------------------------------------------
@@ -100,7 +100,8 @@ class Engine:
             self._turn(work)
 
     def expired(self) -> None:
-        self.ended = True
+        if self.on_expired is not None:
+            self.on_expired()
 
     def _find(self, claim: Claim) -> _Work | None:
         work = self.work.get(claim.queue)

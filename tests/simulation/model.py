@@ -49,10 +49,18 @@ from .schedule import Schedule
 
 Watcher = Callable[[str], None]
 Deliver = Callable[..., None]
+Item = tuple["Request | Exists", Then, "Watcher | None"]
 Change = tuple[str, "Node | None", "Node | None"]
 
 NO_NODE = NoNode()
 UNANSWERED = Unanswered()
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """Watch a node whether it exists or not; a `Get` watches only one that exists."""
+
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +360,7 @@ class _Connection:
         self.direct = direct
         self.cut = False
         self.stalled = False
-        self.requests: deque[tuple[Request, Then, Watcher | None]] = deque()
+        self.requests: deque[Item] = deque()
         self.busy = False
         self.reply_at = now
         self.watches: dict[str, dict[Watcher, None]] = {}
@@ -397,7 +405,7 @@ class Link:
         self.slowness = 1.0
         self.steady = False
         self._connection: _Connection | None = None
-        self._backlog: deque[tuple[Request, Then, Watcher | None]] = deque()
+        self._backlog: deque[Item] = deque()
         self._unanswered: deque[Then] = deque()
         self._seen = 0
         self._stray: deque[tuple[Request, Session]] = deque()
@@ -422,7 +430,7 @@ class Link:
             self._connecting = True
             self.schedule.after(self._delay(0.05), self._connect)
 
-    def submit(self, request: Request, then: Then, watcher: Watcher | None = None) -> None:
+    def submit(self, request: Request | Exists, then: Then, watcher: Watcher | None = None) -> None:
         """Send a request; it waits for a connection if there is none."""
         if self._connection is None:
             self._backlog.append((request, then, watcher))
@@ -557,10 +565,10 @@ class Link:
         session.touched = self.schedule.now
         self._connection = self._new_connection()
         self.schedule.note("%s connects, session %x", self.name, session.id)
-        self.deliver(self.on_connected, session.id, new)
         backlog, self._backlog = self._backlog, deque()
         for item in backlog:
             self._send(self._connection, item)
+        self.deliver(self.on_connected, session.id, new)
 
     def _new_connection(self) -> _Connection:
         chance = self.schedule.chance
@@ -584,7 +592,7 @@ class Link:
         self.schedule.after(self._delay(0.05), self._connect)
 
     def _send(
-        self, connection: _Connection, item: tuple[Request, Then, Watcher | None]
+        self, connection: _Connection, item: Item
     ) -> None:
         connection.requests.append(item)
         self._unanswered.append(item[1])
@@ -633,12 +641,17 @@ class Link:
         return answer
 
     def _read(
-        self, connection: _Connection, request: Request, watcher: Watcher | None
+        self, connection: _Connection, request: Request | Exists, watcher: Watcher | None
     ) -> Answer:
         self._drift(connection)
         if isinstance(request, Get):
             answer: Answer = self.coordinator.node(request.path, connection.view) or NO_NODE
-            if request.watch and watcher is not None:
+            if request.watch and watcher is not None and isinstance(answer, Node):
+                connection.watches.setdefault(request.path, {})[watcher] = None
+                self._rearm(connection)
+        elif isinstance(request, Exists):
+            answer = self.coordinator.node(request.path, connection.view) or NO_NODE
+            if watcher is not None:
                 connection.watches.setdefault(request.path, {})[watcher] = None
                 self._rearm(connection)
         elif isinstance(request, Children):

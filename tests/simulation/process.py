@@ -1,183 +1,216 @@
-"""A worker process: the real machines, a modelled engine, a client with a modelled far side."""
+"""A worker process: the real member and its machines, a modelled engine, a modelled client."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
-from qdo.coordination.election import Election
+from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
+
+from qdo.coordination.client import Client
 from qdo.coordination.layout import Layout, WorkerNode
-from qdo.coordination.lease import Lease, Renewal
-from qdo.coordination.machine import (
-    Answer,
-    Commit,
-    Committed,
-    Machine,
-    Refused,
-    Then,
-    Unanswered,
-)
+from qdo.coordination.lease import Lease
+from qdo.coordination.machine import Answer, Children, Commit, Create, Get, Node, NoNode, Then
+from qdo.coordination.member import WORKER_STEM, Member
 from qdo.coordination.membership import Registration
-from qdo.coordination.ownership import Ownership
-from qdo.coordination.rebalancer import Rebalancer
-from qdo.coordination.slots import Claim
+from qdo.coordination.performer import Performer, Watcher
 
 from .checks import Broker, Checks
 from .engine import Engine
-from .model import Coordinator, Link
+from .model import Coordinator, Exists, Link
 from .schedule import Schedule
 
-UNANSWERED = Unanswered()
+
+class _Empty(Exception):
+    """There is no event."""
 
 
-class Crew:
-    """The machines of one registration, from the start of a session to its end."""
+class _Events:
+    """The queue of a member's loop: never waits, and wakes the loop for every event."""
 
-    def __init__(self, process: Process, session: int) -> None:
-        self.process = process
-        self.session = session
-        self.ended = False
-        self.up = True
-        self.machines: list[Machine] = []
-        self.watchers: dict[int, Callable[[str], None]] = {}
-        self.ownership: Ownership | None = None
-        self.election: Election | None = None
-        self.lease = Lease(process.timeout, process.schedule.now)
-        self.engine = process.new_engine()
-        self.registration = Registration(
-            process.layout.workers, "worker-", WorkerNode().encode(), session, self._registered
-        )
-        self._add(self.registration)
-        self.registration.connected()
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._events: deque[Any] = deque()
 
-    def _add(self, machine: Machine) -> None:
-        self.machines.append(machine)
+    def put(self, event: Any) -> None:
+        self._events.append(event)
+        self._wake()
 
-        def fired(path: str) -> None:
-            if not self.ended and self.up:
-                machine.changed(path)
+    def get(self, timeout: float | None = None) -> Any:
+        if not self._events:
+            raise _Empty
+        return self._events.popleft()
 
-        self.watchers[id(machine)] = fired
+    get_nowait = get
 
-    def _registered(self, path: str) -> None:
-        process = self.process
-        name = path.rpartition("/")[2]
-        clock = process.clock
-        self.engine.worker = name
-        self.ownership = Ownership(
+
+class _Flag:
+    """An event object on which nobody waits."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+
+class _Handler:
+    """What a member uses of kazoo's handler."""
+
+    queue_empty = _Empty
+    event_object = _Flag
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def queue_impl(self) -> _Events:
+        return _Events(self._wake)
+
+
+class _Client:
+    """What a member uses of its client."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.handler = _Handler(wake)
+        self.client_id = (0, b"")
+        self.negotiated_timeout_seconds: float | None = None
+
+
+class _Performer:
+    """Sends a member's requests over a link; the answers come as events of its loop."""
+
+    def __init__(self, link: Link, put: Callable[[Callable[[], object]], None]) -> None:
+        self._link = link
+        self._put = put
+        self._watchers: dict[Watcher, Callable[[str], None]] = {}
+
+    def read(self, request: Get | Children | Create, then: Then, watcher: Watcher) -> None:
+        fired = self._watchers.get(watcher)
+        if fired is None:
+            fired = self._watchers[watcher] = partial(_fire, watcher)
+        if isinstance(request, Get) and request.watch:
+            self._get_watched(request, then, fired)
+        else:
+            self._link.submit(request, partial(self._answer, then), fired)
+
+    def read_many(self, requests: list[tuple[Get, Then]]) -> None:
+        for request, then in requests:
+            self._link.submit(request, partial(self._answer, then))
+
+    def _get_watched(self, request: Get, then: Then, fired: Callable[[str], None]) -> None:
+        """Read and watch in two steps if the node is missing, as a client must."""
+
+        def got(answer: Answer) -> None:
+            if isinstance(answer, NoNode):
+                self._link.submit(Exists(request.path), partial(self._answer, looked), fired)
+            else:
+                then(answer)
+
+        def looked(answer: Answer) -> None:
+            if isinstance(answer, Node):
+                self._get_watched(request, then, fired)
+            else:
+                then(answer)
+
+        self._link.submit(request, partial(self._answer, got), fired)
+
+    def commit(self, request: Commit, then: Then) -> None:
+        self._link.submit(request, partial(self._answer, then))
+
+    def _answer(self, then: Then, answer: Any) -> None:
+        self._put(partial(then, answer))
+
+
+def _fire(watcher: Watcher, path: str) -> None:
+    watcher(WatchedEvent(EventType.CHANGED, KeeperState.CONNECTED, path))
+
+
+class SimulatedMember(Member):
+    """The real member on a link; it registers without waiting."""
+
+    def __init__(self, process: Process) -> None:
+        self.schedule = process.schedule
+        self.engine = Engine(process.schedule, process.broker, process.checks, process.run)
+        self.engine.on_expired = process.renew
+        self.wake = process.wake
+        self.client = _Client(process.wake)
+        super().__init__(
+            cast(Client, self.client),
             process.layout,
-            name,
-            self.lease,
             self.engine,
-            clock=clock,
+            component={},
             checkpoint_seconds=process.checkpoint_seconds,
-            on_gone=self._gone,
         )
+        self.link = Link(
+            process.coordinator,
+            process.name,
+            process.timeout,
+            process.receive,
+            on_connected=self._on_connected,
+            on_suspended=partial(self._state_changed, KazooState.SUSPENDED),
+            on_expired=partial(self._state_changed, KazooState.LOST),
+        )
+        self._performer = cast(Performer, _Performer(self.link, self._put))
+        self.link.connect()
+
+    def _on_connected(self, session: int, new: bool) -> None:
+        self.client.client_id = (session, b"")
+        self.client.negotiated_timeout_seconds = self.link.timeout
+        if new and not self._machines and not self._ended.is_set():
+            self._begin(session)
+        self._state_changed(KazooState.CONNECTED)
+
+    def _begin(self, session: int) -> None:
+        self._lease = Lease(self.link.timeout, self.schedule.now)
+        registration = Registration(
+            self._layout.workers,
+            WORKER_STEM,
+            WorkerNode().encode(),
+            session,
+            self._worker_registered,
+        )
+        self._machines = [registration]
+        self._running = True
+
+    def _worker_registered(self, path: str) -> None:
+        self.engine.worker = path.rpartition("/")[2]
         self.engine.member = self
-        renewal = Renewal(path, self.lease, clock=clock, on_gone=self._gone)
-        rebalancer = Rebalancer(process.layout, clock=clock, resign=self._resign)
-        self.election = Election(
-            process.layout,
-            name,
-            self.session,
-            clock=clock,
-            on_elected=rebalancer.elected,
-            on_deposed=rebalancer.deposed,
-        )
-        for machine in (self.ownership, renewal, self.election, rebalancer):
-            self._add(machine)
-            machine.connected()
-        if process.draining:
-            self.drain()
+        super()._worker_registered(path)
 
-    def _resign(self, reason: str) -> None:
-        if self.election is not None:
-            self.election.resign(reason)
+    def stop(self) -> None:
+        """End the session."""
+        self._leaving = True
+        self._end()
+        self.link.close()
 
-    def _gone(self) -> None:
-        self.process.schedule.note("%s: %s finds its node gone", self.process.name, self.engine.worker)
+    @property
+    def is_running(self) -> bool:
+        return self._running
 
-    # --- what the engine says -----------------------------------------------------------
-
-    def progress(self, claim: Claim) -> None:
-        if self.ownership is not None:
-            self.ownership.progress(claim)
-
-    def finished(self, claim: Claim) -> None:
-        if self.ownership is not None:
-            self.ownership.finished(claim)
+    @property
+    def is_released(self) -> bool:
+        return not self._running or self._released.is_set()
 
     def drain(self) -> None:
         self.engine.draining = True
-        if self.election is not None:
-            self.election.resign("draining", for_good=True)
-        if self.ownership is not None:
-            self.ownership.drain()
+        super().drain()
 
-    # --- the session --------------------------------------------------------------------
-
-    def connected(self) -> None:
-        self.up = True
-        for machine in list(self.machines):
-            machine.connected()
-
-    def suspended(self) -> None:
-        self.up = False
-        for machine in self.machines:
-            machine.suspended()
-
-    def expire(self) -> None:
-        self.ended = True
-        self.up = False
-        self.lease.end()
-        if self.ownership is not None:
-            self.ownership.expire()
-        self.engine.expired()
-
-    # --- requests -----------------------------------------------------------------------
-
-    def pump(self) -> None:
-        """Let the machines send what they have collected."""
-        now = self.process.schedule.now
-        for machine in self.machines:
-            if machine.due() <= now:
-                machine.tick()
-        for machine in self.machines:
-            machine.flush()
-        refused: list[Then] = []
-        for machine in self.machines:
-            outbox = machine.outbox
-            while outbox:
-                request, then = outbox.popleft()
-                if not self.up:
-                    refused.append(then)
-                    continue
-                if isinstance(request, Commit):
-                    then = self._renewing(then, now)
-                self.process.link.submit(request, then, self.watchers[id(machine)])
-        if refused:
-            self.process.schedule.after(0.0, self.process.run, self._refuse, refused)
-
-    def _renewing(self, then: Then, sent_at: float) -> Then:
-        def answered(answer: Answer) -> None:
-            if isinstance(answer, (Committed, Refused)):
-                self.lease.renew(sent_at)
-            then(answer)
-
-        return answered
-
-    @staticmethod
-    def _refuse(refused: list[Then]) -> None:
-        for then in refused:
-            then(UNANSWERED)
-
-    def due(self) -> float:
-        return min((machine.due() for machine in self.machines), default=float("inf"))
+    def wanted_at(self) -> float:
+        """Return when the loop wants to run again without any event."""
+        wait = self._wait_seconds() if self._running else None
+        return float("inf") if wait is None else self.schedule.now + wait
 
 
 class Process:
-    """One operating system process; it can be stopped, killed, and be slow to hear."""
+    """One operating system process; it can be stopped, killed, and be slow to hear.
+
+    :ivar deafness: how many seconds its coordination loop may be late.
+    """
 
     def __init__(
         self,
@@ -192,6 +225,7 @@ class Process:
         checkpoint_seconds: float,
     ) -> None:
         self.schedule = schedule
+        self.coordinator = coordinator
         self.layout = layout
         self.broker = broker
         self.checks = checks
@@ -202,151 +236,139 @@ class Process:
         self.stopped = False
         self.draining = False
         self.deafness = 0.0
-        self.crew: Crew | None = None
-        self.crews: list[Crew] = []
-        self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._held: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._tick_at = float("inf")
-        self.link = Link(
-            coordinator,
-            name,
-            timeout,
-            self._receive,
-            on_connected=self._connected,
-            on_suspended=self._suspended,
-            on_expired=self._expired,
-        )
-        self.link.connect()
+        self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._wake_at = float("inf")
+        self.members: list[SimulatedMember] = []
+        self.member = self._new_member()
+
+    def _new_member(self) -> SimulatedMember:
+        member = SimulatedMember(self)
+        self.members.append(member)
+        return member
 
     @property
     def alive(self) -> bool:
         return not self.dead
 
-    def clock(self) -> float:
-        return self.schedule.now
-
-    def new_engine(self) -> Engine:
-        return Engine(self.schedule, self.broker, self.checks, self.run)
+    @property
+    def link(self) -> Link:
+        return self.member.link
 
     # --- running ------------------------------------------------------------------------
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         """Run something of the process's own; when stopped, after it goes on."""
-        if self.dead:
-            return
         if self.stopped:
             self._held.append((function, arguments))
-            return
-        function(*arguments)
-        self.pump()
+        elif not self.dead:
+            function(*arguments)
 
-    def _receive(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Take what the client hands over, in order."""
-        if self.dead:
-            return
-        self._inbox.append((function, arguments))
-        if self.deafness:
-            self.schedule.after(self.deafness * self.schedule.chance(), self._hear)
-        else:
-            self._hear()
+    def receive(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Take what the client hands over; it is handled in this order, whatever comes between."""
+        if self.stopped or self._inbox:
+            self._inbox.append((function, arguments))
+        elif not self.dead:
+            function(*arguments)
 
     def _hear(self) -> None:
-        if self.stopped or self.dead:
+        if self.stopped or self.dead or not self._inbox:
             return
-        while self._inbox:
-            function, arguments = self._inbox.popleft()
-            function(*arguments)
-        self.pump()
+        function, arguments = self._inbox.popleft()
+        function(*arguments)
+        self.schedule.after(0.002 * self.schedule.chance(), self._hear)
 
-    def pump(self) -> None:
-        """Let every registration's machines send, also those that ended; wake up in time."""
-        due = float("inf")
-        for crew in self.crews:
-            if crew.ended:
-                continue
-            crew.pump()
-            due = min(due, crew.due())
-        if due < self._tick_at and due != float("inf"):
-            self._tick_at = max(due, self.schedule.now + 0.005)
-            self.schedule.at(self._tick_at, self._tick)
+    def wake(self) -> None:
+        """Let the coordination loop run soon."""
+        delay = 0.001
+        if self.deafness:
+            delay += self.deafness * self.schedule.chance()
+        self._wake(self.schedule.now + delay)
 
-    def _tick(self) -> None:
-        if not self.stopped:
-            self._tick_at = float("inf")
-            self.run(lambda: None)
+    def _wake(self, when: float) -> None:
+        if when < self._wake_at:
+            self._wake_at = when
+            self.schedule.at(when, self._step, when)
 
-    # --- the session --------------------------------------------------------------------
+    def _step(self, when: float) -> None:
+        """Run the coordination loop once, unless an earlier wake-up has done it."""
+        if when != self._wake_at or self.dead:
+            return
+        self._wake_at = float("inf")
+        if self.stopped:
+            self._held.append((self.wake, ()))
+            return
+        self.member.step(0.0)
+        wanted = self.member.wanted_at()
+        if wanted != float("inf"):
+            self._wake(max(wanted, self.schedule.now + 0.005))
 
-    def _connected(self, session: int, new: bool) -> None:
-        if new:
-            self.crew = Crew(self, session)
-            self.crews.append(self.crew)
-        elif self.crew is not None:
-            self.crew.connected()
-
-    def _suspended(self) -> None:
-        if self.crew is not None:
-            self.crew.suspended()
-
-    def _expired(self) -> None:
-        if self.crew is not None:
-            self.crew.expire()
-            self.crew = None
+    def renew(self) -> None:
+        """The registration is over: make another, with a client of its own."""
+        if self.dead:
+            return
+        self.schedule.note("%s registers anew", self.name)
+        old = self.member
+        self.member = self._new_member()
+        self.schedule.after(0.05 * self.schedule.chance(), self.run, old.stop)
+        if self.draining:
+            self.member.drain()
 
     # --- what befalls it ----------------------------------------------------------------
 
     def kill(self) -> None:
         """kill -9: nothing of it runs any more, what it has sent may arrive."""
         self.schedule.note("%s is killed", self.name)
+        self._die()
+        for member in self.members:
+            member.link.die()
+
+    def _die(self) -> None:
         self.dead = True
-        for crew in self.crews:
-            for work in crew.engine.work.values():
+        for member in self.members:
+            for work in member.engine.work.values():
                 if work.position is not None:
                     self.checks.dropped(work.claim)
-        self.link.die()
 
     def stop(self) -> None:
         """SIGSTOP."""
         if self.alive and not self.stopped:
             self.schedule.note("%s is stopped", self.name)
             self.stopped = True
-            self.link.pause()
+            for member in self.members:
+                member.link.pause()
 
     def resume(self) -> None:
-        """SIGCONT: it goes on with what it knew; its own work may come before the news."""
+        """SIGCONT: it goes on with what it knew, in no certain order."""
         if self.dead or not self.stopped:
             return
         self.schedule.note("%s goes on", self.name)
         self.stopped = False
-        self._tick_at = float("inf")
-        self.link.resume()
         held, self._held = self._held, deque()
-        own_first = self.schedule.chance() < 0.7
-        if not own_first:
-            self._hear()
+        for member in self.members:
+            member.link.resume()
+        gap = 0.0
         for function, arguments in held:
-            self.run(function, *arguments)
-        if own_first:
-            self.schedule.after(0.05 * self.schedule.chance(), self._hear)
-        self.pump()
+            gap += 0.002 * self.schedule.chance()
+            self.schedule.after(gap, self.run, function, *arguments)
+        self.schedule.after(0.01 * self.schedule.chance(), self._hear)
+        self.wake()
 
     def drain(self) -> None:
         """Leave in good order."""
         if self.alive and not self.draining:
             self.schedule.note("%s drains", self.name)
             self.draining = True
-            if self.crew is not None:
-                self.run(self.crew.drain)
+            self.run(self.member.drain)
             self._leave()
 
     def _leave(self) -> None:
         if self.dead:
             return
-        crew = self.crew
-        empty = crew is None or crew.ownership is None or crew.ownership.empty()
-        if self.stopped or not empty:
+        if self.stopped or not self.member.is_released:
             self.schedule.after(0.2, self._leave)
             return
         self.schedule.note("%s leaves", self.name)
-        self.dead = True
-        self.link.close()
+        self._die()
+        for member in self.members:
+            member.link.close()

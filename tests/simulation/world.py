@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from qdo.coordination import member
 from qdo.coordination.layout import Layout, QueueNode, WorkerNode, encode_queues
 from qdo.coordination.machine import CreateOp, Op, Refused, SetOp
 
@@ -159,8 +160,8 @@ class World:
         queue = self.random.choice(self.queues())
         self.broker.send(queue, self.random.randint(1, 4))
         for process in self.living():
-            for crew in process.crews:
-                crew.engine.wake(queue)
+            for member in process.members:
+                member.engine.wake(queue)
 
     # --- operators ----------------------------------------------------------------------
 
@@ -370,10 +371,19 @@ def play(
 ) -> tuple[Violation | None, World]:
     """Play one history; return what it violated, if anything."""
     world = World(seed, tracing=tracing, switches=switches)
+    real = member.clock
+    # The clock is the one thing the member does not get from its client.
+    vars(member)["clock"] = lambda: world.schedule.now
     try:
         world.run()
     except Violation as violation:
         return violation, world
+    except Exception as error:
+        violation = Violation("crash", f"{type(error).__name__}: {error}")
+        violation.__cause__ = error
+        return violation, world
+    finally:
+        vars(member)["clock"] = real
     return None, world
 
 
