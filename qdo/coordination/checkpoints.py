@@ -65,11 +65,9 @@ class Checkpoints:
         self._next = 0.0
         self.in_flight = 0
 
-    def mark(self, slot: Slot) -> bool:
-        """Take note that a queue progressed; return whether it is the first one waiting."""
-        first = not self._dirty
+    def mark(self, slot: Slot) -> None:
+        """Take note that a queue progressed."""
         self._dirty[slot.queue] = slot
-        return first
 
     def due(self) -> float:
         """Return when the next checkpoint should be sent, `inf` with nothing to record."""
