@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qdo.coordination.client import connect
-from qdo.errors import CoordinatorUnreachableError
+from qdo.errors import UnreachableError
 
 RETRY_SECONDS = 0.2
 
@@ -77,7 +77,7 @@ class Closer(threading.Thread):
         while (left := deadline - time.monotonic()) > 0:
             try:
                 close_session(session, self._timeout, left)
-            except CoordinatorUnreachableError as error:
+            except UnreachableError as error:
                 _log.debug("%s: session %#x not closed yet: %s", self._who, session.id, error)
                 if self._given_up.wait(min(RETRY_SECONDS, left)):
                     break
@@ -104,15 +104,15 @@ def close_session(
 
     A session that has expired meanwhile is no error.
 
-    :raises CoordinatorUnreachableError: when that took longer than `patience_seconds`.
+    :raises UnreachableError: when that took longer than `patience_seconds`.
     """
     client = connect(
         session.url,
         session_timeout_seconds=session_timeout_seconds,
         client_id=(session.id, session.password),
     )
+    client.open(patience_seconds)
     try:
-        client.open(patience_seconds)
         client.stop()
     finally:
         client.close()

@@ -40,6 +40,9 @@ from qdo.worker.processes import CHILD_ARGV, Child, adopt_orphans, next_ended
 from qdo.worker.roster import Action, Ask, GiveUp, Kill, Restart, Roster, Spawn, Stop
 from qdo.worker.sessions import Closer
 
+LAST_SECONDS = 1.0
+"""How long a parent that was told to kill still waits for sessions to be closed."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +83,7 @@ class _Parent:
         self._closers: list[Closer] = []
         self._presses = 0
         self._hung_up = False
+        self._leave_at: float | None = None
         self._selector = selectors.DefaultSelector()
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
@@ -146,17 +150,12 @@ class _Parent:
     def _finished(self) -> bool:
         if not self._roster.done:
             return False
-        if self._roster.stop >= Stop.ABORT:
-            for closer in self._closers:
-                closer.give_up()
-            return True
-        return not self._graves and not self._closers
+        hurried = self._leave_at is not None and self._leave_at <= time.monotonic()
+        return hurried or not (self._graves or self._closers)
 
     def _patience(self) -> float | None:
         times = [grave.give_up_at for grave in self._graves]
-        due = self._roster.next_at
-        if due is not None:
-            times.append(due)
+        times += [due for due in (self._roster.next_at, self._leave_at) if due is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _empty_bell(self) -> None:
@@ -172,6 +171,8 @@ class _Parent:
             self._presses -= 1
             self._do(self._roster.press(time.monotonic()))
             _log.info("asked to stop: %s", _STOPPING[self._roster.stop])
+            if self._roster.stop is Stop.KILL and self._leave_at is None:
+                self._leave_at = time.monotonic() + LAST_SECONDS
 
     # --- children -----------------------------------------------------------------------
 

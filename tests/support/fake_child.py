@@ -29,11 +29,17 @@ def show(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-def serve() -> None:
-    """Wait for SIGTERM or for the parent's end, then finish as a drained worker does."""
+def asked_to_end() -> threading.Event:
+    """Return what is set at SIGTERM and at the parent's end."""
     done = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: done.set())
     threading.Thread(target=lambda: (PARENT.recv(1), done.set()), daemon=True).start()
+    return done
+
+
+def serve() -> None:
+    """Wait for SIGTERM or for the parent's end, then finish as a drained worker does."""
+    done = asked_to_end()
     show(f"child up pid={os.getpid()}")
     done.wait()
     show(f"child drained pid={os.getpid()}")
@@ -72,10 +78,11 @@ def babble() -> None:
     serve()
 
 
-def hold(folder: str) -> None:
+def hold() -> None:
     """Hold an ephemeral node, and an executor process that outlives this one; tell of both."""
     from qdo.coordination.client import connect
 
+    done = asked_to_end()
     client = connect(
         TOLD["settings"]["coordinator"],
         session_timeout_seconds=float(TOLD["settings"]["session_timeout_seconds"]),
@@ -88,7 +95,7 @@ def hold(folder: str) -> None:
     )
     client.create(f"/held/{os.getpid()}", str(executor.pid).encode(), ephemeral=True)
     show(f"child holds pid={os.getpid()} executor={executor.pid} session={session:x}")
-    serve()
+    done.wait()
     executor.kill()
     executor.wait()
     client.stop()
