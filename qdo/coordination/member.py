@@ -168,7 +168,11 @@ class Member:
 
     def flush(self) -> None:
         """Send the next checkpoint at once."""
-        self._put(lambda: self._ownership and self._ownership.hurry())
+        self._put(self._hurry)
+
+    def _hurry(self) -> None:
+        if self._ownership is not None:
+            self._ownership.hurry()
 
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
         """Checkpoint at once and wait until ``claim.done`` is recorded.
@@ -181,7 +185,7 @@ class Member:
         def begin() -> None:
             if self._ownership is not None:
                 self._ownership.progress(claim)
-                self._ownership.hurry()
+            self._hurry()
             self._recording.append((claim, done))
 
         self._put(begin)
@@ -190,7 +194,11 @@ class Member:
 
     def finished(self, claim: Claim) -> None:
         """Take note that nothing of a claim that is being released runs any more."""
-        self._put(lambda: self._ownership and self._ownership.finished(claim))
+        self._put(partial(self._finished, claim))
+
+    def _finished(self, claim: Claim) -> None:
+        if self._ownership is not None:
+            self._ownership.finished(claim)
 
     def drain(self) -> None:
         """Give everything back and take nothing new; also never lead again."""
@@ -217,8 +225,8 @@ class Member:
 
     def refresh_component(self, component: Mapping[str, Any]) -> None:
         """Describe this process anew in its component node."""
-        value = dict(component)
-        self._put(lambda: self._component and self._component.refresh(value))
+        if self._component is not None:
+            self._put(partial(self._component.refresh, dict(component)))
 
     def is_leader(self) -> bool:
         """Return whether this worker is the rebalancer, as far as it knows."""
@@ -226,8 +234,8 @@ class Member:
 
     def create_queues(self, names: Iterable[str]) -> None:
         """Create nodes for queues that have none yet, as leader; others pass it over."""
-        wanted = list(names)
-        self._put(lambda: self._rebalancer and self._rebalancer.create_queues(wanted))
+        if self._rebalancer is not None:
+            self._put(partial(self._rebalancer.create_queues, list(names)))
 
     # --- the loop ---------------------------------------------------------------------
 

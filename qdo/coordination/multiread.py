@@ -40,7 +40,8 @@ class MultiRead:
         for read in self.reads:
             body += MultiHeader(read.type, False, -1).serialize()
             body += read.serialize()
-        return body + MultiHeader(_ERROR, True, -1).serialize()
+        body += MultiHeader(_ERROR, True, -1).serialize()
+        return body
 
     @classmethod
     def deserialize(cls, buffer: bytes, offset: int) -> list[tuple[bytes, ZnodeStat] | Exception]:
