@@ -300,7 +300,7 @@ def outgoing(
     if key is not None and not isinstance(key, str):
         raise UsageError(reason=f"the key of a message is text, not {key!r}")
     return Outgoing(
-        queue, encode_body(queue, body), key, _encode_headers(headers) if headers else None
+        queue, encode_body(queue, body), key, encode_headers(headers) if headers else None
     )
 
 
@@ -326,7 +326,8 @@ def encode_body(queue: str, body: Any) -> bytes:
         ) from error
 
 
-def _encode_headers(headers: Mapping[str, str]) -> str:
+def encode_headers(headers: Mapping[str, str]) -> str:
+    """Return the JSON of headers; raise UsageError unless they map text to text."""
     plain = dict(headers)
     if not all(isinstance(item, str) for pair in plain.items() for item in pair):
         raise UsageError(reason=f"headers map text to text, not {plain!r}")

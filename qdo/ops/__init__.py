@@ -1,0 +1,1 @@
+"""What operators ask and do: functions that return frozen values; printing is up to others."""

@@ -1,0 +1,147 @@
+"""`qdo queues`, `qdo workers`, `qdo dead-letters`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from qdo.brokers.base import DeadLetterRecord
+from qdo.cli.output import emit, iso_time, say
+from qdo.cli.reach import reached
+from qdo.cli.shell import output_option, require_app, with_settings
+from qdo.message import format_position
+from qdo.ops import status
+from qdo.settings import Settings
+
+SHARED = ("app", "broker", "coordinator", "namespace", "connect_seconds")
+
+
+@click.command()
+@click.argument("glob", default="*")
+@with_settings(*SHARED)
+@output_option
+def queues(glob: str, form: str, settings: Settings) -> None:
+    """List queues that match GLOB (default: all): owner, progress, backlog, dead letters."""
+    app = require_app(settings)
+    with reached(settings) as reach:
+        found = status.queue_statuses(reach.client, reach.layout, reach.broker, glob)
+    if not found:
+        say(f"hint: app {app!r} has no queue {'yet' if glob == '*' else f'that matches {glob!r}'}")
+    items = [_queue_item(each) for each in found]
+    if form == "table":
+        for item in items:
+            item["owner"] = f"{item['owner']} (gone)" if item["owner_gone"] else item["owner"]
+            item["last"] = item["fault"] or item["last_time"]
+    emit(
+        "qdo.queues/1",
+        items,
+        form,
+        {
+            "queue": "QUEUE",
+            "owner": "OWNER",
+            "last": "LAST",
+            "backlog": "BACKLOG",
+            "dead_letters": "DEAD LETTERS",
+        },
+    )
+
+
+def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
+    return {
+        "queue": each.queue,
+        "owner": each.owner,
+        "owner_gone": each.owner_gone,
+        "last": str(each.last) if each.last else "",
+        "last_time": format_position(each.last) if each.last else None,
+        "backlog": each.backlog,
+        "oldest": str(each.oldest) if each.oldest else None,
+        "dead_letters": each.dead_letters,
+        "fault": each.fault,
+    }
+
+
+@click.command()
+@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@output_option
+def workers(form: str, settings: Settings) -> None:
+    """List the registered workers, how many queues each handles, and where it runs."""
+    app = require_app(settings)
+    with reached(settings, broker=False) as reach:
+        found = status.worker_statuses(reach.client, reach.layout) if reach.client else []
+    if not found:
+        say(f"hint: no worker of app {app!r} is registered")
+    items = [_worker_item(each) for each in found]
+    if form == "table":
+        for item in items:
+            item["started"] = _moment(item.get("started"))
+    emit(
+        "qdo.workers/1",
+        items,
+        form,
+        {
+            "worker": "WORKER",
+            "queues": "QUEUES",
+            "assigned": "ASSIGNED",
+            "host": "HOST",
+            "pid": "PID",
+            "state": "STATE",
+            "started": "STARTED",
+            "version": "VERSION",
+        },
+    )
+
+
+def _worker_item(each: status.WorkerStatus) -> dict[str, Any]:
+    return {
+        **dict(each.details),
+        "worker": each.worker,
+        "queues": each.queues,
+        "assigned": each.assigned,
+    }
+
+
+def _moment(value: Any) -> str | None:
+    return iso_time(value) if isinstance(value, int | float) else value
+
+
+@click.command("dead-letters")
+@click.argument("glob", default="*")
+@with_settings("app", "broker")
+@output_option
+def dead_letters(glob: str, form: str, settings: Settings) -> None:
+    """List messages that were set aside after their last attempt, with the error."""
+    require_app(settings)
+    with reached(settings, coordinator=False) as reach:
+        found = status.dead_letters(reach.broker, glob) if reach.broker else []
+    if not found:
+        say("no dead letters")
+    items = [_letter_item(each) for each in found]
+    emit(
+        "qdo.dead-letters/1",
+        items,
+        form,
+        {
+            "queue": "QUEUE",
+            "time": "SENT",
+            "dead_time": "SET ASIDE",
+            "attempts": "ATTEMPTS",
+            "error": "ERROR",
+        },
+    )
+
+
+def _letter_item(letter: DeadLetterRecord) -> dict[str, Any]:
+    return {
+        "queue": letter.queue,
+        "position": str(letter.position),
+        "time": format_position(letter.position),
+        "dead_time": iso_time(letter.dead_at),
+        "attempts": letter.attempts,
+        "error": letter.error,
+        "traceback": letter.traceback,
+        "worker": letter.worker,
+        "fence": letter.fence,
+        "key": letter.key,
+        "body": letter.body.decode(errors="backslashreplace"),
+    }

@@ -1,0 +1,54 @@
+"""The command `qdo-worker`: runs worker processes until told to stop."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from qdo.cli.shell import EXIT_CODES, run, version_option, with_settings
+from qdo.loading import check_target
+from qdo.settings import Settings
+
+SIGNALS = """\b
+Signals:
+  SIGTERM, SIGINT  first: drain (take nothing new, finish, record, give back);
+                   second: abort running jobs and give their queues back"""
+
+
+@click.command(
+    epilog=f"{SIGNALS}\n\n{EXIT_CODES}", context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.argument("target", metavar="[MODULE:APP]", required=False)
+@with_settings(
+    "app",
+    "job",
+    "job_context",
+    "job_failure",
+    "queues",
+    "broker",
+    "coordinator",
+    "namespace",
+    "processes",
+    "concurrency",
+    "burst",
+    "session_timeout_seconds",
+    "drain_seconds",
+    "log_level",
+)
+@version_option
+def worker(target: str | None, settings: Settings) -> int:
+    """Run a worker of an app: its jobs, for the queues that the rebalancer grants.
+
+    Name the app as MODULE:APP, or make one around a function: --app NAME --job
+    MODULE:FUNCTION. Modules are looked up in the current folder, too.
+    """
+    check_target(settings, target)
+    from qdo.worker.supervisor import supervise
+
+    return supervise(settings, target)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(run(worker, "qdo-worker"))

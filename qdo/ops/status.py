@@ -1,0 +1,155 @@
+"""What is going on: queues, workers, dead letters. Reads only, and returns frozen values."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from qdo.brokers.base import Broker, DeadLetterRecord
+from qdo.coordination.client import Client
+from qdo.coordination.layout import Layout, QueueNode, WorkerNode
+from qdo.coordination.reads import read_children, read_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """Where a queue is and how far.
+
+    :ivar owner: worker that its node names, None while it is free.
+    :ivar owner_gone: that worker is no longer registered, so that the queue is free as well.
+    :ivar last: position up to which everything is done, 0 before the first message.
+    :ivar backlog: messages behind `last`; None where the broker does not know the queue or
+        `last` cannot be read.
+    :ivar oldest: position of the first of them.
+    :ivar dead_letters: messages set aside.
+    :ivar fault: why the queue's node cannot be read; such a queue stands still.
+    """
+
+    queue: str
+    owner: str | None
+    owner_gone: bool
+    last: int
+    backlog: int | None
+    oldest: int | None
+    dead_letters: int
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A registered worker.
+
+    :ivar queues: how many it handles.
+    :ivar assigned: how many the rebalancer grants it.
+    :ivar details: what the process says of itself: host, pid, version, started, state, ...
+    """
+
+    worker: str
+    queues: int
+    assigned: int
+    details: tuple[tuple[str, Any], ...]
+
+
+def queue_statuses(
+    client: Client | None, layout: Layout, broker: Broker | None, glob: str = "*"
+) -> list[QueueStatus]:
+    """Return the status of every queue that matches, by name.
+
+    A queue counts that has a node or a message. Without `client` nothing is known of owners
+    and positions, without `broker` nothing of messages.
+
+    :raises CoordinatorUnreachableError: the connection is lost.
+    :raises UnreachableError: the broker cannot be read.
+    """
+    nodes = _queue_nodes(client, layout, glob) if client else {}
+    workers = _names(client, layout.workers) if client else frozenset()
+    stored = frozenset(_matching(broker.queues(), glob)) if broker else frozenset()
+    dead = Counter(letter.queue for letter in broker.dead_letters()) if broker else Counter()
+    return [
+        _queue_status(
+            queue,
+            nodes.get(queue, QueueNode()),
+            workers,
+            broker if queue in stored else None,
+            dead[queue],
+        )
+        for queue in sorted(stored.union(nodes, _matching(dead, glob)))
+    ]
+
+
+def _queue_nodes(client: Client, layout: Layout, glob: str) -> dict[str, QueueNode]:
+    names = list(_matching(_names(client, layout.queues), glob))
+    found = read_nodes(client, [layout.queue(name) for name in names])
+    nodes = {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in found}
+    return {name: node for name, node in nodes.items() if not node.deleted}
+
+
+def _queue_status(
+    queue: str, node: QueueNode, workers: frozenset[str], broker: Broker | None, dead: int
+) -> QueueStatus:
+    backlog = broker.backlog(queue, node.last) if broker and node.fault is None else None
+    return QueueStatus(
+        queue=queue,
+        owner=node.owner or None,
+        owner_gone=bool(node.owner) and node.owner not in workers,
+        last=node.last,
+        backlog=backlog.count if backlog else None,
+        oldest=backlog.oldest if backlog else None,
+        dead_letters=dead,
+        fault=node.fault,
+    )
+
+
+def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
+    """Return every registered worker, in the order of registration.
+
+    A worker and its component node belong to one session: that is how they are matched.
+
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    workers = _below(client, layout.workers)
+    described = {
+        read.session: _details(read.data)
+        for read in read_nodes(client, _below(client, f"{layout.components}/worker"))
+    }
+    names = [path.rpartition("/")[2] for path in workers]
+    assigned = {
+        read.path.rpartition("/")[2]: len(WorkerNode.parse(read.data).queues)
+        for read in read_nodes(client, [layout.assignment(name) for name in names])
+    }
+    statuses = []
+    for read in read_nodes(client, workers):
+        name = read.path.rpartition("/")[2]
+        queues = len(WorkerNode.parse(read.data).queues)
+        details = described.get(read.session, ())
+        statuses.append(WorkerStatus(name, queues, assigned.get(name, 0), details))
+    return statuses
+
+
+def dead_letters(broker: Broker, glob: str = "*") -> list[DeadLetterRecord]:
+    """Return the dead letters of every queue that matches, oldest first."""
+    return [each for each in broker.dead_letters() if fnmatch.fnmatchcase(each.queue, glob)]
+
+
+def _details(data: bytes) -> tuple[tuple[str, Any], ...]:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return ()
+    return tuple(value.items()) if isinstance(value, dict) else ()
+
+
+def _names(client: Client, path: str) -> frozenset[str]:
+    return frozenset(read_children(client, [path]).get(path, ()))
+
+
+def _below(client: Client, path: str) -> list[str]:
+    return [f"{path}/{name}" for name in sorted(_names(client, path))]
+
+
+def _matching(names: Iterable[str], glob: str) -> Iterable[str]:
+    return (name for name in names if fnmatch.fnmatchcase(name, glob))

@@ -1,0 +1,53 @@
+"""The znodes below a path, with their values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdo.coordination.client import Client
+from qdo.coordination.reads import read_children, read_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Znode:
+    """A node of the coordinator.
+
+    :ivar value: its data as text; bytes that are no UTF-8 appear as ``\\xNN``.
+    :ivar ephemeral: it ends with the session that made it.
+    """
+
+    path: str
+    value: str
+    version: int
+    ephemeral: bool
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+def subtree(client: Client, root: str) -> list[Znode]:
+    """Return the node at `root` and all below it, parents before children, by name.
+
+    Empty when there is no such node. Nodes that come or go meanwhile may be missing.
+
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    paths = [root]
+    level = paths
+    while level:
+        below = read_children(client, level)
+        level = [
+            f"{path.rstrip('/')}/{name}" for path, names in below.items() for name in names
+        ]
+        paths += level
+    nodes = [
+        Znode(
+            read.path,
+            read.data.decode(errors="backslashreplace"),
+            read.version,
+            read.session != 0,
+        )
+        for read in read_nodes(client, paths)
+    ]
+    return sorted(nodes, key=lambda node: node.path.split("/"))
