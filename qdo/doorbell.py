@@ -22,9 +22,9 @@ class Doorbell:
 
     def __init__(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
-        name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        self._path = os.path.join(folder, name)
-        hidden = os.path.join(folder, f".{name}")
+        self.name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._path = os.path.join(folder, self.name)
+        hidden = os.path.join(folder, f".{self.name}")
         os.mkfifo(hidden, 0o600)
         # Opened for reading and writing: the pipe never sees its last writer leave, so it
         # is readable only when there is a byte. Named only once it is open: a ring takes a
@@ -56,14 +56,14 @@ class Doorbell:
             self._fd = -1
 
 
-def ring(folder: str) -> None:
-    """Wake every listener of `folder`; never blocks, and a missing folder is nobody."""
+def ring(folder: str, *, skip: Doorbell | None = None) -> None:
+    """Wake every listener of `folder` but `skip`; never blocks, and a missing folder is nobody."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return
     for name in names:
-        if not name.startswith("."):
+        if not name.startswith(".") and (skip is None or name != skip.name):
             _ring_one(os.path.join(folder, name))
 
 

@@ -1,0 +1,278 @@
+"""kazoo's connection with a SQLite file as its far side, instead of a ZooKeeper server.
+
+`EmbeddedConnection` takes requests from the client's queue, has them done by a
+`qdo.coordination.embedded_link.Link`, and hands out answers and watch events as kazoo's own
+connection does after reading them from its socket. States, and who makes the transition:
+
+==============  ==============================================================================
+to              because
+==============  ==============================================================================
+CONNECTING      the connection begins; the session was ended or moved; the file is out of use
+CONNECTED       the session was begun or resumed
+EXPIRED_SESSION a session was to be resumed and is gone
+AUTH_FAILED     a credential of an unknown scheme
+CLOSED          the client was stopped
+==============  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionExpiredError
+from kazoo.protocol.connection import (
+    _CONNECTION_DROP,
+    _SESSION_EXPIRED,
+    CHILD_EVENT,
+    DELETED_EVENT,
+    STOP_CONNECTING,
+    ConnectionHandler,
+)
+from kazoo.protocol.serialization import Auth, Close, GetChildren, GetChildren2, Transaction
+from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, WatchedEvent
+from kazoo.retry import ForceRetryError
+from kazoo.security import Id
+
+from qdo.coordination import embedded_acl
+from qdo.coordination.embedded_link import Link
+from qdo.coordination.embedded_sessions import clock
+from qdo.coordination.embedded_store import BusyError, Store
+from qdo.coordination.embedded_tree import Event, Outcome
+from qdo.errors import DatabaseError, DatabaseFullError
+
+_BATCH = 512
+_COMMANDS = {
+    b"ruok": "imok",
+    b"isro": "rw",
+    b"envi": "Environment:\nzookeeper.version=3.8.0-embedded\n",
+}
+Pair = tuple[Any, Any]
+"""A request, and the object that takes the answer (None if nobody waits)."""
+
+
+class EmbeddedConnection(ConnectionHandler):
+    """A connection to the coordinator in the file `path`.
+
+    :ivar last_fault: why the last attempt to connect failed.
+    """
+
+    client: Any
+    handler: Any
+    _read_sock: Any
+
+    def __init__(self, client: Any, retry: Any, path: str, logger: Any = None) -> None:
+        super().__init__(client, retry, logger=logger)
+        self.path = path
+        self.last_fault: str | None = None
+        self._identities: tuple[Id, ...] = ()
+        self._offload = _offload_of(self.handler)
+
+    def prepare(self) -> None:
+        """Raise DatabaseError if the file cannot be used, and make it if there is none."""
+        self._offload(lambda: Store(self.path).close())
+
+    def command(self, word: bytes) -> str:
+        """Answer a four-letter command as far as it makes sense here."""
+        return _COMMANDS.get(word, "")
+
+    # --- connecting -------------------------------------------------------------------
+
+    def _connect_loop(self, retry: Any) -> Any:
+        if self.client._stopped.is_set() or self._attempt(retry) is STOP_CONNECTING:
+            return STOP_CONNECTING
+        raise ForceRetryError("Reconnecting")
+
+    def _attempt(self, retry: Any) -> Any:
+        """Connect, and serve until the connection ends; say whether to try again."""
+        client = self.client
+        if client._state != KeeperState.CONNECTING:
+            client._session_callback(KeeperState.CONNECTING)
+        try:
+            with self._link() as link:
+                self._enter(link)
+                retry.reset()
+                self._serve(link)
+            client._session_callback(KeeperState.CLOSED)
+            return STOP_CONNECTING
+        except (ConnectionDropped, BusyError, DatabaseError) as error:
+            self.last_fault = str(error)
+            self.logger.warning("Connection dropped: %s", error)
+            if client._state != KeeperState.CONNECTING:
+                client._session_callback(KeeperState.CONNECTING)
+        except AuthFailedError as error:
+            self.logger.warning("AUTH_FAILED closing: %s", error)
+            client._session_callback(KeeperState.AUTH_FAILED)
+            return STOP_CONNECTING
+        except SessionExpiredError:
+            retry.reset()
+            self.logger.warning("Session has expired")
+            client._session_callback(KeeperState.EXPIRED_SESSION)
+        return None
+
+    @contextlib.contextmanager
+    def _link(self) -> Iterator[Link]:
+        link = Link(self.path, pause=self.handler.sleep_func, offload=self._offload)
+        try:
+            yield link
+        finally:
+            link.close()
+
+    def _enter(self, link: Link) -> None:
+        client = self.client
+        row = link.enter(
+            client._session_id or 0, client._session_passwd, client._session_timeout / 1000
+        )
+        client._session_id = row.id
+        client._session_passwd = row.password
+        client._protocol_version = 0
+        client.negotiated_timeout_seconds = row.timeout_milliseconds / 1000
+        client.last_zxid = link.seen
+        self._identities = (embedded_acl.LOCAL,)
+        client._session_callback(KeeperState.CONNECTED)
+        for scheme, credential in list(client.auth_data):
+            self._authenticate(scheme, credential)
+
+    def _authenticate(self, scheme: str, credential: str) -> None:
+        self._identities += (embedded_acl.authenticate(scheme, credential),)
+
+    # --- serving ----------------------------------------------------------------------
+
+    def _serve(self, link: Link) -> None:
+        """Serve the client until it closes its session."""
+        while True:
+            rang = self._wait(link)
+            batch = self._take()
+            if batch:
+                if self._answer(link, batch):
+                    return
+            elif rang:
+                self._fire_all(link.look(watching=self._watching()))
+            if clock() >= link.due:
+                self._fire_all(link.tick(watching=self._watching()))
+            self.client.last_zxid = link.seen
+
+    def _wait(self, link: Link) -> bool:
+        """Wait for requests, a ring of the bell, or the link's next duty; say if the bell rang."""
+        timeout = 0.0 if self.client._queue else max(0.0, link.due - clock())
+        ready = self.handler.select([link.bell, self._read_sock], [], [], timeout)[0]
+        if self._read_sock in ready:
+            self._read_sock.recv(65536)
+        if link.bell in ready:
+            link.bell.drain()
+            return True
+        return False
+
+    def _watching(self) -> bool:
+        return bool(self.client._data_watchers or self.client._child_watchers)
+
+    def _take(self) -> list[Pair]:
+        """Take what can be done in one transaction from the client's queue."""
+        client = self.client
+        batch: list[Pair] = []
+        while client._queue and len(batch) < _BATCH:
+            request, answer = client._queue[0]
+            alone = request is _SESSION_EXPIRED or request is _CONNECTION_DROP
+            alone = alone or request.type in (Auth.type, Close.type)
+            if alone and batch:
+                break
+            if request is _SESSION_EXPIRED:
+                raise SessionExpiredError("Session expired: Testing")
+            if request is _CONNECTION_DROP:
+                raise ConnectionDropped("Connection dropped: Testing")
+            client._queue.popleft()
+            client._pending.append((request, answer, 0))
+            batch.append((request, answer))
+            if alone:
+                break
+        return batch
+
+    def _answer(self, link: Link, batch: list[Pair]) -> bool:
+        """Do requests and hand out their answers; return whether the session was closed."""
+        request, answer = batch[0]
+        if request.type == Close.type:
+            link.end()
+            self.client._pending.clear()
+            return True
+        if request.type == Auth.type:
+            self._answer_auth(request, answer)
+            return False
+        try:
+            performed = link.perform(
+                [request for request, _ in batch], self._identities, watching=self._watching()
+            )
+        except DatabaseFullError as error:
+            self._refuse(batch, error)
+            return False
+        self._fire_all(performed.foreign)
+        for (request, answer), outcome in zip(batch, performed.outcomes, strict=True):
+            self.client._pending.popleft()
+            self._fire_all(outcome.events)
+            self._settle(request, answer, outcome)
+        return False
+
+    def _answer_auth(self, request: Auth, answer: Any) -> None:
+        self.client._pending.popleft()
+        try:
+            self._authenticate(request.scheme, request.auth)
+        except AuthFailedError as error:
+            answer.set_exception(error)
+            raise
+        answer.set(True)
+
+    def _refuse(self, batch: list[Pair], error: Exception) -> None:
+        for _, answer in batch:
+            self.client._pending.popleft()
+            if answer is not None:
+                answer.set_exception(error)
+
+    def _settle(self, request: Any, answer: Any, outcome: Outcome) -> None:
+        client = self.client
+        if outcome.error is not None:
+            if answer is not None:
+                answer.set_exception(outcome.error)
+            return
+        watcher = getattr(request, "watcher", None)
+        if watcher and not client._stopped.is_set():
+            children = isinstance(request, (GetChildren, GetChildren2))
+            watchers = client._child_watchers if children else client._data_watchers
+            watchers[request.path].add(watcher)
+        if answer is not None:
+            result = outcome.result
+            if type(request) is Transaction:
+                result = Transaction.unchroot(client, result)
+            answer.set(result)
+
+    # --- watches ----------------------------------------------------------------------
+
+    def _fire_all(self, events: list[Event]) -> None:
+        for kind, path in events:
+            self._fire(kind, path)
+
+    def _fire(self, kind: int, path: str) -> None:
+        """Call the watches that an event triggers; they are gone then."""
+        client = self.client
+        watchers: list[Any] = []
+        if kind != CHILD_EVENT:
+            watchers.extend(client._data_watchers.pop(path, ()))
+        if kind in (CHILD_EVENT, DELETED_EVENT):
+            watchers.extend(client._child_watchers.pop(path, ()))
+        if client._stopped.is_set():
+            return
+        for watcher in watchers:
+            event = WatchedEvent(EVENT_TYPE_MAP[kind], client._state, client.unchroot(path))
+            client.handler.dispatch_callback(Callback("watch", watcher, (event,)))
+
+
+def _offload_of(handler: Any) -> Callable[[Callable[[], Any]], Any]:
+    """Return what runs a call that waits for the disk, without stopping an event loop."""
+    if handler.name != "sequential_gevent_handler":
+        return _call
+    import gevent
+
+    return lambda call: gevent.get_hub().threadpool.apply(call)
+
+
+def _call(call: Callable[[], Any]) -> Any:
+    return call()
