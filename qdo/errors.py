@@ -83,6 +83,11 @@ class UnsupportedError(QdoError):
     exit_code = 5
 
 
+class BodyDecodeError(QdoError):
+    """the body or the headers of message {id} in queue {queue!r} are not valid JSON:
+    {reason}; the message is set aside as a dead letter: send JSON"""
+
+
 # --- the operator must act: something is out of reach or broken -------------------
 
 
@@ -121,6 +126,16 @@ class DatabaseFullError(DatabaseError):
     some disk space and send again"""
 
     exit_code = 1
+
+
+class DatabaseBusyError(DatabaseError):
+    """database {path} was locked by another process for {seconds:g} s; nothing of this call
+    was stored: see whether a process that uses it is stopped, and send again"""
+
+
+class DatabaseReplacedError(DatabaseError):
+    """database {path} was removed or replaced while it was in use ({reason}): put it back
+    and restart this process"""
 
 
 # --- the protocol refused ---------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,17 +42,9 @@ def format_position(position: int) -> str:
 
 def message_id(position: int, node: int) -> str:
     """Return the UUIDv1 of a position, with a 48-bit `node` and clock sequence 0."""
-    return str(
-        uuid.UUID(
-            fields=(
-                position & 0xFFFFFFFF,
-                (position >> 32) & 0xFFFF,
-                ((position >> 48) & 0x0FFF) | 0x1000,
-                0x80,
-                0,
-                node,
-            )
-        )
+    return (
+        f"{position & 0xFFFFFFFF:08x}-{(position >> 32) & 0xFFFF:04x}"
+        f"-{((position >> 48) & 0x0FFF) | 0x1000:04x}-8000-{node:012x}"
     )
 
 
@@ -72,7 +63,17 @@ class Message:
         must be done, or None.
     """
 
-    __slots__ = ("_id", "attempt", "body", "deadline", "fence", "headers", "key", "position", "queue")
+    __slots__ = (
+        "_id",
+        "attempt",
+        "body",
+        "deadline",
+        "fence",
+        "headers",
+        "key",
+        "position",
+        "queue",
+    )
 
     def __init__(
         self,

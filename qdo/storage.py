@@ -14,9 +14,24 @@ from qdo.errors import (
     DatabaseForeignError,
     DatabaseFullError,
     DatabaseNewerError,
+    DatabaseReplacedError,
 )
 
 BUSY_TIMEOUT_SECONDS = 30.0
+
+# SQLite's primary result codes; the sqlite3 module names them from Python 3.11 on only.
+_BUSY = 5
+_CORRUPT = 11
+_FULL = 13
+_CANTOPEN = 14
+_NOTADB = 26
+_CODES_BY_TEXT = {
+    "database is locked": _BUSY,
+    "database disk image is malformed": _CORRUPT,
+    "database or disk is full": _FULL,
+    "unable to open database file": _CANTOPEN,
+    "file is not a database": _NOTADB,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,38 +116,59 @@ def translated(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _translate(path, error) from error
+        raise translate(path, error) from error
     except OSError as error:
         raise DatabaseError(path=path, reason=error.strerror or str(error)) from error
 
 
-def _translate(path: str, error: sqlite3.Error) -> DatabaseError:
-    code = _result_code(error)
+def translate(path: str, error: sqlite3.Error) -> DatabaseError:
+    """Return qdo's error for one of sqlite3's."""
+    code = error_code(error)
     if code == _FULL:
         return DatabaseFullError(path=path, reason=str(error))
-    if code in (_CORRUPT, _NOT_A_DATABASE):
+    if code in (_CORRUPT, _NOTADB):
         return DatabaseCorruptError(path=path, reason=str(error))
-    if code == _CANNOT_OPEN:
+    if code == _CANTOPEN:
         return DatabaseError(path=path, reason=f"{error}; check that the folder can be written")
     return DatabaseError(path=path, reason=str(error))
 
 
-def _result_code(error: sqlite3.Error) -> int:
-    """Return SQLite's primary result code, 0 when it is unknown.
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether the error says that another connection holds the lock."""
+    return error_code(error) == _BUSY
 
-    Python 3.10 gives only SQLite's words for it, which are the same in every version.
+
+def error_code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary result code, 0 when it is not known."""
+    code = getattr(error, "sqlite_errorcode", None)  # Python 3.11 and later
+    return _CODES_BY_TEXT.get(str(error), 0) if code is None else code & 0xFF
+
+
+class FileWatch:
+    """Notices that an open database is no longer the one that its path names.
+
+    SQLite goes on writing to a deleted file without a word, and what it says is stored
+    would be gone with the process.
     """
-    code = getattr(error, "sqlite_errorcode", None)
-    return code & 0xFF if code is not None else _CODES_BY_WORDS.get(str(error), 0)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._files = {name: _identity(name) for name in (path, f"{path}-wal")}
+
+    def check(self) -> None:
+        """Raise DatabaseReplacedError when the file or its log is not the one opened."""
+        for name, known in self._files.items():
+            now = _identity(name)
+            if known is None:
+                self._files[name] = now
+            elif now != known:
+                word = "is missing" if now is None else "is another file now"
+                raise DatabaseReplacedError(path=self._path, reason=f"{name} {word}")
 
 
-_CORRUPT = 11
-_FULL = 13
-_CANNOT_OPEN = 14
-_NOT_A_DATABASE = 26
-_CODES_BY_WORDS = {
-    "database disk image is malformed": _CORRUPT,
-    "database or disk is full": _FULL,
-    "unable to open database file": _CANNOT_OPEN,
-    "file is not a database": _NOT_A_DATABASE,
-}
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,191 @@
+"""The embedded broker: a SQLite file that the processes of one machine share.
+
+What `send()` returns the id of is on disk. Positions are the UUIDv1 times of the commits:
+unique, and growing in the order of the commits over the whole file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from qdo.brokers.base import Backlog, Broker, Capabilities, DeadLetterRecord, Outgoing
+from qdo.brokers.embedded_listener import Listener
+from qdo.brokers.embedded_native import native
+from qdo.brokers.embedded_reader import EmbeddedReader
+from qdo.brokers.embedded_schema import MESSAGES
+from qdo.brokers.embedded_writer import Transaction, Writer
+from qdo.errors import MessageTooLargeError
+from qdo.message import message_id, position_now, position_of_time
+from qdo.names import check_queue_name
+from qdo.storage import FileWatch, open_database, translated
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+RETIRE_CHUNK = 1000
+"""Messages that one transaction deletes: a few milliseconds for a writer that waits."""
+
+_BACKLOG = """
+SELECT queues.head, queues.sent, first.position, first.number FROM queues
+LEFT JOIN messages AS first ON first.queue = queues.id AND first.position = (
+    SELECT position FROM messages
+    WHERE queue = queues.id AND position > :after ORDER BY position LIMIT 1)
+WHERE queues.app = :app AND queues.name = :queue
+"""
+_BURY = """
+INSERT INTO dead_letters (queue, position, body, key, headers,
+                          error, traceback, attempts, worker, fence, dead_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, position) DO NOTHING
+"""
+_DEAD_LETTERS = """
+SELECT queues.name, position, body, key, headers,
+       error, traceback, attempts, worker, fence, dead_at
+FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
+WHERE queues.app = :app AND (:queue IS NULL OR queues.name = :queue)
+ORDER BY dead_at, position
+"""
+_RETIRE = """
+DELETE FROM messages WHERE queue = :queue AND position IN (
+    SELECT position FROM messages WHERE queue = :queue AND position <= :upto
+    ORDER BY position LIMIT :chunk)
+"""
+
+
+class EmbeddedBroker(Broker):
+    """Queues of one app in a SQLite file.
+
+    Safe to use from several threads, or from greenlets once gevent has patched the process.
+
+    :raises DatabaseError: the file cannot be used; see its subclasses.
+    """
+
+    capabilities = Capabilities(
+        ordered=True,
+        seekable=True,
+        countable=True,
+        delay=False,
+        peek=True,
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+
+    def __init__(self, path: str, app: str, clock: Callable[[], int] = position_now) -> None:
+        self._path = path
+        self._app = app
+        self._bells = f"{path}.bells"
+        self._clock = clock
+        self._known_names: set[str] = set()
+        self._listeners: list[Listener] = []
+        self._reading = open_database(path, MESSAGES)
+        try:
+            with translated(path):
+                (self.id_node,) = self._reading.execute("SELECT node FROM file").fetchone()
+            self._watch = FileWatch(path)
+            self._writer = Writer(path, app, self._bells, native(), clock)
+        except BaseException:
+            self._reading.close()
+            raise
+
+    @property
+    def commits(self) -> int:
+        """How many transactions this broker object has committed."""
+        return self._writer.commits
+
+    def queues(self) -> list[str]:
+        with translated(self._path):
+            found = self._reading.execute(
+                "SELECT name FROM queues WHERE app = ? ORDER BY name", (self._app,)
+            )
+            return [name for (name,) in found.fetchall()]
+
+    def send(self, message: Outgoing) -> str:
+        return self.send_many((message,))[0]
+
+    def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        size = sum(map(self._checked_size, messages))
+        if not messages:
+            return []
+        positions = self._writer.run(lambda transaction: transaction.append(messages), size)
+        return [message_id(position, self.id_node) for position in positions]
+
+    def reader(self, queue: str, after: int) -> EmbeddedReader:
+        return EmbeddedReader(
+            self._reading, self._path, self._watch, self._app, check_queue_name(queue), after
+        )
+
+    def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
+        with translated(self._path):
+            listener = Listener(self._reading, self._path, self._app, self._bells, wake)
+        self._listeners.append(listener)
+        return listener.stop
+
+    def backlog(self, queue: str, after: int) -> Backlog:
+        with translated(self._path):
+            found = self._reading.execute(
+                _BACKLOG, {"app": self._app, "queue": queue, "after": after}
+            ).fetchone()
+        if found is None:
+            return Backlog(count=0, oldest=None, head=0)
+        head, sent, oldest, number = found
+        count = 0 if oldest is None else sent - number + 1
+        return Backlog(count=count, oldest=oldest, head=head)
+
+    def bury(self, letter: DeadLetterRecord) -> None:
+        check_queue_name(letter.queue)
+        values = (
+            letter.position,
+            letter.body,
+            letter.key,
+            letter.headers,
+            _storable(letter.error),
+            _storable(letter.traceback),
+            letter.attempts,
+            letter.worker,
+            letter.fence,
+            letter.dead_at or time.time(),
+        )
+
+        def work(transaction: Transaction) -> None:
+            queue = transaction.queue_id(letter.queue)
+            transaction.connection.execute(_BURY, (queue, *values))
+
+        self._writer.run(work, len(letter.body))
+
+    def dead_letters(self, queue: str | None = None) -> list[DeadLetterRecord]:
+        with translated(self._path):
+            found = self._reading.execute(_DEAD_LETTERS, {"app": self._app, "queue": queue})
+            return list(itertools.starmap(DeadLetterRecord, found.fetchall()))
+
+    def retire(self, queue: str, last: int, older_than: float) -> int:
+        newest = position_of_time(time.time() - older_than)
+        upto = min(last, newest)
+        total = 0
+        while True:
+            deleted = self._writer.run(lambda transaction: _retire(transaction, queue, upto))
+            total += deleted
+            if deleted < RETIRE_CHUNK:
+                return total
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.stop()
+        self._writer.close()
+        self._reading.close()
+
+    def _checked_size(self, message: Outgoing) -> int:
+        """Return the size of a body; raise for what cannot be stored."""
+        if message.queue not in self._known_names:
+            self._known_names.add(check_queue_name(message.queue))
+        size = len(message.body)
+        if size > MAX_BODY_BYTES:
+            raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_BODY_BYTES)
+        return size
+
+
+def _retire(transaction: Transaction, queue: str, upto: int) -> int:
+    parameters = {"queue": transaction.queue_id(queue), "upto": upto, "chunk": RETIRE_CHUNK}
+    return transaction.connection.execute(_RETIRE, parameters).rowcount
+
+
+def _storable(text: str) -> str:
+    """Return text as it can be stored: a stray surrogate has no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()

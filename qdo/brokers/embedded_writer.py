@@ -1,0 +1,298 @@
+"""The one place that writes to the embedded broker's file: group commit.
+
+Calls that arrive while a commit is under way wait together, and the first of them to get
+the lock commits for all: one transaction, one sync, one ring of the doorbell. A call that
+comes alone commits at once; nothing waits for a timer. When a group fails, each of its
+calls is tried in a transaction of its own, so that each gets its own error.
+"""
+
+from __future__ import annotations
+
+import collections
+import fcntl
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from qdo import doorbell
+from qdo.brokers.base import Outgoing
+from qdo.brokers.embedded_native import Native
+from qdo.brokers.embedded_schema import MESSAGES
+from qdo.errors import DatabaseBusyError, UsageError
+from qdo.message import position_now
+from qdo.storage import FileWatch, is_busy, open_database, translate, translated
+
+T = TypeVar("T")
+
+GROUP_BYTES = 16 * 1024 * 1024
+"""A group takes no further call once its bodies are this big."""
+BUSY_SECONDS = 30.0
+_FIRST_PAUSE_SECONDS = 0.0001
+_LONGEST_PAUSE_SECONDS = 0.002
+
+_FIND_QUEUE = "SELECT id, head, sent, largest FROM queues WHERE app = ? AND name = ?"
+_ADD_QUEUE = "INSERT INTO queues (app, name, head, sent, largest) VALUES (?, ?, 0, 0, 0)"
+_TOUCH_QUEUE = "UPDATE queues SET head = ?, sent = ?, largest = ? WHERE id = ?"
+_ADD_MESSAGE = (
+    "INSERT INTO messages (queue, position, number, body, key, headers) VALUES (?, ?, ?, ?, ?, ?)"
+)
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The newest end of a queue, within one transaction."""
+
+    id: int
+    head: int
+    sent: int
+    largest: int
+
+
+class Transaction:
+    """What a call may do while it holds the write lock."""
+
+    def __init__(self, connection: sqlite3.Connection, app: str, clock: Callable[[], int]) -> None:
+        self.connection = connection
+        self.rings = False
+        self._app = app
+        self._clock = clock
+        self._newest: int | None = None
+        self._tails: dict[str, _Tail] = {}
+        self._rows: list[tuple[int, int, int, bytes, str | None, str | None]] = []
+
+    def append(self, messages: Sequence[Outgoing]) -> range:
+        """Add messages behind everything in the file; return their positions."""
+        first = self._next_position()
+        for position, message in enumerate(messages, first):
+            tail = self._tails.get(message.queue) or self._tail(message.queue)
+            tail.head = position
+            tail.sent += 1
+            if len(message.body) > tail.largest:
+                tail.largest = len(message.body)
+            self._rows.append(
+                (tail.id, position, tail.sent, message.body, message.key, message.headers)
+            )
+        self._newest = first + len(messages) - 1
+        self.rings = True
+        return range(first, first + len(messages))
+
+    def queue_id(self, name: str) -> int:
+        """Return the number of a queue, making the queue if it is missing."""
+        return self._tail(name).id
+
+    def flush(self) -> None:
+        """Write what was added."""
+        self.connection.executemany(_ADD_MESSAGE, self._rows)
+        self.connection.executemany(
+            _TOUCH_QUEUE,
+            [(tail.head, tail.sent, tail.largest, tail.id) for tail in self._tails.values()],
+        )
+
+    def _next_position(self) -> int:
+        if self._newest is None:
+            (newest,) = self.connection.execute("SELECT max(head) FROM queues").fetchone()
+            self._newest = newest or 0
+        # Never back, even when the clock is: order is worth more than the right time.
+        return max(self._clock(), self._newest + 1)
+
+    def _tail(self, name: str) -> _Tail:
+        tail = self._tails.get(name)
+        if tail is None:
+            found = self.connection.execute(_FIND_QUEUE, (self._app, name)).fetchone()
+            if found is None:
+                self.connection.execute(_ADD_QUEUE, (self._app, name))
+                found = self.connection.execute(_FIND_QUEUE, (self._app, name)).fetchone()
+            tail = self._tails[name] = _Tail(*found)
+        return tail
+
+
+class _Call(Generic[T]):
+    """One caller's work, and what came of it."""
+
+    __slots__ = ("done", "error", "result", "size", "work")
+
+    def __init__(self, work: Callable[[Transaction], T], size: int) -> None:
+        self.work = work
+        self.size = size
+        self.done = False
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+
+class Writer:
+    """Commits the calls of one process for one app, in groups.
+
+    :ivar commits: how many transactions were committed.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        app: str,
+        bells: str,
+        native: Native,
+        clock: Callable[[], int] = position_now,
+    ) -> None:
+        self._path = path
+        self._app = app
+        self._bells = bells
+        self._native = native
+        self._clock = clock
+        self._pid = os.getpid()
+        self._closed = False
+        self.commits = 0
+        self._waiting: collections.deque[_Call[Any]] = collections.deque()
+        self._turn = threading.Lock()  # between callers: greenlets under gevent
+        self._committing = native.lock()  # between native threads
+        self._connection = open_database(path, MESSAGES)
+        self._connection.execute("PRAGMA busy_timeout = 0")  # see _begin
+        self._connection.execute("PRAGMA secure_delete = OFF")
+        self._watch = FileWatch(path)
+        with translated(path):
+            os.makedirs(bells, exist_ok=True)
+            self._gate = os.open(
+                os.path.join(bells, ".gate"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
+
+    def run(self, work: Callable[[Transaction], T], size: int = 0) -> T:
+        """Run `work` in a transaction and return its result once that is on disk.
+
+        `work` runs on a native thread, and twice when a group with it has failed.
+
+        :param size: bytes that it adds, roughly.
+        """
+        self._check_usable()
+        call = _Call(work, size)
+        self._waiting.append(call)
+        with self._turn:
+            # Whoever had the lock before may have committed this call with its own.
+            while not call.done:
+                self._native.call(self._commit_waiting)
+        if call.error is not None:
+            raise call.error
+        return call.result  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Finish what was begun and close the file; idempotent."""
+        with self._turn:
+            if self._closed or self._pid != os.getpid():
+                return
+            self._closed = True
+            self._native.call(self._close)
+        self._native.close()
+
+    def _close(self) -> None:
+        with self._committing:
+            self._connection.close()
+            os.close(self._gate)
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise UsageError(reason="this broker was closed; open another")
+        if self._pid != os.getpid():
+            raise UsageError(
+                reason="this broker was opened before the process forked; open one in each process"
+            )
+
+    # --- on a native thread ---------------------------------------------------------
+
+    def _commit_waiting(self) -> None:
+        with self._committing:
+            calls = self._take()
+            try:
+                error = self._attempt(calls)
+                if error is not None:
+                    self._attempt_each(calls, error)
+            finally:
+                # Interrupted (Ctrl-C): what others wait for is left to the next of them.
+                self._waiting.extendleft(call for call in reversed(calls) if not call.done)
+
+    def _take(self) -> list[_Call[Any]]:
+        calls: list[_Call[Any]] = []
+        size = 0
+        while self._waiting and size <= GROUP_BYTES:
+            call = self._waiting.popleft()
+            size += call.size
+            calls.append(call)
+        return calls
+
+    def _attempt_each(self, calls: list[_Call[Any]], error: Exception) -> None:
+        for call in calls:
+            failure = self._attempt([call]) if len(calls) > 1 else error
+            if failure is not None:
+                call.error = failure
+                call.done = True
+
+    def _attempt(self, calls: list[_Call[Any]]) -> Exception | None:
+        """Commit `calls` in one transaction; return what went wrong."""
+        try:
+            self._commit(calls)
+        except sqlite3.Error as error:
+            translation = translate(self._path, error)
+            translation.__cause__ = error
+            return translation
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller
+            return error
+        return None
+
+    def _commit(self, calls: list[_Call[Any]]) -> None:
+        connection = self._connection
+        transaction = Transaction(connection, self._app, self._clock)
+        self._watch.check()
+        committing = False
+        try:
+            self._begin()
+            for call in calls:
+                call.result = call.work(transaction)
+            transaction.flush()
+            committing = True
+            connection.execute("COMMIT")
+        except BaseException as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            elif committing and not isinstance(error, sqlite3.Error):
+                self._finish(calls)  # interrupted just after the commit
+            raise
+        # Only now is it certain that what was committed is in the file that others open.
+        self._watch.check()
+        self._finish(calls)
+        if transaction.rings:
+            doorbell.ring(self._bells)
+
+    def _finish(self, calls: list[_Call[Any]]) -> None:
+        self.commits += 1
+        for call in calls:
+            call.done = True
+
+    def _begin(self) -> None:
+        """Take the write lock, in turn with other processes.
+
+        SQLite lets waiting writers sleep up to 100 ms and take their chance, and a process
+        that commits without pause keeps the others out. At the gate only one process at a
+        time tries for the lock, often, and the one that just had it must come through the
+        gate again, behind the one already there.
+        """
+        fcntl.flock(self._gate, fcntl.LOCK_EX)
+        try:
+            self._try_to_begin()
+        finally:
+            fcntl.flock(self._gate, fcntl.LOCK_UN)
+
+    def _try_to_begin(self) -> None:
+        deadline = time.monotonic() + BUSY_SECONDS
+        pause_seconds = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not is_busy(error):
+                    raise
+                if time.monotonic() >= deadline:
+                    raise DatabaseBusyError(path=self._path, seconds=BUSY_SECONDS) from error
+            self._native.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
