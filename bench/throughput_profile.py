@@ -1,0 +1,167 @@
+"""Throughput of the worker engine beside a bare loop over the same rows, in one process.
+
+    python -m bench.throughput_profile [--messages N] [--queues N] [--profile] [--json]
+
+The bare loop fetches the same rows in the same batches from the embedded broker, decodes each
+body and calls the same no-op function. The engine runs the same messages with its dispatcher,
+pipeline and lease test, and notes its checkpoints with a member in memory: this measures the
+loop, `bench.throughput` measures whole processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from gevent import monkey
+
+monkey.patch_all()
+
+import gevent  # noqa: E402
+import ujson  # noqa: E402
+from gevent.event import Event  # noqa: E402
+
+from qdo.app import App  # noqa: E402
+from qdo.brokers import open_broker  # noqa: E402
+from qdo.brokers.base import Broker, Outgoing  # noqa: E402
+from qdo.coordination.lease import Lease, clock  # noqa: E402
+from qdo.coordination.slots import Claim  # noqa: E402
+from qdo.worker.dispatcher import Dispatcher  # noqa: E402
+from qdo.worker.executors.greenlet import GreenletExecutor  # noqa: E402
+from qdo.worker.pipeline import Pipeline  # noqa: E402
+from qdo.worker.retry import Policy  # noqa: E402
+
+BODY_BYTES = 100
+FETCH = 1000
+TURN_SECONDS = 0.02
+CHECKPOINT_SECONDS = 0.2
+
+
+class MemoryMember:
+    """Collects progress as the coordination member does, and drops it at each checkpoint."""
+
+    name = "worker-0000000000"
+
+    def __init__(self) -> None:
+        self.progressed: list[Claim] = []
+        self.checkpoints = 0
+
+    def progress(self, claim: Claim) -> None:
+        self.progressed.append(claim)
+
+    def record(self, claim: Claim) -> bool:
+        return True
+
+    def finished(self, claim: Claim) -> None:
+        """Nothing is released here."""
+
+    def checkpoint_for_ever(self) -> None:
+        """Write nothing, as often as a member would write."""
+        while True:
+            gevent.sleep(CHECKPOINT_SECONDS)
+            self.progressed.clear()
+            self.checkpoints += 1
+
+
+def fill(broker: Broker, queues: list[str], messages: int) -> None:
+    """Send the messages, in turn to each queue."""
+    body = ujson.dumps({"text": "x" * (BODY_BYTES - len('{"text":""}'))}).encode()
+    batch: list[Outgoing] = []
+    for number in range(messages):
+        batch.append(Outgoing(queues[number % len(queues)], body))
+        if len(batch) == 20_000:
+            broker.send_many(batch)
+            batch = []
+    broker.send_many(batch)
+
+
+def noop(message: Any, context: Any) -> None:
+    """Do nothing, as the job that is measured."""
+
+
+def bare_loop(broker: Broker, queues: list[str]) -> float:
+    """Return the messages per second of fetch, decode, call."""
+    readers = [broker.reader(queue, 0) for queue in queues]
+    loads = ujson.loads
+    count = 0
+    start = time.perf_counter()
+    while readers:
+        for reader in list(readers):
+            rows = reader.fetch(FETCH)
+            if not rows:
+                readers.remove(reader)
+            for _, body, _, _ in rows:
+                noop(loads(body), None)
+            count += len(rows)
+    return count / (time.perf_counter() - start)
+
+
+def engine(broker: Broker, queues: list[str], messages: int) -> float:
+    """Return the messages per second of the worker engine."""
+    app = App("bench")
+    app.job()(noop)
+    quiet = Event()
+    member = MemoryMember()
+    pipeline = Pipeline(
+        app,
+        broker,
+        GreenletExecutor(),
+        policy=Policy(),
+        fetch=FETCH,
+        turn_seconds=TURN_SECONDS,
+    )
+    dispatcher = Dispatcher(pipeline, concurrency=100, on_quiet=quiet.set)
+    lease = Lease(3600.0, clock())
+    checkpoints = gevent.spawn(member.checkpoint_for_ever)
+    start = time.perf_counter()
+    for queue in queues:
+        dispatcher.claimed(member, Claim(queue, 1, 0, lease))
+    quiet.wait()
+    taken = time.perf_counter() - start
+    checkpoints.kill()
+    if pipeline.counters.processed != messages or not dispatcher.all_idle():
+        raise SystemExit(f"{pipeline.counters.processed} of {messages} messages processed")
+    return messages / taken
+
+
+def main() -> int:
+    """Measure both, a few times in turn, and print the best of each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--messages", type=int, default=400_000)
+    parser.add_argument("--queues", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="profile one run of the engine")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    queues = [f"queue-{number:03d}" for number in range(options.queues)]
+    with tempfile.TemporaryDirectory() as folder:
+        broker = open_broker(f"sqlite:{Path(folder) / 'messages.db'}", "bench")
+        fill(broker, queues, options.messages)
+        if options.profile:
+            profile = cProfile.Profile()
+            profile.runcall(engine, broker, queues, options.messages)
+            pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(20)
+        rounds = [
+            (bare_loop(broker, queues), engine(broker, queues, options.messages))
+            for _ in range(options.rounds)
+        ]
+        broker.close()
+    bare, ours = max(rate for rate, _ in rounds), max(rate for _, rate in rounds)
+    result = {"bare_per_second": round(bare), "engine_per_second": round(ours)}
+    if options.json:
+        print(json.dumps({**result, "ratio": round(ours / bare, 3)}))
+    else:
+        print(f"bare loop {bare:12,.0f} messages/s\nengine    {ours:12,.0f} messages/s")
+        print(f"ratio     {ours / bare:12.2f}  (goal: 0.4 or more)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""What a worker process has done so far, counted where it costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the start of the process.
+
+    :ivar attempts: runs of a job that were started and have ended.
+    :ivar unsuccessful: attempts that did not return: retried, dead letter, skipped, or of a
+        queue that was lost meanwhile.
+    """
+
+    attempts: int = 0
+    unsuccessful: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    skipped: int = 0
+    claimed: int = 0
+    released: int = 0
+    lost: int = 0
+
+    @property
+    def processed(self) -> int:
+        """Attempts that returned: messages that are done."""
+        return self.attempts - self.unsuccessful
+
+    def dump(self) -> dict[str, int]:
+        """Return what the component node shows."""
+        return {
+            "processed": self.processed,
+            "failed": self.unsuccessful - self.skipped,
+            "retried": self.retried,
+            "dead_lettered": self.dead_lettered,
+            "skipped": self.skipped,
+            "claimed": self.claimed,
+            "released": self.released,
+            "lost": self.lost,
+        }

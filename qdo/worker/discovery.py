@@ -1,0 +1,139 @@
+"""Two duties of a worker toward its broker: new queues, and messages too old to keep.
+
+Discovery is the leader's: queues that the broker knows and the coordinator does not get their
+node, without which nobody can be given them. Retention is the owner's: it alone knows up to
+where a queue is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from qdo.brokers.base import Broker
+from qdo.errors import QdoError
+from qdo.names import name_fault
+from qdo.worker.dispatcher import Slot
+
+_log = logging.getLogger(__name__)
+
+LIST_SECONDS = 10.0
+"""How often the leader compares all queues of the broker, should a wake have been missed."""
+SOON_SECONDS = 0.05
+"""Names that arrive within this time are created together."""
+RETIRE_SHARE = 0.05
+"""A queue is looked at this often, as a share of the retention time, within the limits below."""
+RETIRE_MIN_SECONDS = 10.0
+RETIRE_MAX_SECONDS = 3600.0
+
+
+class Leader(Protocol):
+    """What discovery needs of a member."""
+
+    def is_leader(self) -> bool: ...
+
+    def create_queues(self, names: Iterable[str]) -> None: ...
+
+
+class Discovery:
+    """Hands the broker's queues to the coordinator while its member leads."""
+
+    def __init__(self, broker: Broker, clock: Callable[[], float]) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._leader: Leader | None = None
+        self._given: set[str] = set()
+        self._fresh: set[str] = set()
+        self._refused: set[str] = set()
+        self._list_at = 0.0
+
+    def heard(self, names: Iterable[str]) -> bool:
+        """Take note of queues with messages; return whether one was not known here."""
+        fresh = set(names) - self._given
+        self._fresh |= fresh
+        return bool(fresh)
+
+    def step(self, member: Leader | None) -> float:
+        """Hand over what is new; return after how many seconds to look again.
+
+        What was handed over by an earlier leader, or in an earlier term, is not remembered:
+        creating a node that exists is harmless, a queue without a node is not.
+        """
+        if member is None or not member.is_leader():
+            self._leader = None
+            self._fresh.clear()
+            return 1.0
+        now = self._clock()
+        if member is not self._leader:
+            self._leader = member
+            self._given.clear()
+            self._list_at = now
+        if now >= self._list_at:
+            self._list_at = now + LIST_SECONDS
+            self._given.clear()
+            self._fresh.update(self._listed())
+        fresh, self._fresh = self._fresh - self._given, set()
+        usable = [name for name in sorted(fresh) if self._usable(name)]
+        if usable:
+            member.create_queues(usable)
+        self._given |= fresh
+        return max(SOON_SECONDS, self._list_at - now)
+
+    def _listed(self) -> list[str]:
+        try:
+            return self._broker.queues()
+        except QdoError as error:
+            _log.warning("queues cannot be listed, tried again in %g s: %s", LIST_SECONDS, error)
+            return []
+
+    def _usable(self, name: str) -> bool:
+        fault = name_fault(name)
+        if fault is not None and name not in self._refused:
+            self._refused.add(name)
+            _log.error("queue %r is not processed: no znode can have its name: %s", name, fault)
+        return fault is None
+
+
+class Retention:
+    """Deletes done messages that are older than the retention time, a few queues at a time."""
+
+    def __init__(
+        self, broker: Broker, retention_seconds: float, clock: Callable[[], float]
+    ) -> None:
+        self._broker = broker
+        self._retention_seconds = retention_seconds
+        self._period = min(
+            max(retention_seconds * RETIRE_SHARE, RETIRE_MIN_SECONDS), RETIRE_MAX_SECONDS
+        )
+        self._clock = clock
+        self._round: list[str] = []
+        self._round_ends = clock() + self._period
+
+    def step(self, slots: dict[str, Slot]) -> float:
+        """Look at the next owned queue; return after how many seconds to look again.
+
+        A round through all owned queues takes a period, so that the deletes of thousands of
+        queues are spread out.
+        """
+        now = self._clock()
+        if not self._round:
+            if now < self._round_ends:
+                return self._round_ends - now
+            self._round = sorted(slots)
+            self._round_ends = now + self._period
+        if self._round:
+            self._retire(slots.get(self._round.pop()))
+        return max(0.0, self._round_ends - now) / (len(self._round) + 1)
+
+    def _retire(self, slot: Slot | None) -> None:
+        claim = slot.claim if slot is not None else None
+        if claim is None or not claim.open or not claim.done:
+            return
+        try:
+            count = self._broker.retire(claim.queue, claim.done, self._retention_seconds)
+        except QdoError as error:
+            _log.warning("queue %s: old messages stay for now: %s", claim.queue, error)
+            return
+        if count:
+            _log.info("queue %s: %d old messages deleted", claim.queue, count)

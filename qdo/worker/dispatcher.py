@@ -1,0 +1,414 @@
+"""Which queue gets the next turn: fair, in the order of becoming ready, no queue twice at once.
+
+One slot per owned queue; no greenlet stands by for an idle one (a slot takes about half a
+kilobyte). Up to `concurrency` greenlets, made when needed, take ready slots from a ring and run
+one turn of each; who still has messages after its turn goes to the end of the ring.
+
+========  ============================================================  ===================
+state     meaning                                                       next
+========  ============================================================  ===================
+idle      nothing to do: the last fetch found the queue at its tip      ready (a wake)
+ready     in the ring; a claimed queue begins here                      running
+running   a greenlet has its turn                                       idle (at the tip and not
+                                                                        woken meanwhile), ready,
+                                                                        waiting, paused, gone
+waiting   until a time: the back-off of a failed message or broker      ready (time came)
+paused    the lease has run out                                         ready (lease renewed)
+gone      released or lost; the slot is not used again                  -
+========  ============================================================  ===================
+
+A claim that ends while its queue is running closes at once, but its slot stays running until
+the message in hand has ended. Only then is the end reported (`finished`), and only then does
+a newer claim of the same queue begin.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+
+import gevent
+
+from qdo.coordination.lease import clock as boot_clock
+
+if TYPE_CHECKING:
+    from qdo.brokers.base import DeadLetterRecord, Reader
+    from qdo.coordination.slots import Claim
+    from qdo.message import Message
+    from qdo.worker.pipeline import Ahead, Rows
+
+_log = logging.getLogger(__name__)
+
+PAUSE_CHECK_SECONDS = 0.05
+"""How often paused queues look whether their lease runs again; only while there are any."""
+
+
+class State(enum.Enum):
+    """Where a slot stands; see the table in the module's docstring."""
+
+    IDLE = "idle"
+    READY = "ready"
+    RUNNING = "running"
+    WAITING = "waiting"
+    PAUSED = "paused"
+    GONE = "gone"
+
+
+class Turn(enum.Enum):
+    """How a turn ended."""
+
+    MORE = "there may be more messages"
+    TIP = "a fetch found none"
+    WAIT = "not before slot.not_before"
+    PAUSED = "the lease has run out"
+    ENDED = "the claim is closed"
+
+
+class Registration(Protocol):
+    """What a slot says to the member that made its claim; see `coordination.member.Member`."""
+
+    name: str
+
+    def progress(self, claim: Claim) -> None: ...
+
+    def finished(self, claim: Claim) -> None: ...
+
+    def record(self, claim: Claim) -> bool: ...
+
+
+class Slot:
+    """One owned queue.
+
+    :ivar claim: the ownership in force, None once it ended while a message is in hand.
+    :ivar member: the registration that made `claim`.
+    :ivar successor: the claim, and its member, that begins when the message in hand has ended.
+    :ivar woken: a wake came while it was running: look again before going idle.
+    :ivar reader: reads its messages from the broker; None while there is nothing to read.
+    :ivar rows: fetched rows that were not started; the first one comes after ``claim.done``.
+    :ivar ahead: the next batch, being fetched while `rows` are processed.
+    :ivar limit: rows of the next fetch; follows what a turn gets through.
+    :ivar failures: failed attempts of the message after ``claim.done``.
+    :ivar troubles: failures of the broker in a row.
+    :ivar not_before: clock time before which a waiting slot stays away.
+    :ivar letter: dead letter that must be stored before anything else is done.
+    :ivar message: the message in hand; valid while running.
+    :ivar greenlet: what runs the turn, and `started_at` since when (clock time).
+    """
+
+    __slots__ = (
+        "ahead",
+        "claim",
+        "failures",
+        "greenlet",
+        "letter",
+        "limit",
+        "member",
+        "message",
+        "not_before",
+        "queue",
+        "reader",
+        "rows",
+        "started_at",
+        "state",
+        "successor",
+        "troubles",
+        "woken",
+    )
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.state = State.IDLE
+        self.claim: Claim | None = None
+        self.member: Registration | None = None
+        self.successor: tuple[Registration, Claim] | None = None
+        self.woken = False
+        self.reader: Reader | None = None
+        self.rows: Rows | None = None
+        self.ahead: Ahead | None = None
+        self.limit = 0
+        self.failures = 0
+        self.troubles = 0
+        self.not_before = 0.0
+        self.letter: DeadLetterRecord | None = None
+        self.message: Message | None = None
+        self.greenlet: Any = None
+        self.started_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Slot {self.queue!r} {self.state.value}>"
+
+
+class Turns(Protocol):
+    """What runs the turns: the pipeline."""
+
+    def turn(self, slot: Slot, member: Registration, claim: Claim) -> Turn:
+        """Process messages of a queue until its turn is over."""
+
+    def clear(self, slot: Slot) -> None:
+        """Forget everything read for the slot's claim; the queue is read anew afterwards."""
+
+    def idle(self, slot: Slot) -> None:
+        """Let go of what an idle queue does not need."""
+
+
+class JobAborted(BaseException):
+    """Ends a job that the worker cannot wait for; no failure of its message."""
+
+
+Spawn = Callable[[Callable[[], None]], Any]
+
+
+class Dispatcher:
+    """The slots of one worker process, over all of its registrations.
+
+    :param spawn: starts a greenlet that runs a function.
+    :param breathe: lets other greenlets and the event loop run between two turns.
+    :param schedule: called when `due` may have become earlier.
+    :param on_quiet: called when the last turn under way has ended.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        *,
+        concurrency: int,
+        spawn: Spawn = gevent.spawn,
+        breathe: Callable[[], None] = gevent.sleep,
+        schedule: Callable[[], None] = lambda: None,
+        on_quiet: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self.slots: dict[str, Slot] = {}
+        self.runners = 0
+        self._turns = turns
+        self._concurrency = concurrency
+        self._spawn = spawn
+        self._breathe = breathe
+        self._schedule = schedule
+        self._on_quiet = on_quiet
+        self._clock = clock
+        self._ready: deque[Slot] = deque()
+        self._waiting: list[tuple[float, int, Slot]] = []
+        self._paused: list[Slot] = []
+        self._pause_check_at = float("inf")
+        self._order = count()
+
+    # --- what the coordination member says --------------------------------------------
+
+    def claimed(self, member: Registration, claim: Claim) -> None:
+        """Begin with a claim; after the message in hand where an older one still runs."""
+        slot = self.slots.get(claim.queue)
+        if slot is None:
+            slot = self.slots[claim.queue] = Slot(claim.queue)
+        if slot.state is State.RUNNING:
+            slot.successor = member, claim
+        else:
+            self._begin(slot, member, claim)
+
+    def releasing(self, member: Registration, claim: Claim) -> None:
+        """Report the end of a claim: at once, or when the message in hand has ended."""
+        slot = self.slots.get(claim.queue)
+        if slot is None or (slot.claim is not claim and slot.state is not State.RUNNING):
+            member.finished(claim)
+        elif slot.state is not State.RUNNING:
+            self._remove(slot)
+            member.finished(claim)
+        # Otherwise the turn sees that the claim is closed, and `_ended` does the rest.
+
+    def lost(self, claim: Claim) -> None:
+        """Drop a claim; what still runs under it reports nothing any more."""
+        slot = self.slots.get(claim.queue)
+        if slot is None:
+            return
+        if slot.successor is not None and slot.successor[1] is claim:
+            slot.successor = None
+        elif slot.claim is claim:
+            if slot.state is State.RUNNING:
+                slot.claim = None
+            else:
+                self._remove(slot)
+
+    def moved(self, member: Registration, old: Claim, new: Claim) -> None:
+        """Go on with `new` in place of `old`, once the message in hand has ended."""
+        self.lost(old)
+        self.claimed(member, new)
+
+    # --- what the broker and the clock say ---------------------------------------------
+
+    def wake(self, queues: Iterable[str]) -> None:
+        """Look at queues that may have new messages."""
+        slots = self.slots
+        for queue in queues:
+            slot = slots.get(queue)
+            if slot is None:
+                continue
+            if slot.state is State.IDLE:
+                self._make_ready(slot)
+            elif slot.state is State.RUNNING:
+                slot.woken = True
+
+    def tick(self) -> None:
+        """Make those ready whose time has come."""
+        now = self._clock()
+        while self._waiting and self._waiting[0][0] <= now:
+            due, _, slot = heapq.heappop(self._waiting)
+            # A slot may have been claimed anew since, and even wait again, until later.
+            if slot.state is State.WAITING and slot.not_before <= due:
+                self._make_ready(slot)
+        if self._paused and now >= self._pause_check_at:
+            self._look_at_paused(now)
+
+    def due(self) -> float:
+        """Return the clock time at which `tick` has something to do, `inf` for never."""
+        check = self._pause_check_at if self._paused else float("inf")
+        return min(check, self._waiting[0][0]) if self._waiting else check
+
+    def _look_at_paused(self, now: float) -> None:
+        paused, self._paused = self._paused, []
+        for slot in paused:
+            if slot.state is not State.PAUSED or slot.claim is None:
+                continue
+            if slot.claim.open and now < slot.claim.lease.until:
+                self._make_ready(slot)
+            else:
+                self._paused.append(slot)
+        self._pause_check_at = now + PAUSE_CHECK_SECONDS
+        if not self._paused:
+            _log.info("the lease runs again: going on with %d queues", len(paused))
+
+    # --- turns -------------------------------------------------------------------------
+
+    def _begin(self, slot: Slot, member: Registration, claim: Claim) -> None:
+        self._turns.clear(slot)
+        slot.member = member
+        slot.claim = claim
+        slot.failures = slot.troubles = 0
+        slot.letter = None
+        if slot.state is not State.READY:
+            self._make_ready(slot)
+
+    def _make_ready(self, slot: Slot) -> None:
+        slot.state = State.READY
+        self._ready.append(slot)
+        if self.runners < self._concurrency:
+            self.runners += 1
+            self._spawn(self._run)
+
+    def _run(self) -> None:
+        """Run turns until no queue is ready: the body of a turn greenlet."""
+        try:
+            while (slot := self._take()) is not None:
+                self._run_turn(slot)
+                # Even a lone busy queue must let heartbeats and checkpoints through.
+                self._breathe()
+        except JobAborted:
+            # It was on its way when the turn ended by itself. The worker is about to stop.
+            _log.debug("a turn ended just before it was aborted")
+        finally:
+            self.runners -= 1
+            if not self.runners:
+                self._on_quiet()
+
+    def _take(self) -> Slot | None:
+        while self._ready:
+            slot = self._ready.popleft()
+            if slot.state is State.READY:
+                return slot
+        return None
+
+    def _run_turn(self, slot: Slot) -> None:
+        member, claim = slot.member, slot.claim
+        if member is None or claim is None:
+            self._remove(slot)
+            return
+        slot.state = State.RUNNING
+        slot.woken = False
+        slot.greenlet = gevent.getcurrent()
+        slot.started_at = self._clock()
+        turn = Turn.ENDED
+        try:
+            turn = self._turns.turn(slot, member, claim)
+        finally:
+            slot.greenlet = slot.message = None
+            self._ended(slot, member, claim, turn)
+
+    def _ended(self, slot: Slot, member: Registration, claim: Claim, turn: Turn) -> None:
+        """Put a slot where it belongs after its turn."""
+        successor, slot.successor = slot.successor, None
+        if slot.claim is claim and claim.open and turn is not Turn.ENDED:
+            self._park(slot, claim, turn)
+            return
+        released = slot.claim is claim and not claim.open
+        self._remove(slot)
+        if released:
+            member.finished(claim)
+        if successor is not None:
+            if successor[1].open:
+                self.claimed(*successor)
+            else:
+                successor[0].finished(successor[1])
+
+    def _park(self, slot: Slot, claim: Claim, turn: Turn) -> None:
+        if turn is Turn.MORE or (turn is Turn.TIP and slot.woken):
+            slot.state = State.READY
+            self._ready.append(slot)
+        elif turn is Turn.TIP:
+            slot.state = State.IDLE
+            self._turns.idle(slot)
+        elif turn is Turn.WAIT:
+            slot.state = State.WAITING
+            heapq.heappush(self._waiting, (slot.not_before, next(self._order), slot))
+            self._schedule()
+        else:
+            self._pause(slot)
+
+    def _pause(self, slot: Slot) -> None:
+        slot.state = State.PAUSED
+        if not self._paused:
+            self._pause_check_at = self._clock() + PAUSE_CHECK_SECONDS
+            _log.warning(
+                "the lease has run out: no message is started until the coordinator answers"
+            )
+            self._schedule()
+        self._paused.append(slot)
+
+    def _remove(self, slot: Slot) -> None:
+        slot.state = State.GONE
+        slot.claim = None
+        slot.member = None
+        self._turns.clear(slot)
+        if self.slots.get(slot.queue) is slot:
+            del self.slots[slot.queue]
+
+    # --- what others want to know -------------------------------------------------------
+
+    def running(self) -> Iterator[Slot]:
+        """Give the slots that have a turn now, also of claims that ended."""
+        return (slot for slot in self.slots.values() if slot.state is State.RUNNING)
+
+    def in_hand(self) -> Sequence[Slot]:
+        """Return the slots with a message in hand."""
+        return [slot for slot in self.running() if slot.message is not None]
+
+    def all_idle(self) -> bool:
+        """Return whether every owned queue was found at its tip and nothing runs."""
+        return all(slot.state is State.IDLE for slot in self.slots.values())
+
+    def note_progress(self) -> None:
+        """Have checkpointed what turns under way have done; turns report their own end.
+
+        Only a turn whose job yields is ever seen here: others run from one end to the other.
+        """
+        for slot in self.running():
+            if slot.claim is not None and slot.member is not None:
+                slot.member.progress(slot.claim)
+
+    def abort(self) -> None:
+        """Raise JobAborted in every turn that has a message in hand; does not wait for them."""
+        for slot in self.in_hand():
+            slot.greenlet.kill(JobAborted(), block=False)

@@ -1,0 +1,451 @@
+"""One running worker process: what it is made of, how it lives, how it stops.
+
+=========  ==============================================================  ==================
+state      meaning                                                         next
+=========  ==============================================================  ==================
+starting   broker open, no registration yet                                running, stopped
+running    registered: claims queues, runs jobs                            draining
+draining   takes nothing new, finishes what is in hand, releases           stopped
+stopped    session closed, nothing is held                                 -
+=========  ==============================================================  ==================
+
+A lost session does not change the state: the process registers again, as a new worker, and
+waits as long as that takes. It starts no message meanwhile, for every claim is gone.
+
+The way down, in this order (`Worker._drain`):
+
+1. Take nothing new: the broker's wake-ups, discovery and registration end, and every claim is
+   closed. First, or the work to finish would grow while it is being finished.
+2. Let the messages in hand finish, for at most `drain_seconds`. What has not ended then, or when
+   a second signal comes, is named and aborted: its message is not done and its next owner
+   runs it again.
+3. Record the final `last` of each queue and release it, as soon as its message has ended. After
+   the jobs, or a queue would have a second owner while its message still runs here.
+4. Tear down the job context. After the last job, because jobs use it.
+5. Close the session. After the releases, which need it; it frees whatever could not be released.
+6. Close the broker. Last, because jobs and contexts send messages through it to their end.
+
+With ``burst`` the worker drains by itself once all its queues are at their tip, nothing is being
+assigned, and each queue of the broker is in the hands of a live worker: so the last of several
+such workers leaves nothing behind. Messages that arrive meanwhile prolong it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+from gevent.event import Event
+
+import qdo
+from qdo.app import App
+from qdo.brokers import open_broker
+from qdo.brokers.base import Broker
+from qdo.coordination.lease import clock
+from qdo.coordination.slots import Claim
+from qdo.errors import UnreachableError
+from qdo.settings import Settings
+from qdo.worker.discovery import Discovery, Retention
+from qdo.worker.dispatcher import Dispatcher
+from qdo.worker.duties import Duties
+from qdo.worker.executors.greenlet import GreenletExecutor
+from qdo.worker.pipeline import Pipeline
+from qdo.worker.registrar import Enrolled, Registrar
+from qdo.worker.retry import Policy, backoff, describe
+from qdo.worker.wakes import Wakes
+from qdo.worker.watchdog import Watchdog
+
+_log = logging.getLogger(__name__)
+
+DESCRIBE_SECONDS = 10.0
+"""How often the component node is refreshed."""
+BURST_LOOK_SECONDS = 0.1
+ABORT_SECONDS = 3.0
+"""How long aborted jobs, and the releases after them, may take."""
+REGISTER_POLICY = Policy(backoff_seconds=0.1, backoff_max_seconds=5.0)
+"""Pauses between attempts to register again, for as long as it takes."""
+
+
+class _Listener:
+    """What one registration says; nothing of an older one reaches the newer."""
+
+    def __init__(self, dispatcher: Dispatcher, pipeline: Pipeline, expired: Event) -> None:
+        self.member: Enrolled | None = None
+        self.over = expired
+        self._dispatcher = dispatcher
+        self._counters = pipeline.counters
+
+    def _of(self) -> Enrolled:
+        if self.member is None:
+            raise RuntimeError("the member spoke before it was known")
+        return self.member
+
+    def claimed(self, claim: Claim) -> None:
+        self._counters.claimed += 1
+        self._dispatcher.claimed(self._of(), claim)
+
+    def releasing(self, claim: Claim) -> None:
+        self._counters.released += 1
+        self._dispatcher.releasing(self._of(), claim)
+
+    def lost(self, claim: Claim) -> None:
+        self._counters.lost += 1
+        self._dispatcher.lost(claim)
+
+    def moved(self, old: Claim, new: Claim) -> None:
+        self._dispatcher.moved(self._of(), old, new)
+
+    def expired(self) -> None:
+        self.over.set()
+
+
+class Worker:
+    """A worker process of an app.
+
+    :param registrar: makes registrations; by default at the settings' coordinator.
+    :param exit_process: called from a native thread, with the exit code, when the worker was
+        asked to stop for the third time.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        *,
+        registrar: Registrar | None = None,
+        exit_process: Callable[[int], None] | None = None,
+    ) -> None:
+        self.app = app
+        self.settings = settings
+        self.state = "starting"
+        self._registrar = registrar if registrar is not None else Registrar(settings)
+        self._exit_process = exit_process
+        self._stop_requests = 0
+        self._news = Event()
+        self._alarm: Any = None
+        self._member: Enrolled | None = None
+        self._refusal: UnreachableError | None = None
+        self._finished = False
+        self._started_at = time.time()
+        self._timers_changed = Event()
+        self._discover = Event()
+        self._broker: Broker
+        self._pipeline: Pipeline
+        self._dispatcher: Dispatcher
+        self._duties = Duties(self._news.set)
+
+    # --- life -------------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """Ask to stop: the first call drains, the second aborts running jobs and releases.
+
+        Only sets flags: for signal handlers, and any thread.
+        """
+        self._stop_requests += 1
+        if self._alarm is not None:
+            self._alarm.send()
+
+    def run(self) -> int:
+        """Work until asked to stop, or with `burst` until all is done; return the exit code.
+
+        0: stopped in good order; 1: a job could not be finished, or a part of the worker died.
+
+        :raises UnreachableError: broker or coordinator cannot be reached at the start.
+        """
+        self._alarm = gevent.get_hub().loop.async_()
+        self._alarm.start(self._news.set)
+        try:
+            self._broker = open_broker(self.settings.broker, self.app.name)
+            with contextlib.closing(self._broker), contextlib.closing(self.app):
+                return self._serve()
+        finally:
+            self.state = "stopped"
+            self._alarm.stop()
+            self._alarm.close()
+            self._alarm = None
+
+    def _serve(self) -> int:
+        settings = self.settings
+        self._pipeline = Pipeline(
+            self.app,
+            self._broker,
+            GreenletExecutor(),
+            policy=Policy(
+                settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds
+            ),
+            fetch=settings.fetch,
+            turn_seconds=settings.turn_seconds,
+        )
+        self._dispatcher = Dispatcher(
+            self._pipeline,
+            concurrency=settings.concurrency,
+            spawn=self._duties.spawn,
+            schedule=self._timers_changed.set,
+            on_quiet=self._news.set,
+        )
+        self._discovery = Discovery(self._broker, clock)
+        watchdog = Watchdog(settings.session_timeout_seconds, tick=self._look_for_exit)
+        watchdog.start()
+        try:
+            with self.app.job_context() as context:
+                self._pipeline.context = context
+                try:
+                    self._work()
+                finally:
+                    clean = self._drain()
+            _log.info("step 4: the job context is torn down")
+        finally:
+            self._close_session()
+            watchdog.stop()
+        if self._refusal is not None:
+            raise self._refusal
+        return 0 if clean and self._duties.failed is None else 1
+
+    def _work(self) -> None:
+        """Start the duties, and wait for a reason to stop."""
+        wakes = Wakes(self._woken)
+        stop_listening = self._broker.listen(wakes.post)
+        try:
+            for name, duty in (
+                ("registration", self._register_for_ever),
+                ("timers", self._run_timers),
+                ("progress", self._note_progress),
+                ("component", self._describe_for_ever),
+                ("discovery", self._discover_for_ever),
+                ("retention", self._retire_for_ever),
+                *((("burst", self._finish_burst),) if self.settings.burst else ()),
+            ):
+                self._duties.start(name, duty)
+            while not self._should_stop():
+                self._news.wait()
+                self._news.clear()
+        finally:
+            stop_listening()
+            wakes.close()
+
+    def _should_stop(self) -> bool:
+        return bool(self._stop_requests or self._duties.failed or self._finished or self._refusal)
+
+    def _look_for_exit(self) -> None:
+        """Exit even where the event loop is blocked; runs on the watchdog's thread."""
+        if self._stop_requests >= 3 and self._exit_process is not None:
+            _log.error("asked to stop for the third time: exiting at once")
+            self._exit_process(1)
+
+    # --- the way down -----------------------------------------------------------------
+
+    def _drain(self) -> bool:
+        """Stop as the module's docstring says; return whether everything was finished."""
+        self.state = "draining"
+        _log.info("step 1: taking nothing new")
+        self._duties.end("registration", "discovery", "retention", "burst")
+        member = self._member
+        clean = True
+        if member is not None:
+            self._describe(member)
+            _log.info(
+                "step 2: %d messages in hand may finish within %g s",
+                len(self._dispatcher.in_hand()),
+                self.settings.drain_seconds,
+            )
+            member.drain()
+            clean = self._finish(member)
+        self._duties.end_all()
+        return clean
+
+    def _finish(self, member: Enrolled) -> bool:
+        released = self._released(member)
+        self._await(released, self.settings.drain_seconds, abortable=True)
+        if not self._is_over(released):
+            self._name_unfinished(member)
+            self._dispatcher.abort()
+            self._await(released, ABORT_SECONDS, abortable=False)
+            still = [slot.queue for slot in self._dispatcher.in_hand()]
+            if still:
+                _log.error("jobs that did not even end when aborted: %s", _listed(still))
+            unreleased = member.unreleased()
+            if unreleased:
+                _log.warning(
+                    "step 3: not released, free once the session is closed: %s",
+                    _listed(unreleased),
+                )
+            return False
+        _log.info("step 3: everything is recorded and released")
+        return True
+
+    def _released(self, member: Enrolled) -> Any:
+        """Return a greenlet that ends when the member has released everything."""
+        limit = self.settings.drain_seconds + ABORT_SECONDS
+        released = gevent.spawn(member.wait_released, limit)
+        released.rawlink(lambda _: self._news.set())
+        return released
+
+    def _is_over(self, released: Any) -> bool:
+        return bool(released.ready() and released.value) and not self._dispatcher.runners
+
+    def _await(self, released: Any, seconds: float, *, abortable: bool) -> None:
+        """Wait until all has been released and no turn is under way, or for so long."""
+        deadline = clock() + seconds
+        while not self._is_over(released):
+            left = deadline - clock()
+            if left <= 0 or (abortable and self._stop_requests >= 2):
+                return
+            self._news.wait(left)
+            self._news.clear()
+
+    def _name_unfinished(self, member: Enrolled) -> None:
+        asked = self._stop_requests >= 2
+        reason = "asked again to stop" if asked else f"{self.settings.drain_seconds:g} s are over"
+        now = clock()
+        for slot in self._dispatcher.in_hand():
+            message = slot.message
+            if message is not None:
+                _log.error(
+                    "%s: aborting message %s of queue %s, whose turn has lasted %.1f s; its next"
+                    " owner runs it again",
+                    reason,
+                    message.id,
+                    slot.queue,
+                    now - slot.started_at,
+                )
+
+    def _close_session(self) -> None:
+        member, self._member = self._member, None
+        if member is not None:
+            self._registrar.close(member)
+            _log.info("step 5: %s has left, its session is closed", member.name)
+
+    # --- the duty "registration" ------------------------------------------------------
+
+    def _register_for_ever(self) -> None:
+        """Register; whenever the session is gone, again, as a new worker."""
+        attempt = 0
+        registered_once = False
+        while True:
+            listener = _Listener(self._dispatcher, self._pipeline, Event())
+            try:
+                member = self._register(listener)
+            except UnreachableError as error:
+                if not registered_once:
+                    self._refusal = error
+                    self._news.set()
+                    return
+                attempt += 1
+                pause = backoff(attempt, REGISTER_POLICY, 0.5)
+                _log.warning("%s; trying again in %.1f s", describe(error), pause)
+                gevent.sleep(pause)
+                continue
+            attempt = 0
+            registered_once = True
+            self.state = "running"
+            self._describe(member)
+            listener.over.wait()
+            self._member = None
+            if member.failure is not None:
+                raise RuntimeError(f"the coordination of {member.name} failed") from member.failure
+            _log.warning(
+                "%s: its session is over and its queues are lost: registering as a new worker",
+                member.name,
+            )
+            self._registrar.close(member)
+
+    def _register(self, listener: _Listener) -> Enrolled:
+        member = self._registrar.make(listener, self._component(""))
+        listener.member = self._member = member
+        try:
+            member.start(self.settings.connect_seconds)
+        except BaseException:
+            self._member = None
+            self._registrar.close(member)
+            raise
+        return member
+
+    # --- the other duties -------------------------------------------------------------
+
+    def _woken(self, names: set[str]) -> None:
+        self._dispatcher.wake(names)
+        if self._discovery.heard(names):
+            self._discover.set()
+
+    def _run_timers(self) -> None:
+        """Bring back queues whose time has come."""
+        while True:
+            self._dispatcher.tick()
+            due = self._dispatcher.due()
+            self._timers_changed.wait(None if due == float("inf") else max(0.0, due - clock()))
+            self._timers_changed.clear()
+
+    def _note_progress(self) -> None:
+        """Have recorded what long turns have done so far."""
+        while True:
+            gevent.sleep(self.settings.checkpoint_seconds)
+            self._dispatcher.note_progress()
+
+    def _describe_for_ever(self) -> None:
+        """Refresh the component node."""
+        while True:
+            gevent.sleep(DESCRIBE_SECONDS)
+            if self._member is not None:
+                self._describe(self._member)
+
+    def _describe(self, member: Enrolled) -> None:
+        member.refresh_component(self._component(member.name))
+
+    def _component(self, name: str) -> dict[str, Any]:
+        counts = self._pipeline.counters.dump()
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": qdo.__version__,
+            "started": self._started_at,
+            "state": self.state,
+            "worker": name,
+            "concurrency": self.settings.concurrency,
+            "queues": len(self._dispatcher.slots),
+            **counts,
+        }
+
+    def _discover_for_ever(self) -> None:
+        while True:
+            pause = self._discovery.step(self._member)
+            self._discover.wait(pause)
+            self._discover.clear()
+
+    def _retire_for_ever(self) -> None:
+        retention = Retention(self._broker, self.settings.retention_seconds, clock)
+        while True:
+            gevent.sleep(retention.step(self._dispatcher.slots))
+
+    def _finish_burst(self) -> None:
+        """End the worker once everything is done."""
+        while not self._all_done():
+            gevent.sleep(BURST_LOOK_SECONDS)
+        _log.info("every queue is done: this worker, started with burst, ends")
+        self._finished = True
+        self._news.set()
+
+    def _all_done(self) -> bool:
+        if not self._own_done():
+            return False
+        try:
+            rest = self._registrar.unattended(self._broker.queues())
+        except UnreachableError as error:
+            _log.debug("cannot tell yet whether everything is done: %s", error)
+            return False
+        # Asked again: reading took time, in which queues may have come.
+        return not rest and self._own_done()
+
+    def _own_done(self) -> bool:
+        member = self._member
+        return member is not None and member.settled() and self._dispatcher.all_idle()
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:20])
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"

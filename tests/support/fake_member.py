@@ -1,0 +1,182 @@
+"""A coordination member in memory: the worker engine's tests play the coordinator with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gevent.event import Event
+
+from qdo.coordination.lease import Lease, clock
+from qdo.coordination.slots import Claim
+from qdo.settings import Settings
+from qdo.worker.registrar import Registrar
+
+
+class FakeMember:
+    """Says to a listener what the test wants it to hear, and keeps what it is told.
+
+    :ivar recorded: `last` of each queue as the coordinator would have it.
+    :ivar events: ("progress" | "finished" | "record" | ..., queue), in order.
+    """
+
+    def __init__(
+        self,
+        listener: Any,
+        recorded: dict[str, int] | None = None,
+        *,
+        lease_seconds: float = 3600.0,
+        name: str = "worker-0000000000",
+        now: Callable[[], float] = clock,
+    ) -> None:
+        self.name = name
+        self.failure: BaseException | None = None
+        self.listener = listener
+        self.recorded = {} if recorded is None else recorded
+        self.lease = Lease(lease_seconds / 0.75, now())
+        self.claims: dict[str, Claim] = {}
+        self.events: list[tuple[str, str]] = []
+        self.components: list[dict[str, Any]] = []
+        self.created: list[str] = []
+        self.leader = False
+        self.is_settled = True
+        self.draining = False
+        self.started = Event()
+        self.stopped = Event()
+        self.released = Event()
+        self.changed = Event()
+        self.fence = 0
+
+    # --- what the test says ---
+
+    def grant(self, *queues: str) -> list[Claim]:
+        """Claim queues for the engine, from what is recorded."""
+        claims = []
+        for queue in queues:
+            self.fence += 1
+            claim = Claim(queue, self.fence, self.recorded.get(queue, 0), self.lease)
+            self.claims[queue] = claim
+            claims.append(claim)
+            self.listener.claimed(claim)
+        return claims
+
+    def take_back(self, queue: str) -> Claim:
+        """Ask for a queue back, as after a rebalance."""
+        claim = self.claims[queue]
+        claim.open = False
+        self.listener.releasing(claim)
+        return claim
+
+    def lose(self, queue: str) -> Claim:
+        """Lose one queue."""
+        claim = self.claims.pop(queue)
+        claim.open = False
+        self.listener.lost(claim)
+        self._look()
+        return claim
+
+    def seek(self, queue: str, last: int) -> Claim:
+        """Move `last` of a queue that is owned."""
+        old = self.claims[queue]
+        old.open = False
+        new = self.claims[queue] = Claim(queue, old.fence, last, self.lease)
+        self.recorded[queue] = last
+        self.listener.moved(old, new)
+        return new
+
+    def expire(self) -> None:
+        """Lose the session."""
+        self.lease.end()
+        for queue in list(self.claims):
+            self.lose(queue)
+        self.released.set()
+        self.listener.expired()
+
+    # --- what the engine says ---
+
+    def start(self, timeout_seconds: float) -> None:
+        self.started.set()
+
+    def progress(self, claim: Claim) -> None:
+        self._record("progress", claim)
+
+    def record(self, claim: Claim) -> bool:
+        self._record("record", claim)
+        return True
+
+    def finished(self, claim: Claim) -> None:
+        self._record("finished", claim)
+        if self.claims.get(claim.queue) is claim:
+            del self.claims[claim.queue]
+        self._look()
+
+    def drain(self) -> None:
+        self.draining = True
+        for queue in list(self.claims):
+            self.take_back(queue)
+        self._look()
+
+    def settled(self) -> bool:
+        return self.is_settled
+
+    def wait_released(self, timeout_seconds: float) -> bool:
+        return bool(self.released.wait(timeout_seconds))
+
+    def unreleased(self) -> list[str]:
+        return sorted(self.claims)
+
+    def refresh_component(self, component: Mapping[str, Any]) -> None:
+        self.components.append(dict(component))
+
+    def is_leader(self) -> bool:
+        return self.leader
+
+    def create_queues(self, names: Iterable[str]) -> None:
+        self.created += names
+        self._look()
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def _record(self, what: str, claim: Claim) -> None:
+        self.events.append((what, claim.queue))
+        if self.claims.get(claim.queue) is claim:
+            self.recorded[claim.queue] = claim.done
+        self._look()
+
+    def _look(self) -> None:
+        if self.draining and not self.claims:
+            self.released.set()
+        self.changed.set()
+
+
+class FakeRegistrar(Registrar):
+    """Makes fake members that share what is recorded.
+
+    :ivar members: every member made, the newest last.
+    :ivar refusals: raised by the next calls of `make`, one each.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.members: list[FakeMember] = []
+        self.recorded: dict[str, int] = {}
+        self.refusals: list[Exception] = []
+        self.elsewhere: set[str] = set()
+        self.made = Event()
+
+    def make(self, listener: Any, component: Mapping[str, Any]) -> FakeMember:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        name = f"worker-{len(self.members):010d}"
+        member = FakeMember(listener, self.recorded, name=name)
+        self.members.append(member)
+        self.made.set()
+        return member
+
+    def close(self, member: Any) -> None:
+        member.stop()
+
+    def unattended(self, queues: Iterable[str]) -> list[str]:
+        owned = set(self.members[-1].claims) | self.elsewhere
+        return sorted(set(queues) - owned)
