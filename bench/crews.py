@@ -1,0 +1,151 @@
+"""A crew of member processes, of qdo or of kazoo's SetPartitioner, behind one interface."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench.handovers import Event
+from bench.processes import Program, ProgramError
+
+
+class Crewman:
+    """One member process; see `bench.crew` for what it can be told."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.program = Program(command, talk=True)
+        self.name = ""
+        self.session: tuple[int, bytes] = (0, b"")
+
+    def tell(self, word: str) -> None:
+        self.program.write_line(word)
+
+    def answer(self, timeout_seconds: float = 120.0) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.program.read_line(timeout_seconds))
+        return value
+
+    def joined(self) -> int:
+        """Take the answer to ``join``; return when it began."""
+        value = self.answer()
+        self.name = value["name"]
+        self.session = (value["session"], bytes.fromhex(value["password"]))
+        return int(value["began"])
+
+
+class Crew:
+    """All member processes of a run."""
+
+    def __init__(self, command: Sequence[str], queues: int) -> None:
+        self._command = command
+        self._queues = queues
+        self.members: list[Crewman] = []
+        self.events: list[Event] = []
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members:
+            with contextlib.suppress(BrokenPipeError):
+                os.kill(member.program.pid, signal.SIGKILL)
+            member.program.stop()
+
+    def hire(self, count: int) -> list[Crewman]:
+        """Start processes that have everything loaded but take no part yet."""
+        found = [Crewman(self._command) for _ in range(count)]
+        self.members.extend(found)
+        for member in found:
+            member.answer()
+        return found
+
+    def join(self, newcomers: Sequence[Crewman]) -> int:
+        """Let processes take part, all at once; return when the first began."""
+        for member in newcomers:
+            member.tell("join")
+        return min(member.joined() for member in newcomers)
+
+    def leave(self, member: Crewman) -> int:
+        """Let one leave in good order; return when it began."""
+        member.tell("leave")
+        value = member.answer()
+        if not value["released"]:
+            raise member.program.failure("could not release its queues")
+        self._collect([member])
+        self._dismiss(member)
+        return int(value["began"])
+
+    def kill(self, member: Crewman) -> int:
+        """End one with SIGKILL and wait until it is gone; return when that began."""
+        self._collect([member])
+        began = time.monotonic_ns()
+        os.kill(member.program.pid, signal.SIGKILL)
+        member.program.process.wait()
+        held = {
+            event.queue: event.what == "claimed"
+            for event in sorted(self.events)
+            if event.member == member.name
+        }
+        # It could not write this down itself.
+        self.events.extend(
+            Event(began, "stopped", member.name, queue) for queue, holds in held.items() if holds
+        )
+        self._dismiss(member)
+        return began
+
+    def _dismiss(self, member: Crewman) -> None:
+        self.members.remove(member)
+        member.program.stop()
+
+    def names(self) -> list[str]:
+        return [member.name for member in self.members if member.name]
+
+    def wait_settled(self, timeout_seconds: float) -> bool:
+        """Wait until all who take part share all queues evenly; return whether they do."""
+        return wait_for(self._shared_out, timeout_seconds)
+
+    def _shared_out(self) -> bool:
+        here = [member for member in self.members if member.name]
+        for member in here:
+            member.tell("state")
+        states = [member.answer() for member in here]
+        held = [state["held"] for state in states]
+        return (
+            sum(held) == self._queues
+            and max(held) - min(held) <= 1
+            and all(state["settled"] for state in states)
+        )
+
+    def collect(self) -> list[Event]:
+        """Return everything that happened so far."""
+        self._collect([member for member in self.members if member.name])
+        return self.events
+
+    def _collect(self, members: Sequence[Crewman]) -> None:
+        for member in members:
+            member.tell("events")
+            for at_ns, what, queue in member.answer()["events"]:
+                self.events.append(Event(at_ns, what, member.name, queue))
+
+
+def wait_for(
+    condition: Callable[[], bool], timeout_seconds: float, pause_seconds: float = 0.05
+) -> bool:
+    """Wait until `condition` holds; return whether it does."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        select.select([], [], [], pause_seconds)
+    return True
+
+
+def require(condition: bool, what: str) -> None:
+    """Raise ProgramError unless something came true."""
+    if not condition:
+        raise ProgramError(what)

@@ -1,0 +1,274 @@
+"""What queues suffer when workers come, go and crash: ``python -m bench.handover``.
+
+Ten members share 1,000 and 10,000 queues on one ZooKeeper server; an eleventh joins, one
+leaves in good order, one is killed with SIGKILL while its parent lives. Measured for qdo's
+coordination and for kazoo's SetPartitioner, each member a process of its own that does
+nothing but take queues up and put them down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from bench import crews, report, services
+from bench.handovers import Handover, handover
+from bench.measure import Goal, Spread
+from bench.peers import tally
+from bench.processes import ProgramError
+from bench.services import Traffic
+from qdo.coordination.client import Client, connect
+from qdo.coordination.layout import Layout, QueueNode
+from qdo.worker.sessions import Session, close_session
+from tests.support.zookeeper import Ensemble
+
+APP = "bench"
+SESSION_TIMEOUT_SECONDS = 10.0
+CREATE_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the crew: what it did, and what it cost ZooKeeper."""
+
+    system: str
+    queues: int
+    cause: str
+    effect: Handover
+    transactions: int
+    packets: int
+
+
+def create_queues(client: Client, layout: Layout, names: Sequence[str]) -> None:
+    """Create queue nodes in which nothing was processed yet."""
+    for path in layout.persistent:
+        client.ensure_path(path)
+    value = QueueNode().encode()
+    for start in range(0, len(names), CREATE_BATCH):
+        transaction = client.transaction()
+        for name in names[start : start + CREATE_BATCH]:
+            transaction.create(layout.queue(name), value)
+        for answer in transaction.commit():
+            if isinstance(answer, Exception):
+                raise answer
+
+
+def changes(
+    system: str,
+    crew: crews.Crew,
+    ensemble: Ensemble,
+    scale: Scale,
+    bury: Callable[[crews.Crewman], None],
+) -> Iterator[Change]:
+    """Let a full crew settle, then yield what a join, a leave and a crash do to it.
+
+    :param bury: what the parent of a killed member does once it is gone.
+    """
+    crew.join(crew.hire(scale.members))
+    settled = crew.wait_settled(scale.patience_seconds)
+    crews.require(settled, f"not settled {scale.patience_seconds:g} s after the start")
+    (newcomer,) = crew.hire(1)
+    idle = Traffic.of(ensemble)
+    # Renewals of leases and pings go on all the time: count them apart.
+    crews.wait_for(lambda: False, scale.idle_seconds)
+    idle = Traffic.of(ensemble).since(idle)
+
+    def kill() -> int:
+        member = crew.members[0]
+        began = crew.kill(member)
+        bury(member)
+        return began
+
+    causes: list[tuple[str, Callable[[], int]]] = [
+        ("join", lambda: crew.join([newcomer])),
+        ("leave", lambda: crew.leave(crew.members[0])),
+        ("kill -9", kill),
+    ]
+    for cause, act in causes:
+        before, started = Traffic.of(ensemble), time.monotonic()
+        began = act()
+        complete = crew.wait_settled(scale.patience_seconds)
+        seen, window = Traffic.of(ensemble).since(before), time.monotonic() - started
+        effect = handover(crew.collect(), began, crew.names())
+        part = window / scale.idle_seconds
+        yield Change(
+            system,
+            scale.queues,
+            cause if complete else f"{cause} (cut off after {scale.patience_seconds:g} s)",
+            effect,
+            max(0, round(seen.transactions - part * idle.transactions)),
+            max(0, round(seen.packets - part * idle.packets)),
+        )
+        if not complete:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is shared out, and how long to wait for it."""
+
+    queues: int
+    members: int
+    patience_seconds: float
+    idle_seconds: float = 2.0
+
+
+def measure_qdo(ensemble: Ensemble, scale: Scale, run: int) -> list[Change]:
+    """Measure qdo's coordination."""
+    url = ensemble.url(f"/qdo-{scale.queues}-{run}")
+    client = connect(url)
+    client.open(15.0)
+    try:
+        create_queues(client, Layout.of(APP), queue_names(scale))
+    finally:
+        client.stop()
+        client.close()
+
+    def bury(member: crews.Crewman) -> None:
+        # What qdo-worker does when it reaps a dead child.
+        close_session(Session(url, *member.session), SESSION_TIMEOUT_SECONDS, 10.0)
+
+    command = [sys.executable, "-m", "bench.crew", url, APP]
+    with crews.Crew(command, scale.queues) as crew:
+        return list(changes("qdo", crew, ensemble, scale, bury))
+
+
+def queue_names(scale: Scale) -> list[str]:
+    """Return the names of the shared queues, as long as those of uuid4 hex."""
+    return [tally.set_member(number) for number in range(scale.queues)]
+
+
+def measure_partitioner(
+    ensemble: Ensemble, scale: Scale, run: int, time_boundary: float
+) -> list[Change]:
+    """Measure kazoo's SetPartitioner."""
+    command = [
+        *(sys.executable, "-m", "bench.peers.with_setpartitioner"),
+        *(ensemble.hosts, f"/partitioner-{scale.queues}-{run}"),
+        *(str(scale.queues), str(time_boundary)),
+    ]
+    name = f"SetPartitioner, time_boundary={time_boundary:g}"
+    with crews.Crew(command, scale.queues) as crew:
+        # Nobody ends the session of a dead member for it: its time-out does.
+        return list(changes(name, crew, ensemble, scale, lambda member: None))
+
+
+# --- the command ----------------------------------------------------------------------
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.handover", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smoke run: 100 queues, 3 members")
+    parser.add_argument("--queues", type=int, action="append", help="default: 1000 and 10000")
+    parser.add_argument("--members", type=int, default=10)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--time-boundary", type=float, default=1.0, help="of SetPartitioner")
+    parser.add_argument(
+        "--peer-queues", type=int, default=1000, help="most queues that SetPartitioner gets"
+    )
+    parser.add_argument(
+        "--peer-seconds", type=float, default=120.0, help="patience with SetPartitioner"
+    )
+    parser.add_argument("--no-peers", action="store_true", help="qdo alone")
+    given = parser.parse_args()
+    if given.quick:
+        given.queues, given.members, given.runs = [100], 3, 1
+    given.queues = given.queues or [1000, 10_000]
+    return given
+
+
+def main() -> int:
+    """Measure, print, write the JSON."""
+    given = arguments()
+    described = report.machine()
+    found: list[Change] = []
+    failures: list[str] = []
+    with services.zookeeper() as ensemble:
+        for queues in given.queues:
+            for run in range(given.runs):
+                report.say(f"qdo, {queues:,} queues, run {run + 1} of {given.runs}")
+                scale = Scale(queues, given.members, 60.0)
+                found += measure_qdo(ensemble, scale, run)
+            if given.no_peers or queues > given.peer_queues:
+                continue
+            report.say(f"SetPartitioner, {queues:,} queues")
+            scale = Scale(queues, given.members, given.peer_seconds)
+            try:
+                found += measure_partitioner(ensemble, scale, 0, given.time_boundary)
+            except ProgramError as error:
+                failures.append(f"SetPartitioner, {queues:,} queues: {error}")
+    print(report.table(HEADER, [row(group) for group in grouped(found)]))
+    for failure in failures:
+        print(failure)
+    result = {
+        "machine": described,
+        "versions": report.versions(("kazoo", "gevent")),
+        "changes": [asdict(change) for change in found],
+        "failures": failures,
+    }
+    return report.finish("handover", result, goals(found))
+
+
+HEADER = (
+    *("system, queues, change", "runs", "moved", "fewest", "settled ms", "worst ms"),
+    *("gap ms", "paused", "pause ms", "ZK writes", "ZK packets"),
+)
+
+
+def grouped(found: Sequence[Change]) -> list[list[Change]]:
+    """Return the runs of the same change together."""
+    groups: dict[tuple[str, int, str], list[Change]] = {}
+    for change in found:
+        groups.setdefault((change.system, change.queues, change.cause), []).append(change)
+    return list(groups.values())
+
+
+def row(group: Sequence[Change]) -> tuple[str, ...]:
+    """Return one line of the table: medians, and the worst of what must not happen."""
+    first = group[0]
+    settled = Spread.of_costs([change.effect.settled_seconds for change in group])
+
+    def worst(pick: Callable[[Change], float]) -> float:
+        return max(map(pick, group))
+
+    def median(pick: Callable[[Change], float]) -> float:
+        return Spread.of_costs(list(map(pick, group))).median
+
+    return (
+        f"{first.system}, {first.queues:,}, {first.cause}",
+        str(len(group)),
+        f"{worst(lambda c: c.effect.moved):,.0f}",
+        f"{first.effect.fewest:,}",
+        f"{1000 * settled.median:,.0f}",
+        f"{1000 * settled.worst:,.0f}",
+        f"{1000 * worst(lambda c: c.effect.gap_seconds):,.0f}",
+        f"{worst(lambda c: c.effect.paused):,.0f}",
+        f"{1000 * worst(lambda c: c.effect.pause_seconds):,.0f}",
+        f"{median(lambda c: c.transactions):,.0f}",
+        f"{median(lambda c: c.packets):,.0f}",
+    )
+
+
+def goals(found: Sequence[Change]) -> list[Goal]:
+    """Return what qdo has to reach."""
+    reached: list[Goal] = []
+    for group in grouped([change for change in found if change.system == "qdo"]):
+        first = group[0]
+        where = f"{first.queues:,} queues, {first.cause}"
+        settled = Spread.of_costs([change.effect.settled_seconds for change in group])
+        if first.cause in ("join", "kill -9"):
+            reached.append(Goal.at_most(f"{where}: seconds until settled", 0.5, settled.median))
+        moves = max(change.effect.moved - change.effect.fewest for change in group)
+        reached.append(Goal.at_most(f"{where}: moves beyond the fewest", 0, moves, ".0f"))
+        paused = max(change.effect.paused for change in group)
+        reached.append(Goal.at_most(f"{where}: unmoved queues paused", 0, paused, ".0f"))
+        lost = max(change.effect.unowned for change in group)
+        reached.append(Goal.at_most(f"{where}: queues without owner", 0, lost, ".0f"))
+    return reached
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""aiokafka on librdkafka's mock broker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import ujson
+from aiokafka import AIOKafkaConsumer
+
+from bench.peers import tally
+from bench.peers.with_kafka import topics
+
+
+async def main() -> None:
+    """Run the job for every message, in order within each partition."""
+    job = tally.from_environment()
+    consumer = AIOKafkaConsumer(
+        *topics(),
+        bootstrap_servers=os.environ["BENCH_KAFKA"],
+        group_id="bench",
+        auto_offset_reset="earliest",
+    )
+    await consumer.start()
+    while True:
+        batch = await consumer.getmany(timeout_ms=1000, max_records=1000)
+        for messages in batch.values():
+            for message in messages:
+                job(ujson.loads(message.value))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,29 @@
+"""Huey on Redis: ``huey_consumer bench.peers.with_huey.huey`` is the worker.
+
+A consumer of Huey takes from one queue, so this is one queue where the others have many.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from huey import RedisHuey
+
+from bench.peers import tally
+
+huey = RedisHuey("bench", url=os.environ["BENCH_REDIS"], results=False)
+job = huey.task(name="job")(tally.from_environment())
+
+
+def main(command: str, count: int) -> None:
+    """Fill the queue (``fill``), or send to it now and then (``send``)."""
+    if command == "fill":
+        for number in range(count):
+            job(tally.body(number))
+    else:
+        tally.send_paced(job, count)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

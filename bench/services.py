@@ -1,0 +1,121 @@
+"""Servers that a benchmark starts for itself on free loopback ports, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.processes import Program, ProgramError
+from bench.report import say
+from tests.support.zookeeper import Ensemble
+
+PEERS = Path(__file__).parent / ".venv-peers"
+REQUIREMENTS = Path(__file__).parent / "requirements.txt"
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody uses right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def redis() -> Iterator[str]:
+    """Run redis-server without persistence, as brokers usually have it; yield its URL."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        raise ProgramError("redis-server is missing: install the package redis-server")
+    port = free_port()
+    command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    with Program([*command, "--appendonly", "no"], folder=Path(tempfile.gettempdir())) as server:
+        _wait_for_port(server, port)
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+def _wait_for_port(server: Program, port: int, timeout_seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    ended = os.pidfd_open(server.pid)
+    try:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return
+            if select.select([ended], [], [], 0.05)[0]:
+                raise server.failure("ended at start")
+    finally:
+        os.close(ended)
+    raise server.failure(f"opened no port within {timeout_seconds:g} s")
+
+
+def peers_python(folder: Path = PEERS) -> Path:
+    """Return the Python of the peers' virtual environment, made at first use.
+
+    :param folder: where it is; one without `requirements.stamp` is made or completed.
+    """
+    python = folder / "bin" / "python"
+    stamp = folder / "requirements.stamp"
+    wanted = REQUIREMENTS.read_text()
+    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return python
+    say(f"installing the programs qdo is compared with into {folder}")
+    venv.create(folder, with_pip=True)
+    subprocess.run(
+        [str(python), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS)],
+        check=True,
+        stdout=sys.stderr,
+    )
+    stamp.write_text(wanted)
+    return python
+
+
+@contextlib.contextmanager
+def zookeeper() -> Iterator[Ensemble]:
+    """Run one ZooKeeper server."""
+    with tempfile.TemporaryDirectory(prefix="bench-zookeeper-") as folder:
+        ensemble = Ensemble(Path(folder), 1)
+        ensemble.start()
+        try:
+            yield ensemble
+        finally:
+            ensemble.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a ZooKeeper server has seen so far.
+
+    :ivar transactions: the counter of its zxid: everything that changed its state.
+    :ivar packets: requests of clients, pings included.
+    """
+
+    transactions: int
+    packets: int
+
+    @classmethod
+    def of(cls, ensemble: Ensemble) -> Traffic:
+        server = ensemble.servers[0]
+        zxid = _field(server.command("srvr"), "Zxid:")
+        packets = _field(server.command("mntr"), "zk_packets_received")
+        return cls(int(zxid, 16) & 0xFFFFFFFF, int(packets))
+
+    def since(self, earlier: Traffic) -> Traffic:
+        return Traffic(self.transactions - earlier.transactions, self.packets - earlier.packets)
+
+
+def _field(text: str, name: str) -> str:
+    for line in text.splitlines():
+        if line.startswith(name):
+            return line[len(name) :].strip()
+    raise ProgramError(f"ZooKeeper said nothing of {name}: {text[:200]!r}")
