@@ -25,6 +25,7 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect, Create
 from kazoo.security import OPEN_ACL_UNSAFE
 
+from qdo.coordination.lease import clock
 from qdo.errors import CoordinatorUnreachableError, SettingsError
 
 _NETWORK = "zookeeper://"
@@ -75,6 +76,8 @@ class Client(KazooClient):
     :ivar address: where the coordinator is.
     :ivar negotiated_timeout_seconds: the session time-out that the coordinator granted, which
         may differ from the one asked for; None before the first connection.
+    :ivar heard_at: a time since which the leader of the servers has heard of the session: when
+        the present connection was asked for, on `qdo.coordination.lease.clock`; None unknown.
     """
 
     _connection: Any
@@ -84,6 +87,7 @@ class Client(KazooClient):
     def __init__(self, address: Address, **options: Any) -> None:
         self.address = address
         self.negotiated_timeout_seconds: float | None = None
+        self.heard_at: float | None = None
         super().__init__(hosts=f"{address.hosts}{address.chroot}", **options)
         retry = self._conn_retry.copy()
         if address.path is None:
@@ -162,11 +166,13 @@ class _NetworkConnection(ConnectionHandler):
         """Do nothing: what can be wrong with a server shows on connecting."""
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        began = clock()
         answer = super()._invoke(timeout, request, xid)
         if isinstance(request, Connect):
             granted = answer[0].time_out
             if granted > 0:  # 0: the session to be resumed has ended
                 self.client.negotiated_timeout_seconds = granted / 1000.0
+                self.client.heard_at = began
         return answer
 
 

@@ -131,7 +131,7 @@ class Member:
             )
 
     def _prepare(self) -> None:
-        """Make the persistent nodes, and count the lease from a transaction."""
+        """Make the persistent nodes, and count the lease from the start of the session."""
         for path in (*self._layout.persistent, f"{self._layout.components}/worker"):
             self._client.ensure_path(path)
         sent_at = clock()
@@ -139,7 +139,7 @@ class Member:
         transaction.check(self._layout.workers, -1)
         transaction.commit()
         timeout = self._client.negotiated_timeout_seconds
-        self._lease = Lease(timeout or 0.0, sent_at)
+        self._lease = Lease(timeout or 0.0, self._client.heard_at or sent_at)
 
     def stop(self) -> None:
         """Leave: end the session, and with it the worker node; idempotent."""
@@ -311,7 +311,7 @@ class Member:
     def _committed(self, number: int, sent_at: float, answer: Answer) -> None:
         """Pass on an answer; an acknowledged transaction renews the lease."""
         if not isinstance(answer, Unanswered) and self._lease is not None:
-            self._lease.renew(sent_at)
+            self._lease.renew(sent_at, clock())
         self._answered(number, answer)
 
     def _watcher(self, machine: Machine) -> Callable[[WatchedEvent], None]:
@@ -356,6 +356,8 @@ class Member:
         lease, timeout = self._lease, self._client.negotiated_timeout_seconds
         if lease is not None and timeout:
             lease.timeout_seconds = timeout
+            if self._client.heard_at is not None:
+                lease.heard(self._client.heard_at)
         for machine in list(self._machines):
             machine.connected()
 
