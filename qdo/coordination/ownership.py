@@ -360,11 +360,8 @@ class Ownership(Machine):
         elif isinstance(answer, Refused):
             for index, slot in enumerate(slots):
                 self._finish(slot)
-                if index == answer.index:
-                    # Never the remembered `last` after a refusal: an operator moved it.
-                    slot.as_found = True
-                    self._reread(slot)
-                elif slot.again:
+                if index == answer.index or slot.again:
+                    # Whether to release with the `last` found there is seen in `_adopt`.
                     self._reread(slot)
 
     def _released(self, slot: Slot) -> None:
