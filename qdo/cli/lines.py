@@ -126,9 +126,9 @@ class Sending:
 
     def _add(self, line: bytes) -> None:
         self._number += 1
-        line = line.strip()
         if self._number == 1:
             line = line.removeprefix(_UTF8_MARK)
+        line = line.strip()
         if not line:
             return
         message = self.form.message(line)

@@ -1,0 +1,320 @@
+"""Apps: registering jobs and hooks, sending, settings in code."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+
+import qdo
+from qdo import App, Message, Settings
+from qdo.app import encode_body
+from qdo.errors import QueueNameError, SettingsError, UnknownSettingError, UsageError
+from qdo.settings import load
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[App]:
+    with App("mail", broker=f"sqlite:{tmp_path}/messages.db") as app:
+        app.use(load(environ={}))
+        yield app
+
+
+def bodies(app: App, queue: str) -> list[bytes]:
+    reader = app.broker.reader(queue, 0)
+    try:
+        return [row[1] for row in reader.fetch(100_000)]
+    finally:
+        reader.close()
+
+
+# --- jobs ---
+
+
+def test_a_job_is_registered_and_stays_a_function(app: App) -> None:
+    """The decorator gives the function back, so that tests can call it."""
+
+    @app.job(queues="a*", checkpoint="message")
+    def greet(message: Any, context: Any) -> str:
+        return "hello"
+
+    assert greet(None, None) == "hello"
+    job = app.job_for("abc")
+    assert job is not None
+    assert (job.function, job.queues, job.checkpoint) == (greet, "a*", "message")
+    assert job.name.endswith("greet")
+    assert app.job_for("xyz") is None
+
+
+def test_the_most_particular_glob_wins(app: App) -> None:
+    """The order of registration does not matter."""
+    jobs = {glob: (lambda message, context: None) for glob in ("*", "mail-*", "mail-vip", "m*")}
+    for glob, function in jobs.items():
+        app.job(glob)(function)
+    found = {queue: app.job_for(queue) for queue in ("x", "mail-1", "mail-vip", "mx", "Mail-1")}
+    globs = {queue: job.queues for queue, job in found.items() if job}
+    assert globs == {
+        "x": "*",
+        "mail-1": "mail-*",
+        "mail-vip": "mail-vip",
+        "mx": "m*",
+        "Mail-1": "*",
+    }
+
+
+def test_one_glob_has_one_job(app: App) -> None:
+    """A second job for the same glob would never run."""
+    app.job()(lambda message, context: None)
+    with pytest.raises(UsageError, match=r"app 'mail' has a job for '\*' already"):
+        app.job()(lambda message, context: None)
+
+
+def no_context(message: Message) -> None: ...
+
+
+def too_much(message: Message, context: Any, more: Any) -> None: ...
+
+
+async def asynchronous(message: Message, context: Any) -> None: ...
+
+
+def generator(message: Message, context: Any) -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (no_context, r"cannot be called with \(message, context\): write def no_context\(message"),
+        (too_much, r"too_much.* cannot be called with \(message, context\)"),
+        (asynchronous, "is asynchronous and would never run: write it with 'def'"),
+        (generator, "is a generator and would never run: write it without 'yield'"),
+        ("text", "job 'text' is no function"),
+    ],
+)
+def test_functions_that_can_be_no_job(app: App, function: Any, reason: str) -> None:
+    """They are refused when they are registered, with the remedy, not when a message comes."""
+    with pytest.raises(UsageError, match=reason):
+        app.job()(function)
+    assert app.jobs == ()
+
+
+def test_the_decorator_needs_parentheses(app: App) -> None:
+    """The most frequent slip has an answer of its own."""
+    with pytest.raises(UsageError, match=r"write @app\.job\(\) with parentheses"):
+        app.job(no_context)  # type: ignore[arg-type]
+
+
+def test_checkpoint_is_one_of_two(app: App) -> None:
+    """A misspelt checkpoint is refused."""
+    with pytest.raises(UsageError, match="checkpoint='always' is neither"):
+        app.job(checkpoint="always")  # type: ignore[arg-type]
+
+
+# --- hooks ---
+
+
+def test_default_hooks(app: App) -> None:
+    """Without hooks the context is an empty dict of the worker's own, failures are ignored."""
+    with app.job_context() as one, app.job_context() as two:
+        assert one == {}
+        assert one is not two
+    app.job_failure(Message("q", 1, None), {}, ValueError())
+
+
+def test_hooks_given_in_code() -> None:
+    """A generator function is made a context manager; failures reach the hook."""
+    failures = []
+
+    def resources() -> Iterator[str]:
+        yield "connection"
+
+    app = App(
+        "a",
+        job_context=resources,
+        job_failure=lambda message, context, error: failures.append((message, context, error)),
+    )
+    with app.job_context() as context:
+        assert context == "connection"
+    error = ValueError("x")
+    message = Message("q", 1, None)
+    app.job_failure(message, "connection", error)
+    assert failures == [(message, "connection", error)]
+
+
+def test_hooks_by_decorator(app: App) -> None:
+    """Decorators register hooks and give the function back."""
+
+    @app.context
+    @contextmanager
+    def resources() -> Iterator[int]:
+        yield 5
+
+    @app.failure
+    def failed(message: Any, context: Any, error: Any) -> None: ...
+
+    manager: AbstractContextManager[Any] = app.job_context()
+    with manager as context:
+        assert context == 5
+    assert app.job_failure is failed
+
+
+def test_hooks_are_checked(app: App) -> None:
+    """A hook that could not be called is refused at once."""
+    with pytest.raises(UsageError, match=r"job_failure .* \(message, context, error\)"):
+        app.failure(lambda message: None)
+    with pytest.raises(UsageError, match="job_context"):
+        app.context(lambda message: None)
+
+
+# --- sending ---
+
+
+def test_send_stores_compact_json(app: App) -> None:
+    """Bodies are JSON in UTF-8 without needless bytes."""
+    first = app.send("q", {"name": "Zoë", "path": "a/b"}, key="k", headers={"a": "ü"})
+    second = app.send("q", None)
+    assert first != second
+    assert bodies(app, "q") == ['{"name":"Zoë","path":"a/b"}'.encode(), b"null"]
+
+
+def test_send_many_keeps_order_and_returns_ids(app: App) -> None:
+    """Tuples of two to four are taken; ids come in the same order and are distinct."""
+    ids = app.send_many([("q", 1), ("p", 2, "key"), ("q", 3, None, {"h": "v"})])
+    assert len(set(ids)) == 3
+    assert bodies(app, "q") == [b"1", b"3"]
+    assert app.send_many([]) == []
+
+
+class Odd:
+    """Something that JSON does not know."""
+
+
+@pytest.mark.parametrize(
+    "body", [b"bytes", {1, 2}, float("nan"), float("inf"), Odd(), [Odd()], "\ud800", range(3)]
+)
+def test_bodies_that_json_cannot_hold(app: App, body: Any) -> None:
+    """They are refused with what can be sent instead; nothing is stored."""
+    with pytest.raises(UsageError, match=r"the body for queue 'q' cannot be JSON: .*; send dicts"):
+        app.send("q", body)
+    with pytest.raises(UsageError):
+        app.send_many([("q", 1), ("q", body)])
+    assert app.broker.queues() == []
+
+
+def test_endless_bodies() -> None:
+    """A body that holds itself is refused as well."""
+    body: list[Any] = []
+    body.append(body)
+    with pytest.raises(UsageError, match="cannot be JSON"):
+        encode_body("q", body)
+
+
+@pytest.mark.parametrize("queue", ["", "a/b", ".", "..", "zookeeper", "a\0b", "x" * 201])
+def test_queue_names_that_no_znode_can_have(app: App, queue: str) -> None:
+    """They are refused before anything is stored."""
+    with pytest.raises(QueueNameError, match="cannot be a queue name"):
+        app.send(queue, 1)
+    assert app.broker.queues() == []
+
+
+def test_keys_and_headers_are_text(app: App) -> None:
+    """Whatever else is refused."""
+    with pytest.raises(UsageError, match="the key of a message is text, not 5"):
+        app.send("q", 1, key=5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="headers map text to text"):
+        app.send("q", 1, headers={"a": 1})  # type: ignore[dict-item]
+
+
+def test_many_threads_share_one_app(app: App) -> None:
+    """Eight threads send at once through one lazily opened broker; nothing gets lost."""
+
+    def send(number: int) -> None:
+        for count in range(50):
+            app.send(f"q{number % 2}", [number, count])
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(bodies(app, "q0")) + len(bodies(app, "q1")) == 400
+
+
+def test_greenlets_share_one_app(app: App) -> None:
+    """Greenlets may send as well, without any patching."""
+    jobs = [gevent.spawn(app.send, "q", number) for number in range(50)]
+    gevent.joinall(jobs, raise_error=True)
+    assert sorted(bodies(app, "q")) == sorted(b"%d" % number for number in range(50))
+
+
+def test_a_closed_app_opens_again(app: App) -> None:
+    """Closing is no end; sending opens the broker anew."""
+    app.send("q", 1)
+    app.close()
+    app.close()
+    app.send("q", 2)
+    assert bodies(app, "q") == [b"1", b"2"]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_opens_a_broker_of_its_own(app: App) -> None:
+    """SQLite connections must not cross a fork."""
+    app.send("q", "parent")
+    mine = app.broker
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            app.send("q", "child")
+            code = 0 if app.broker is not mine else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    app.send("q", "parent again")
+    assert bodies(app, "q") == [b'"parent"', b'"child"', b'"parent again"']
+
+
+# --- settings ---
+
+
+def test_settings_in_code_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment wins over what the app says in code; it is read at first use."""
+    app = App("a", fetch=5, attempts=5)
+    monkeypatch.setenv("QDO_FETCH", "7")
+    assert (app.settings.app, app.settings.fetch, app.settings.attempts) == ("a", 7, 5)
+    assert app.settings.origin("attempts") == "App('a')"
+
+
+def test_settings_in_code_are_checked_at_once() -> None:
+    """A misspelt or impossible setting does not wait for the first message."""
+    with pytest.raises(UnknownSettingError, match=r"App\('a'\) \(did you mean 'broker'\?\)"):
+        App("a", brokr="sqlite:x")
+    with pytest.raises(SettingsError, match="fetch"):
+        App("a", fetch=0)
+    with pytest.raises(SettingsError, match="setting app"):
+        App("a/b")
+    with pytest.raises(SettingsError, match="setting app: it is empty"):
+        App("")
+
+
+def test_an_app_refuses_the_settings_of_another() -> None:
+    """Otherwise messages would go to the wrong app."""
+    with pytest.raises(UsageError, match=r"this is app 'a', but QDO_APP says 'b'"):
+        App("a").use(load(environ={"QDO_APP": "b"}))
+    assert App("a").use(Settings()).app == "a"
+
+
+def test_public_names() -> None:
+    """Every public name can be had from the package, and a wrong one cannot."""
+    missing = [name for name in qdo.__all__ if not hasattr(qdo, name)]
+    assert missing == []
+    assert set(qdo.__all__) <= set(dir(qdo))
+    with pytest.raises(AttributeError, match="no attribute 'Ap'"):
+        qdo.Ap  # noqa: B018

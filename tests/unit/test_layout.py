@@ -1,0 +1,209 @@
+"""Znode paths and the JSON in them, garbage included."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdo.coordination.layout import (
+    Layout,
+    QueueNode,
+    WorkerNode,
+    check_queue_name,
+    encode_queues,
+    name_fault,
+    parse_assignment,
+)
+from qdo.errors import QueueNameError, SettingsError
+
+
+def test_published_paths() -> None:
+    """Workers and queues are where other tools look for them."""
+    layout = Layout.of("churn")
+    root = "/mozilla/services/qdo/churn"
+    assert layout.root == root
+    assert layout.worker("worker-0000000101") == f"{root}/workers/worker-0000000101"
+    assert layout.queue("a4bb") == f"{root}/queues/a4bb"
+    assert layout.assignment("worker-0000000101") == f"{root}/assignments/worker-0000000101"
+    assert layout.rebalancer == f"{root}/rebalancer"
+
+
+def test_namespace() -> None:
+    """The namespace replaces the default one."""
+    assert Layout.of("a", "/x/y").root == "/x/y/a"
+
+
+def test_persistent_nodes_are_all_below_the_root() -> None:
+    """Whatever must stand before a worker registers belongs to the app."""
+    layout = Layout.of("a")
+    assert layout.persistent
+    assert {path.rpartition("/")[0] for path in layout.persistent} == {layout.root}
+
+
+@pytest.mark.parametrize(
+    ("app", "namespace", "setting"),
+    [
+        ("", "/a", "app"),
+        ("a/b", "/a", "app"),
+        ("a", "a", "namespace"),
+        ("a", "/a/../b", "namespace"),
+    ],
+)
+def test_names_that_make_no_path(app: str, namespace: str, setting: str) -> None:
+    """App and namespace are checked before any znode is touched."""
+    with pytest.raises(SettingsError, match=f"setting {setting}"):
+        Layout.of(app, namespace)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "it is empty"),
+        (".", "it is a relative path"),
+        ("..", "it is a relative path"),
+        ("zookeeper", "ZooKeeper reserves it"),
+        ("a/b", "it holds a '/'"),
+        ("a\n", r"it holds the character U\+000A"),
+        ("a\x7f", r"it holds the character U\+007F"),
+        ("\ue000", r"it holds the character U\+E000"),
+        ("\ufff0", r"it holds the character U\+FFF0"),
+        ("x" * 201, "it has 201 characters"),
+    ],
+)
+def test_names_that_no_znode_can_have(name: str, reason: str) -> None:
+    """Each is refused with its reason."""
+    with pytest.raises(QueueNameError, match=reason):
+        check_queue_name(name)
+
+
+@pytest.mark.parametrize("name", ["a", "a4bb-9", "...", "a b", "Zoë", "日本", "x" * 200, "%2F"])
+def test_names_that_will_do(name: str) -> None:
+    """Any name valid in a path is allowed, not only uuid4 hex."""
+    assert check_queue_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("data", "last"),
+    [
+        (b"", 0),
+        (b"  ", 0),
+        (b"{}", 0),
+        (b'{"last": ""}', 0),
+        (b'{"last": "135471512647131000"}', 135471512647131000),
+        (b'{"last": "135471512647131000L"}', 135471512647131000),
+        (b'{"last": " 135471512647131000 "}', 135471512647131000),
+        (b' {"last": "135471512647131000 L "}\n', 135471512647131000),
+        (b'{"last": 135471512647131000}', 135471512647131000),
+    ],
+)
+def test_last_as_old_and_new_writers_leave_it(data: bytes, last: int) -> None:
+    """A trailing L, spaces, nothing at all and a plain number are accepted on reading."""
+    node = QueueNode.parse(data)
+    assert (node.last, node.fault) == (last, None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xfe",
+        b"nonsense",
+        b"[1]",
+        b"5",
+        b'{"last": "soon"}',
+        b'{"last": "-5"}',
+        b'{"last": "1.5"}',
+        b'{"last": "L"}',
+        b'{"last": true}',
+        b'{"last": null}',
+        b'{"last": ["1"]}',
+        '{"last": "١٢"}'.encode(),
+    ],
+)
+def test_garbage_is_a_fault_and_never_raises(data: bytes) -> None:
+    """A queue whose `last` cannot be read must not be taken for one at its beginning."""
+    assert QueueNode.parse(data).fault
+
+
+def test_last_is_written_as_a_decimal_string() -> None:
+    """Never with an L, and "" before the first message."""
+    assert json.loads(QueueNode(last=135471512647131000).encode()) == {"last": "135471512647131000"}
+    assert json.loads(QueueNode().encode()) == {"last": ""}
+
+
+def test_keys_of_others_are_kept() -> None:
+    """Rewriting a node does not lose what other tools put there."""
+    node = QueueNode.parse(b'{"last": "5", "seek": 2, "owner": "worker-1", "note": {"a": [1]}}')
+    again = json.loads(node.owned_by("").moved_to(7).encode())
+    assert again == {"last": "7", "seek": 2, "note": {"a": [1]}}
+
+
+@given(
+    st.builds(
+        QueueNode,
+        last=st.integers(0, 2**62),
+        owner=st.sampled_from(["", "worker-0000000101"]),
+        seek=st.integers(0, 9),
+        position=st.none() | st.text(max_size=5),
+        deleted=st.booleans(),
+    )
+)
+def test_queue_nodes_survive_writing_and_reading(node: QueueNode) -> None:
+    """What is written is what is read."""
+    assert QueueNode.parse(node.encode()) == node
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_break_the_readers(data: bytes) -> None:
+    """Whatever somebody writes into a node, reading it does not raise."""
+    QueueNode.parse(data)
+    WorkerNode.parse(data)
+    assert parse_assignment(data) == frozenset()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("last", "owner", "seek", "position", "queues"), json_values)
+    )
+)
+def test_no_json_breaks_the_readers(value: dict[str, Any]) -> None:
+    """Keys with values of the wrong type neither raise nor reach anybody as they are."""
+    data = json.dumps(value).encode()
+    node = QueueNode.parse(data)
+    assert isinstance(node.last, int)
+    assert isinstance(node.owner, str)
+    assert all(isinstance(name, str) for name in WorkerNode.parse(data).queues)
+    assert all(isinstance(name, str) for name in parse_assignment(data))
+
+
+def test_worker_nodes() -> None:
+    """The published key is `queues`; `reread` appears only after a seek."""
+    assert json.loads(WorkerNode(("b", "a")).encode()) == {"queues": ["b", "a"]}
+    node = WorkerNode(("a",), ("a",))
+    assert WorkerNode.parse(node.encode()) == node
+
+
+def test_assignments() -> None:
+    """Written sorted, so that equal shares are equal bytes."""
+    data = encode_queues({"b", "a"})
+    assert json.loads(data) == {"queues": ["a", "b"]}
+    assert parse_assignment(data) == {"a", "b"}
+
+
+@given(st.text(max_size=5))
+def test_every_name_is_either_refused_or_one_part_of_a_path(name: str) -> None:
+    """No accepted name leads out of its folder."""
+    if name_fault(name) is None:
+        path = Layout.of("a").queue(name)
+        assert path.split("/")[-1] == name
+        assert name not in (".", "..")

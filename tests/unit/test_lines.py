@@ -1,0 +1,153 @@
+"""JSON lines into messages: reading in pieces, checking, batches."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdo.brokers.base import Outgoing
+from qdo.cli import lines
+from qdo.cli.lines import Fault, Form, Sending, chunks_of_lines
+from qdo.errors import BodyError, DatabaseFullError, LineError
+
+FORM = Form(queue=None, queue_field="q", key_field=None, max_bytes=100)
+
+
+class Pieces(io.RawIOBase):
+    """A stream that gives its data in given pieces, as a pipe does."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = [piece for piece in pieces if piece]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._pieces:
+            return 0
+        piece = self._pieces.pop(0)
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+class Store:
+    """A broker as far as sending goes; `room` messages fit."""
+
+    def __init__(self, room: int = 1_000_000) -> None:
+        self.batches: list[list[Outgoing]] = []
+        self._room = room
+
+    def send_many(self, messages: list[Outgoing]) -> list[str]:
+        if sum(map(len, self.batches)) + len(messages) > self._room:
+            raise DatabaseFullError(path="x.db", reason="no room")
+        self.batches.append(list(messages))
+        return []
+
+
+def send(store: Store, pieces: list[bytes]) -> Sending:
+    sending = Sending(store, FORM, "x.jsonl", lambda size: None)  # type: ignore[arg-type]
+    sending.run(chunks_of_lines(io.BufferedReader(Pieces(pieces))))
+    return sending
+
+
+@given(st.lists(st.binary(max_size=6).map(lambda data: data.replace(b"\r", b"\n")), max_size=8))
+def test_lines_are_whole_however_they_arrive(pieces: list[bytes]) -> None:
+    """Lines do not depend on where reads happen to end."""
+    chunks = chunks_of_lines(io.BufferedReader(Pieces(pieces)))
+    assert [line for chunk in chunks for line in chunk] == b"".join(pieces).splitlines(True)
+
+
+def test_what_comes_slowly_is_sent_as_it_comes() -> None:
+    """A batch does not wait for lines that cannot be read yet."""
+    store = Store()
+    send(store, [b'{"q":"a"}\n{"q":"b"}\n{"q":', b'"c"}\n', b'{"q":"d"}'])
+    assert [[message.queue for message in batch] for batch in store.batches] == [
+        ["a", "b"],
+        ["c"],
+        ["d"],
+    ]
+
+
+def test_large_input_is_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are bounded in messages and in bytes."""
+    monkeypatch.setattr(lines, "BATCH_MESSAGES", 4)
+    store = Store()
+    sending = send(store, [b'{"q":"a"}\n' * 10])
+    assert list(map(len, store.batches)) == [4, 4, 2]
+    assert (sending.sent, sending.line) == (10, 10)
+    monkeypatch.setattr(lines, "BATCH_BYTES", 18)
+    store = Store()
+    send(store, [b'{"q":"a"}\n' * 5])
+    assert list(map(len, store.batches)) == [2, 2, 1]
+
+
+def test_bodies_are_the_lines_as_they_stand() -> None:
+    """Nothing is parsed and written anew; spaces around, a mark and empty lines are dropped."""
+    store = Store()
+    sending = send(store, [b'\xef\xbb\xbf {"q": "a", "n": 1.50}\r\n\n  \n{"q":7}\n'])
+    [batch] = store.batches
+    assert [(message.queue, message.body) for message in batch] == [
+        ("a", b'{"q": "a", "n": 1.50}'),
+        ("7", b'{"q":7}'),
+    ]
+    assert sending.line == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "reason"),
+    [
+        (b"nonsense", BodyError, "Expecting value at column 1"),
+        (b'{"q": "a"', BodyError, "Expecting ',' delimiter at column 10"),
+        (b'{"q": "a"} x', BodyError, "Extra data at column 12"),
+        (b'{"q": NaN}', BodyError, "NaN is no JSON"),
+        (b'{"q": 01}', BodyError, "Expecting ',' delimiter at column 8"),
+        (b'{"q": "a\tb"}', BodyError, "Invalid control character at at column 9"),
+        (b'{"q": "\xff"}', BodyError, "byte 8 is no UTF-8"),
+        (b"[" * 100_000, BodyError, "it is nested too deeply"),
+        (b"5", LineError, "it is no JSON object and so has no field 'q'"),
+        (b'{"p": "a"}', LineError, "it has no field 'q'"),
+        (b'{"q": null}', LineError, "its field 'q' is neither text nor a whole number"),
+        (b'{"q": true}', LineError, "its field 'q' is neither text nor a whole number"),
+        (b'{"q": "a/b"}', LineError, "'a/b' cannot be a queue name: it holds a '/'"),
+        (b'{"q": "' + b"x" * 99 + b'"}', LineError, "body has 108 bytes, the broker takes 100"),
+    ],
+)
+def test_bad_lines(line: bytes, kind: type[Exception], reason: str) -> None:
+    """Everything before a bad line is sent, nothing after it, and both are said."""
+    store = Store()
+    good = b'{"q":"a"}\n'
+    with pytest.raises(kind) as caught:
+        send(store, [good * 2 + line + b"\n" + good])
+    assert list(map(len, store.batches)) == [2]
+    message = str(caught.value)
+    assert message.startswith("line 3 of x.jsonl")
+    assert reason in message
+    assert message.endswith("; 2 messages before it were sent")
+
+
+def test_what_was_sent_is_known_when_the_broker_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages and lines of whole batches are counted."""
+    monkeypatch.setattr(lines, "BATCH_MESSAGES", 4)
+    store = Store(room=9)
+    sending = Sending(store, FORM, "x", lambda size: None)  # type: ignore[arg-type]
+    with pytest.raises(DatabaseFullError):
+        sending.run([[b'{"q":"a"}\n', b"\n"] * 20])
+    assert (sending.sent, sending.line) == (8, 15)
+
+
+def test_keys() -> None:
+    """A key field is text or a whole number, and must be there."""
+    form = Form(queue="all", queue_field=None, key_field="k", max_bytes=100)
+    message = form.message(b'{"k": 5}')
+    assert message == Outgoing("all", b'{"k": 5}', "5")
+    assert form.message(b"{}") == Fault(LineError, "it has no field 'k'")
+
+
+def test_one_queue_for_all_needs_no_object() -> None:
+    """Without fields any JSON will do."""
+    form = Form(queue="all", queue_field=None, key_field=None, max_bytes=100)
+    assert form.message(b'"text"') == Outgoing("all", b'"text"')

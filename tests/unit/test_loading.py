@@ -1,0 +1,182 @@
+"""Finding apps and jobs by name, and what is said when they cannot be found."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo import Settings
+from qdo.errors import JobImportError, JobModuleError, UsageError
+from qdo.loading import check_target, load_app, load_job, prepare
+
+_numbers = itertools.count()
+Maker = Callable[[str], str]
+
+JOBS = """
+import contextlib
+import qdo
+
+app = qdo.App("coded", fetch=5)
+empty = qdo.App("empty")
+number = 5
+
+@app.job("a*")
+def greet(message, context):
+    pass
+
+class Jobs:
+    def run(message, context):
+        pass
+
+def no_context(message):
+    pass
+
+@contextlib.contextmanager
+def resources():
+    yield "resources"
+
+def failed(message, context, error):
+    pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
+    """Returns a function that makes a module in the current folder and returns its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["/nowhere"])
+
+    def make(source: str) -> str:
+        name = f"jobs_for_test_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(source)
+        return name
+
+    return make
+
+
+def test_job_in_the_current_folder(module: Maker) -> None:
+    """A console script finds modules in the current folder; functions of classes, too."""
+    name = module(JOBS)
+    assert load_job(f"{name}:greet").__name__ == "greet"
+    assert load_job(f"{name}:Jobs.run").__name__ == "run"
+
+
+def test_an_app_around_a_job(module: Maker) -> None:
+    """--app and --job make an app; hooks can be named in settings."""
+    name = module(JOBS)
+    settings = Settings(
+        app="a",
+        job=f"{name}:greet",
+        queues="b*",
+        job_context=f"{name}:resources",
+        job_failure=f"{name}:failed",
+    )
+    app, used = prepare(settings)
+    assert (app.name, used.app) == ("a", "a")
+    job = app.job_for("b1")
+    assert job is not None
+    assert job.function.__name__ == "greet"
+    assert app.job_for("a1") is None
+    with app.job_context() as context:
+        assert context == "resources"
+    assert app.job_failure.__name__ == "failed"
+
+
+def test_an_app_with_its_settings(module: Maker) -> None:
+    """MODULE:APP brings its name and its settings along."""
+    app, used = prepare(Settings(), f"{module(JOBS)}:app")
+    assert (app.name, used.app, used.fetch) == ("coded", "coded", 5)
+    assert app.settings is used
+
+
+@pytest.mark.parametrize(
+    ("attribute", "reason"),
+    [
+        ("gret", r"module 'jobs_for_test_\d+' has no 'gret' \(did you mean 'greet'\?\)"),
+        ("number", "it is no function but 5 of type int"),
+        ("app", "it is an app: give it without --job"),
+    ],
+)
+def test_attributes_that_are_no_job(module: Maker, attribute: str, reason: str) -> None:
+    """What was found instead is said."""
+    with pytest.raises(JobImportError, match=reason):
+        load_job(f"{module(JOBS)}:{attribute}")
+
+
+def test_a_job_of_the_wrong_signature(module: Maker) -> None:
+    """It is refused before the first message."""
+    with pytest.raises(UsageError, match=r"write def no_context\(message, context\)"):
+        load_job(f"{module(JOBS)}:no_context")
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("nowhere", "it has no ':'"),
+        (":f", "a part is missing"),
+        ("nowhere:", "a part is missing"),
+        ("no_such_module:f", "there is no module 'no_such_module'"),
+        ("no_such_module.jobs:f", "there is no module 'no_such_module'"),
+        ("os.no_such_part:f", "there is no module 'os.no_such_part'"),
+    ],
+)
+def test_targets_that_lead_nowhere(target: str, reason: str) -> None:
+    """The reason and the remedy are in one line."""
+    with pytest.raises(JobImportError) as caught:
+        load_job(target)
+    assert reason in str(caught.value)
+    assert "write it as MODULE:FUNCTION" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("x = 1\nx / 0", r"ZeroDivisionError: division by zero \(jobs_for_test_\d+\.py line 2\)"),
+        ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
+        ("from os import no_such_thing", "ImportError: cannot import name"),
+        ("def f(:", "SyntaxError: "),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_modules_that_fail(module: Maker, source: str, reason: str) -> None:
+    """An error inside the module is told apart from a module that does not exist."""
+    with pytest.raises(JobModuleError, match=reason) as caught:
+        load_job(f"{module(source)}:f")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_app_must_be_one(module: Maker) -> None:
+    """A function is pointed to --job."""
+    name = module(JOBS)
+    with pytest.raises(JobImportError, match=rf"no qdo\.App but .*: give it as --job {name}:greet"):
+        load_app(f"{name}:greet")
+    with pytest.raises(JobImportError, match=r"make one with qdo\.App\(NAME\)"):
+        load_app(f"{name}:number")
+
+
+def test_an_app_needs_a_job(module: Maker) -> None:
+    """A worker without a job would own queues and process nothing."""
+    with pytest.raises(UsageError, match="app 'empty' has no job"):
+        prepare(Settings(), f"{module(JOBS)}:empty")
+
+
+def test_an_app_of_another_name(module: Maker) -> None:
+    """--app and the app's own name must agree."""
+    with pytest.raises(UsageError, match="this is app 'coded'"):
+        prepare(Settings(app="other", origins={"app": "--app"}), f"{module(JOBS)}:app")
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(app="a"), Settings(job="m:f")])
+def test_too_little_is_named(settings: Settings) -> None:
+    """Both ways to name what to run are told."""
+    with pytest.raises(UsageError, match="MODULE:APP, or give --app NAME and --job"):
+        check_target(settings, None)
+
+
+def test_too_much_is_named() -> None:
+    """An app and a job contradict each other; where the job came from is told."""
+    with pytest.raises(UsageError, match=r"both m:app and the job m:f \(from QDO_JOB\)"):
+        check_target(Settings(job="m:f", origins={"job": "QDO_JOB"}), "m:app")
