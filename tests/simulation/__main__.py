@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 
-from .world import describe, play
+from tests.simulation.world import describe, play
 
 
 def main() -> int:

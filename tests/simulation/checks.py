@@ -24,8 +24,7 @@ from typing import Any
 from qdo.coordination.layout import Layout
 from qdo.coordination.machine import Node
 from qdo.coordination.slots import Claim
-
-from .model import Coordinator, Transaction
+from tests.simulation.model import Coordinator, Transaction
 
 
 class Violation(Exception):
@@ -243,7 +242,11 @@ class Checks:
     def claimed(self, worker: str, claim: Claim) -> None:
         """A worker was told that it owns a queue."""
         state = self._state.get(claim.queue)
-        tenure = next((t for t in reversed(state.tenures) if t.worker == worker), None) if state else None
+        tenure = (
+            next((t for t in reversed(state.tenures) if t.worker == worker), None)
+            if state
+            else None
+        )
         if state is None or tenure is None:
             raise Violation("1", f"{worker} believes to own {claim.queue} but never claimed it")
         if tenure.fence:
@@ -299,7 +302,8 @@ class Checks:
         expected = self.broker.next(queue, tenure.cursor)
         if position != expected:
             raise Violation(
-                "4", f"{worker} starts {position} of {queue}, next after {tenure.cursor} is {expected}"
+                "4",
+                f"{worker} starts {position} of {queue}, next after {tenure.cursor} is {expected}",
             )
         state = self._state[queue]
         if claim.fence < state.fence:

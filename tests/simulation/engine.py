@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from qdo.coordination.slots import Claim
-
-from .checks import Broker, Checks
-from .schedule import Schedule
+from tests.simulation.checks import Broker, Checks
+from tests.simulation.schedule import Schedule
 
 
 class Registration(Protocol):

@@ -16,6 +16,7 @@ by a follower that lags. What a session may rely on is what ZooKeeper promises, 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -44,8 +45,7 @@ from qdo.coordination.machine import (
     Then,
     Unanswered,
 )
-
-from .schedule import Schedule
+from tests.simulation.schedule import Schedule
 
 Watcher = Callable[[str], None]
 Deliver = Callable[..., None]
@@ -84,7 +84,7 @@ class Session:
     :ivar closed_time: when it ended, None while it lives.
     """
 
-    __slots__ = ("id", "timeout", "touched", "closed_time", "closed_zxid", "link", "ephemerals")
+    __slots__ = ("closed_time", "closed_zxid", "ephemerals", "id", "link", "timeout", "touched")
 
     def __init__(self, id: int, timeout: float, now: float) -> None:
         self.id = id
@@ -99,7 +99,7 @@ class Session:
 class _Line:
     """The states one node (or list of children) went through, oldest first."""
 
-    __slots__ = ("zxids", "states")
+    __slots__ = ("states", "zxids")
 
     def __init__(self) -> None:
         self.zxids: list[int] = []
@@ -201,9 +201,7 @@ class Coordinator:
         self._append(session, staged)
         return Committed(self.zxid if staged else 0, tuple(versions))
 
-    def _stage(
-        self, op: Op, staged: dict[str, Node | None], versions: list[int]
-    ) -> Fault | None:
+    def _stage(self, op: Op, staged: dict[str, Node | None], versions: list[int]) -> Fault | None:
         path = op.path
         node = staged[path] if path in staged else self._nodes.get(path)
         if isinstance(op, CreateOp):
@@ -308,17 +306,20 @@ class Coordinator:
         if session.link is not None:
             session.link.session_ended()
 
+    def watch_expiry(self, session: Session) -> None:
+        """Expire a session a time-out after its last touch, unless there are others."""
+        self.schedule.at(session.touched + session.timeout, self._check_expiry, session)
+
     def _check_expiry(self, session: Session) -> None:
         if session.closed_time is not None or self.down:
             return
-        now = self.schedule.now
         if session.link is not None and session.link.in_contact:
-            session.touched = now
+            return  # looked at again when the contact ends
         end = session.touched + session.timeout
-        if now >= end:
+        if self.schedule.now >= end:
             self.close_session(session.id)
         else:
-            self.schedule.at(end, self._check_expiry, session)
+            self.watch_expiry(session)
 
     # --- outages --------------------------------------------------------------------
 
@@ -347,14 +348,32 @@ class _Connection:
     :ivar direct: whether the server is the leader.
     :ivar cut: whether the server has lost its leader: it answers reads, writes hang.
     :ivar stalled: nothing gets through for the moment, in neither direction.
+    :ivar contacts: when requests were processed that the leader has not been told of.
+    :ivar phase: when, within half a tick, the server tells the leader of contacts.
     """
 
     __slots__ = (
-        "view", "lag", "direct", "cut", "stalled", "requests", "busy", "reply_at", "watches",
-        "child_watches", "catching_up", "contact_since", "processed_at",
+        "busy",
+        "catching_up",
+        "child_watches",
+        "contact_since",
+        "contacts",
+        "cut",
+        "direct",
+        "lag",
+        "phase",
+        "reply_at",
+        "requests",
+        "session",
+        "stalled",
+        "view",
+        "watches",
     )  # fmt: skip
 
-    def __init__(self, view: int, lag: float, direct: bool, now: float) -> None:
+    def __init__(
+        self, session: Session, view: int, lag: float, direct: bool, phase: float, now: float
+    ) -> None:
+        self.session = session
         self.view = view
         self.lag = lag
         self.direct = direct
@@ -367,7 +386,8 @@ class _Connection:
         self.child_watches: dict[str, dict[Watcher, None]] = {}
         self.catching_up = False
         self.contact_since = now
-        self.processed_at = now
+        self.contacts: deque[float] = deque()
+        self.phase = phase
 
 
 class Link:
@@ -375,7 +395,8 @@ class Link:
 
     :param deliver: takes ``(function, *arguments)`` and calls it in the process, in order,
         as soon as the process runs.
-    :param on_connected: called with the session's id, and whether it is a new session.
+    :param on_connected: called with the session's id, whether it is a new session, and when the
+        leader heard of it.
     :param on_suspended: the connection is lost.
     :param on_expired: the session is gone; a new one follows by itself.
     """
@@ -387,7 +408,7 @@ class Link:
         timeout: float,
         deliver: Deliver,
         *,
-        on_connected: Callable[[int, bool], None],
+        on_connected: Callable[[int, bool, float], None],
         on_suspended: Callable[[], None],
         on_expired: Callable[[], None],
     ) -> None:
@@ -408,7 +429,7 @@ class Link:
         self._backlog: deque[Item] = deque()
         self._unanswered: deque[Then] = deque()
         self._seen = 0
-        self._stray: deque[tuple[Request, Session]] = deque()
+        self._stray: deque[tuple[Commit | Create, Session]] = deque()
         self._connecting = False
         coordinator.links.append(self)
 
@@ -485,7 +506,7 @@ class Link:
         """Cut this link's server from the leader: reads go on, stale; the leader hears nothing."""
         if self._connection is not None and not self._connection.cut:
             self.schedule.note("%s: its server is cut from the leader", self.name)
-            self._end_contact()
+            self._end_contact(cut=True)
             self._connection.cut = True
 
     def stall(self, duration: float) -> None:
@@ -538,7 +559,9 @@ class Link:
         """The leader closed this link's session: its server will hang up soon."""
         if self._connection is not None:
             self.schedule.after(
-                self._connection.lag * self.schedule.chance() + 0.002, self._hang_up, self._connection
+                self._connection.lag * self.schedule.chance() + 0.002,
+                self._hang_up,
+                self._connection,
             )
 
     # --- inside -----------------------------------------------------------------------
@@ -563,14 +586,14 @@ class Link:
             session = self.session = self.coordinator.open_session(self.timeout)
             session.link = self
         session.touched = self.schedule.now
-        self._connection = self._new_connection()
+        self._connection = self._new_connection(session)
         self.schedule.note("%s connects, session %x", self.name, session.id)
         backlog, self._backlog = self._backlog, deque()
         for item in backlog:
             self._send(self._connection, item)
-        self.deliver(self.on_connected, session.id, new)
+        self.deliver(self.on_connected, session.id, new, self.schedule.now)
 
-    def _new_connection(self) -> _Connection:
+    def _new_connection(self, session: Session) -> _Connection:
         chance = self.schedule.chance
         head = self.coordinator.zxid
         direct = self.steady or chance() < 0.5
@@ -579,7 +602,8 @@ class Link:
         if lag:
             oldest = max(self._seen, self.coordinator.zxid_at(self.schedule.now - lag))
             view = oldest + int((head - oldest + 1) * chance())
-        return _Connection(view, lag, direct, self.schedule.now)
+        phase = chance() * self.coordinator.tick / 2
+        return _Connection(session, view, lag, direct, phase, self.schedule.now)
 
     def _expire(self) -> None:
         self.schedule.note("%s learns that its session is gone", self.name)
@@ -591,9 +615,7 @@ class Link:
             self.deliver(then, UNANSWERED)
         self.schedule.after(self._delay(0.05), self._connect)
 
-    def _send(
-        self, connection: _Connection, item: Item
-    ) -> None:
+    def _send(self, connection: _Connection, item: Item) -> None:
         connection.requests.append(item)
         self._unanswered.append(item[1])
         if not connection.busy:
@@ -607,8 +629,8 @@ class Link:
             connection.busy = False
             return
         request, then, watcher = connection.requests[0]
-        write = isinstance(request, (Commit, Create))
         session = self.session
+        write = isinstance(request, Commit | Create)
         if session is None or (write and connection.cut):
             return
         if write and session.closed_time is not None:
@@ -616,8 +638,9 @@ class Link:
             return
         connection.requests.popleft()
         if not connection.cut:
-            connection.processed_at = self.schedule.now
-        if write:
+            self._settle_contacts(connection)
+            connection.contacts.append(self.schedule.now)
+        if isinstance(request, Commit | Create):
             answer = self._write(request, session)
             self._advance(connection, self.coordinator.zxid)
         else:
@@ -628,13 +651,11 @@ class Link:
         else:
             connection.busy = False
 
-    def _write(self, request: Request, session: Session) -> Answer:
+    def _write(self, request: Commit | Create, session: Session) -> Answer:
         if isinstance(request, Commit):
             answer: Answer = self.coordinator.commit(session.id, request.ops)
-        elif isinstance(request, Create):
-            answer = self.coordinator.create_sequential(session.id, request.path, request.data)
         else:
-            raise TypeError(f"no write: {request!r}")
+            answer = self.coordinator.create_sequential(session.id, request.path, request.data)
         if self.schedule.trace is not None:
             self.schedule.note("%s: zxid %d %s -> %s", self.name, self.coordinator.zxid,
                                _brief(request), _brief_answer(answer))  # fmt: skip
@@ -742,18 +763,42 @@ class Link:
         if connection is self._connection:
             self.lose()
 
-    def _end_contact(self) -> None:
-        """Settle what the leader knows of this session's last contact; see `Coordinator`."""
-        if not self.in_contact or self.session is None or self._connection is None:
+    def _end_contact(self, *, cut: bool = False) -> None:
+        """Settle what the leader knows and will know; see `Coordinator`."""
+        connection = self._connection
+        if connection is None or not self.in_contact:
             return
-        connection, now = self._connection, self.schedule.now
+        last = self.schedule.now - self.timeout / 10 * self.schedule.chance()
+        for ping in (last - self.timeout / 10, last):
+            if ping > connection.contact_since:
+                connection.contacts.append(ping)
+        self._settle_contacts(connection)
+        if not cut:
+            for contact in connection.contacts:
+                when = self._reported(connection, contact)
+                self.schedule.at(when, self._settle_contacts, connection)
+        self.coordinator.watch_expiry(connection.session)
+
+    def _reported(self, connection: _Connection, contact: float) -> float:
+        """Return when the leader hears of a contact."""
         if connection.direct:
-            last = max(connection.processed_at, now - self.timeout / 10 * self.schedule.chance())
-        else:
-            unknown = self.timeout / 10 + self.coordinator.tick / 2
-            last = now - unknown * self.schedule.chance()
-        if last > connection.contact_since:
-            self.session.touched = max(self.session.touched, last)
+            return contact
+        half = self.coordinator.tick / 2
+        return math.ceil((contact - connection.phase) / half) * half + connection.phase
+
+    def _settle_contacts(self, connection: _Connection) -> None:
+        """Let the leader know of the contacts that its server has reported by now."""
+        if connection.cut:
+            return
+        now, session = self.schedule.now, connection.session
+        left: deque[float] = deque()
+        for contact in connection.contacts:
+            when = self._reported(connection, contact)
+            if when <= now:
+                session.touched = max(session.touched, when)
+            else:
+                left.append(contact)
+        connection.contacts = left
 
     def _drop(self, *, strays: bool) -> None:
         connection, session = self._connection, self.session
@@ -765,7 +810,7 @@ class Link:
         if strays and connection.requests:
             count = self.schedule.random.randrange(len(connection.requests) + 1)
             for request, _, _ in list(connection.requests)[:count]:
-                if isinstance(request, (Commit, Create)):
+                if isinstance(request, Commit | Create):
                     self._stray.append((request, session))
                     self.schedule.after(self._delay(0.3), self._land)
 
@@ -786,11 +831,9 @@ class Link:
             self._stray.clear()
 
 
-def _brief(request: Request) -> str:
+def _brief(request: Commit | Create) -> str:
     if isinstance(request, Create):
         return f"create {request.path} {request.data.decode()}"
-    if not isinstance(request, Commit):
-        return repr(request)
     return "; ".join(_brief_op(op) for op in request.ops)
 
 

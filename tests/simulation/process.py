@@ -16,11 +16,10 @@ from qdo.coordination.machine import Answer, Children, Commit, Create, Get, Node
 from qdo.coordination.member import WORKER_STEM, Member
 from qdo.coordination.membership import Registration
 from qdo.coordination.performer import Performer, Watcher
-
-from .checks import Broker, Checks
-from .engine import Engine
-from .model import Coordinator, Exists, Link
-from .schedule import Schedule
+from tests.simulation.checks import Broker, Checks
+from tests.simulation.engine import Engine
+from tests.simulation.model import Coordinator, Exists, Link
+from tests.simulation.schedule import Schedule
 
 
 class _Empty(Exception):
@@ -79,6 +78,7 @@ class _Client:
         self.handler = _Handler(wake)
         self.client_id = (0, b"")
         self.negotiated_timeout_seconds: float | None = None
+        self.heard_at: float | None = None
 
 
 class _Performer:
@@ -158,15 +158,16 @@ class SimulatedMember(Member):
         self._performer = cast(Performer, _Performer(self.link, self._put))
         self.link.connect()
 
-    def _on_connected(self, session: int, new: bool) -> None:
+    def _on_connected(self, session: int, new: bool, heard_at: float) -> None:
         self.client.client_id = (session, b"")
         self.client.negotiated_timeout_seconds = self.link.timeout
+        self.client.heard_at = heard_at
         if new and not self._machines and not self._ended.is_set():
-            self._begin(session)
+            self._begin(session, heard_at)
         self._state_changed(KazooState.CONNECTED)
 
-    def _begin(self, session: int) -> None:
-        self._lease = Lease(self.link.timeout, self.schedule.now)
+    def _begin(self, session: int, heard_at: float) -> None:
+        self._lease = Lease(self.link.timeout, heard_at)
         registration = Registration(
             self._layout.workers,
             WORKER_STEM,

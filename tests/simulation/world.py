@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from qdo.coordination import member
 from qdo.coordination.layout import Layout, QueueNode, WorkerNode, encode_queues
 from qdo.coordination.machine import CreateOp, Op, Refused, SetOp
-
-from .checks import Broker, Checks, Violation
-from .model import Coordinator
-from .process import Process
-from .schedule import Schedule
+from tests.simulation.checks import Broker, Checks, Violation
+from tests.simulation.model import Coordinator
+from tests.simulation.process import Process
+from tests.simulation.schedule import Schedule
 
 TIMEOUT = 4.0
 """Session time-out in virtual seconds; a tick is a fifth of it."""
@@ -160,8 +159,8 @@ class World:
         queue = self.random.choice(self.queues())
         self.broker.send(queue, self.random.randint(1, 4))
         for process in self.living():
-            for member in process.members:
-                member.engine.wake(queue)
+            for registration in process.members:
+                registration.engine.wake(queue)
 
     # --- operators ----------------------------------------------------------------------
 
@@ -193,9 +192,7 @@ class World:
         if node is None:
             return
         before = QueueNode.parse(node.data)
-        ops: list[Op] = [
-            SetOp(self.layout.queue(queue), change(before).encode(), node.version)
-        ]
+        ops: list[Op] = [SetOp(self.layout.queue(queue), change(before).encode(), node.version)]
         path = self.layout.worker(before.owner)
         owner = coordinator.node(path, view) if before.owner else None
         if owner is not None:
@@ -241,9 +238,7 @@ class World:
 
     def _cut(self, process: Process) -> None:
         process.link.cut()
-        self.schedule.after(
-            TIMEOUT * self.random.uniform(0.1, 1.6), self._befall, _loser(process)
-        )
+        self.schedule.after(TIMEOUT * self.random.uniform(0.1, 1.6), self._befall, _loser(process))
 
     def stall(self) -> None:
         """Let nothing through for a worker for a while."""
@@ -284,9 +279,7 @@ class World:
     def _close(self, process: Process) -> None:
         session = process.link.session
         if session is not None:
-            self.schedule.after(
-                0.005 + 0.3 * self.random.random(), self._close_session, session.id
-            )
+            self.schedule.after(0.005 + 0.3 * self.random.random(), self._close_session, session.id)
 
     def _close_session(self, session: int) -> None:
         if not self.coordinator.down:
@@ -328,9 +321,7 @@ class World:
         data = encode_queues(share)
         exists = self.coordinator.node(path) is not None
         self.schedule.note("a rogue grants %s to %s", share, worker)
-        self.coordinator.commit(
-            ROGUE, (SetOp(path, data, -1) if exists else CreateOp(path, data),)
-        )
+        self.coordinator.commit(ROGUE, (SetOp(path, data, -1) if exists else CreateOp(path, data),))
         if self.random.random() < 0.7:
             self.schedule.after(self.random.random(), self._befall, World.write_garbage)
 
@@ -371,20 +362,25 @@ def play(
 ) -> tuple[Violation | None, World]:
     """Play one history; return what it violated, if anything."""
     world = World(seed, tracing=tracing, switches=switches)
-    real = member.clock
+    try:
+        _play(world)
+    except Violation as violation:
+        return violation, world
+    return None, world
+
+
+def _play(world: World) -> None:
+    real = vars(member)["clock"]
     # The clock is the one thing the member does not get from its client.
     vars(member)["clock"] = lambda: world.schedule.now
     try:
         world.run()
-    except Violation as violation:
-        return violation, world
+    except Violation:
+        raise
     except Exception as error:
-        violation = Violation("crash", f"{type(error).__name__}: {error}")
-        violation.__cause__ = error
-        return violation, world
+        raise Violation("crash", f"{type(error).__name__}: {error}") from error
     finally:
         vars(member)["clock"] = real
-    return None, world
 
 
 def describe(world: World) -> str:
@@ -394,5 +390,6 @@ def describe(world: World) -> str:
         for name in world.coordinator.names(parent) or ():
             node = world.coordinator.node(f"{parent}/{name}")
             if node is not None:
-                lines.append(f"{parent.rpartition('/')[2]}/{name}@{node.version} {node.data.decode()}")
+                folder = parent.rpartition("/")[2]
+                lines.append(f"{folder}/{name}@{node.version} {node.data.decode()}")
     return "\n".join(lines) or json.dumps({})
