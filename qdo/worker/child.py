@@ -1,0 +1,103 @@
+"""The worker process itself: ``python -m qdo.worker.child``, started by `qdo-worker`.
+
+What it needs stands as JSON in the environment variable QDO_CHILD: ``settings``, ``target``
+(MODULE:APP or null) and ``pipe``, the descriptor of a socket to the parent. gevent patches the
+process before anything else is imported, above all the app.
+
+SIGTERM or SIGINT drains; the second one aborts running jobs and releases; the third exits.
+
+When the parent dies the worker drains and exits. It could go on, but nobody would restart it
+any more or close its session after a kill -9, and the init system, which watches the parent,
+believes the service to be down and starts another one beside it. Its queues go to other workers,
+nothing is repeated.
+
+Exit codes: 0 stopped in good order, 1 a job could not be finished or a part died, 2 usage or
+settings, 3 coordinator or broker out of reach at the start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qdo.worker.worker import Worker
+
+
+def main() -> int:
+    """Run a worker process as its environment says; return the exit code."""
+    from gevent import monkey
+
+    monkey.patch_all()
+    told = json.loads(os.environ["QDO_CHILD"])
+    # The app must not pass it on to processes that it starts: settings may hold secrets.
+    del os.environ["QDO_CHILD"]
+    pipe = socket.socket(fileno=told["pipe"])
+    os.set_inheritable(pipe.fileno(), False)
+    return _run(told, pipe)
+
+
+def _run(told: dict[str, Any], pipe: socket.socket) -> int:
+    # Imported only now: gevent has to patch first.
+    import logging
+
+    from qdo import log
+    from qdo.errors import QdoError
+    from qdo.settings import Settings
+
+    settings = Settings(**told["settings"])
+    log.configure(settings.log_level)
+    try:
+        return _work(settings, told["target"], pipe)
+    except QdoError as error:
+        print(f"qdo-worker: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except Exception:
+        logging.getLogger(__name__).critical("the worker failed", exc_info=True)
+        return 1
+
+
+def _work(settings: Any, target: str | None, pipe: socket.socket) -> int:
+    import gevent
+
+    from qdo.loading import prepare
+    from qdo.worker.parent import Parent
+    from qdo.worker.registrar import Registrar
+    from qdo.worker.worker import Worker
+
+    app, settings = prepare(settings, target)
+    parent = Parent(pipe)
+    worker = Worker(
+        app,
+        settings,
+        registrar=Registrar(settings, parent.on_session),
+        exit_process=os._exit,
+    )
+    _obey_signals(worker)
+    gevent.spawn(parent.watch, lambda: _parent_died(worker))
+    return worker.run()
+
+
+def _obey_signals(worker: Worker) -> None:
+    def asked(number: int, frame: Any) -> None:
+        worker.request_stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, asked)
+
+
+def _parent_died(worker: Worker) -> None:
+    import logging
+
+    logging.getLogger(__name__).error(
+        "the parent process died: nobody would restart this worker or close its session; draining"
+    )
+    worker.request_stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

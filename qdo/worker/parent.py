@@ -1,0 +1,43 @@
+"""The parent process as its child sees it: told of every session, watched for its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+
+class Parent:
+    """The far end of the pipe to the parent.
+
+    What a session takes to be closed goes there, so that the parent can close it the moment
+    this process dies. Nothing comes back but the end of the pipe: the parent died.
+    """
+
+    def __init__(self, pipe: socket.socket) -> None:
+        self._pipe = pipe
+        self._gone = False
+
+    def on_session(self, session: tuple[int, bytes] | None) -> None:
+        """Tell of a new session, or with None that the last one was closed in good order."""
+        told: dict[str, str | None] = {"session": None}
+        if session is not None:
+            told = {"session": f"{session[0]:x}", "password": session[1].hex()}
+        try:
+            self._pipe.sendall(json.dumps(told).encode() + b"\n")
+        except OSError as error:
+            if not self._gone:
+                _log.warning("the parent cannot be told of a session: %s", error)
+
+    def watch(self, on_death: Callable[[], None]) -> None:
+        """Wait until the parent has died, then call `on_death` once."""
+        try:
+            while self._pipe.recv(4096):
+                pass
+        except OSError as error:
+            _log.debug("the pipe to the parent broke: %s", error)
+        self._gone = True
+        on_death()
