@@ -97,6 +97,14 @@ class Closer(threading.Thread):
         )
 
 
+def prepare_closing(url: str) -> None:
+    """Import now whatever closing a session at `url` takes: later every millisecond counts.
+
+    :raises SettingsError: `url` is no address of a coordinator.
+    """
+    connect(url)
+
+
 def close_session(
     session: Session, session_timeout_seconds: float, patience_seconds: float
 ) -> None:

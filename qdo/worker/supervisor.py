@@ -38,7 +38,7 @@ from qdo import log
 from qdo.settings import Settings
 from qdo.worker.processes import CHILD_ARGV, Child, adopt_orphans, next_ended
 from qdo.worker.roster import Action, Ask, GiveUp, Kill, Restart, Roster, Spawn, Stop
-from qdo.worker.sessions import Closer
+from qdo.worker.sessions import Closer, prepare_closing
 
 LAST_SECONDS = 1.0
 """How long a parent that was told to kill still waits for sessions to be closed."""
@@ -58,6 +58,7 @@ def supervise(settings: Settings, target: str | None, *, argv: Sequence[str] = C
     """
     log.configure(settings.log_level)
     adopt_orphans()
+    prepare_closing(settings.coordinator)
     parent = _Parent(settings, target, argv)
     with parent.signals():
         return parent.run()
