@@ -131,7 +131,8 @@ class Settings:
     """Every setting of qdo; making one checks it.
 
     Durations are seconds as float. `origins` tells where each value that somebody set came from;
-    it takes no part in comparisons.
+    it takes no part in comparisons. `dataclasses.asdict` gives a form that survives JSON and makes
+    the same settings again: so a parent hands them to its children.
 
     :raises SettingsError: a value is of the wrong type or out of its limits.
     """
@@ -262,16 +263,6 @@ class Settings:
         check_names(values, origin)
         free = {name: value for name, value in values.items() if name not in self.origins}
         return self.merged(free, origin)
-
-    def dump(self) -> dict[str, Any]:
-        """Return a JSON-compatible form that `restore` reads, origins included."""
-        return {"values": self.values(), "origins": dict(self.origins)}
-
-    @classmethod
-    def restore(cls, dumped: Mapping[str, Any]) -> Settings:
-        """Return the settings that `dump` wrote."""
-        check_names(dumped["values"], "handed-over settings")
-        return cls(**dumped["values"], origins=dumped["origins"])
 
 
 @dataclass(frozen=True, slots=True)

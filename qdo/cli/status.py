@@ -93,12 +93,8 @@ def workers(form: str, settings: Settings) -> None:
 
 
 def _worker_item(each: status.WorkerStatus) -> dict[str, Any]:
-    return {
-        **dict(each.details),
-        "worker": each.worker,
-        "queues": each.queues,
-        "assigned": each.assigned,
-    }
+    known = {"worker": each.worker, "queues": each.queues, "assigned": each.assigned}
+    return {**known, **dict(each.details), **known}
 
 
 def _moment(value: Any) -> str | None:

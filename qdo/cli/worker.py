@@ -52,3 +52,7 @@ def worker(target: str | None, settings: Settings) -> int:
 def main() -> None:
     """Run the command line of this process."""
     sys.exit(run(worker, "qdo-worker"))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -184,7 +185,7 @@ def test_booleans_from_the_environment(text: str, value: bool) -> None:
 def test_settings_survive_being_handed_over() -> None:
     """A child process gets the same settings, and still knows where each came from."""
     settings = load(flags={"fetch": 5}, environ={"QDO_APP": "a"})
-    again = Settings.restore(json.loads(json.dumps(settings.dump())))
+    again = Settings(**json.loads(json.dumps(dataclasses.asdict(settings))))
     assert again == settings
     assert again.origins == settings.origins
 
