@@ -39,7 +39,7 @@ from qdo.coordination import embedded_acl
 from qdo.coordination.embedded_link import Link
 from qdo.coordination.embedded_sessions import clock
 from qdo.coordination.embedded_store import BusyError, Store
-from qdo.coordination.embedded_tree import Event, Outcome
+from qdo.coordination.embedded_tree import MAX_REQUEST_BYTES, Event, Outcome, size_of
 from qdo.errors import DatabaseError, DatabaseFullError
 
 _BATCH = 512
@@ -173,14 +173,12 @@ class EmbeddedConnection(ConnectionHandler):
         batch: list[Pair] = []
         while client._queue and len(batch) < _BATCH:
             request, answer = client._queue[0]
-            alone = request is _SESSION_EXPIRED or request is _CONNECTION_DROP
-            alone = alone or request.type in (Auth.type, Close.type)
+            fault = _fault_of(request)
+            alone = fault is not None or request.type in (Auth.type, Close.type)
             if alone and batch:
                 break
-            if request is _SESSION_EXPIRED:
-                raise SessionExpiredError("Session expired: Testing")
-            if request is _CONNECTION_DROP:
-                raise ConnectionDropped("Connection dropped: Testing")
+            if fault is not None:
+                raise fault
             client._queue.popleft()
             client._pending.append((request, answer, 0))
             batch.append((request, answer))
@@ -263,6 +261,19 @@ class EmbeddedConnection(ConnectionHandler):
         for watcher in watchers:
             event = WatchedEvent(EVENT_TYPE_MAP[kind], client._state, client.unchroot(path))
             client.handler.dispatch_callback(Callback("watch", watcher, (event,)))
+
+
+def _fault_of(request: Any) -> Exception | None:
+    """Return what a request does to the connection itself, if anything."""
+    if request is _SESSION_EXPIRED:
+        return SessionExpiredError("Session expired: Testing")
+    if request is _CONNECTION_DROP:
+        return ConnectionDropped("Connection dropped: Testing")
+    if hasattr(request, "path") or request.type == Transaction.type:
+        size = size_of(request)
+        if size > MAX_REQUEST_BYTES:
+            return ConnectionDropped(f"a request of {size} bytes is over ZooKeeper's limit")
+    return None
 
 
 def _offload_of(handler: Any) -> Callable[[Callable[[], Any]], Any]:
