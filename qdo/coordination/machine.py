@@ -5,8 +5,9 @@ function that takes the answer. A driver (`member.py` on a real client, a simula
 tests) performs requests in the order of the outbox within one session and calls that function
 with the answer, one at a time, never from inside the machine. Answers come in the order of the
 requests. When it has passed on every event at hand the driver calls `flush`, where machines
-send what they have collected, and then empties the outboxes. While the session is not
-connected requests are answered `Unanswered` at once.
+send what they have collected, and then empties the outboxes. When the connection is lost all
+requests without an answer are answered `Unanswered`, then `suspended` is called; what is asked
+while it is lost is answered so before `connected` is called. No answer ever crosses that line.
 
 =============  ====================================================================
 request        answers

@@ -121,7 +121,7 @@ class Member:
         )
         self._machines = [registration, self._component]
         self._running = True
-        self._put(self._connected)
+        self._put(partial(self._connected, self._client.heard_at))
         self._handler.spawn(self._run)
         self._registered.wait(max(1.0, timeout_seconds - (clock() - began)))
         if not self.name:
@@ -279,13 +279,12 @@ class Member:
         self._notify()
 
     def _perform(self, machine: Machine) -> None:
+        if not self._up:
+            return  # left unanswered as soon as the connection is back
         outbox = machine.outbox
         reads: list[tuple[Get, Then]] = []
         while outbox:
             request, then = outbox.popleft()
-            if not self._up:
-                self._put(partial(then, Unanswered()))
-                continue
             self._asked += 1
             self._unanswered[self._asked] = then
             answered = partial(self._answered, self._asked)
@@ -342,22 +341,24 @@ class Member:
 
     def _state_changed(self, state: str) -> None:
         if state == KazooState.CONNECTED:
-            self._put(self._connected)
+            # Taken here: by the time the event is handled the client may have a later session.
+            self._put(partial(self._connected, self._client.heard_at))
         elif state == KazooState.SUSPENDED:
             self._put(self._suspended)
         else:
             self._put(self._end)
 
-    def _connected(self) -> None:
+    def _connected(self, heard_at: float | None) -> None:
         if not self._running:
             return
         self._suspended()
+        self._leave_unanswered()
         self._up = True
         lease, timeout = self._lease, self._client.negotiated_timeout_seconds
         if lease is not None and timeout:
             lease.timeout_seconds = timeout
-            if self._client.heard_at is not None:
-                lease.heard(self._client.heard_at)
+            if heard_at is not None:
+                lease.heard(heard_at)
         for machine in list(self._machines):
             machine.connected()
 
@@ -371,11 +372,20 @@ class Member:
             "%s: connection to the coordinator lost; messages go on while the lease runs",
             self.name or "worker",
         )
-        unanswered, self._unanswered = self._unanswered, {}
-        for then in unanswered.values():
-            then(Unanswered())
+        self._leave_unanswered()
         for machine in self._machines:
             machine.suspended()
+
+    def _leave_unanswered(self) -> None:
+        """Answer what was asked, and what was not even sent: machines begin anew when connected,
+        and must not take an old answer for a new one."""
+        unanswered, self._unanswered = self._unanswered, {}
+        waiting = list(unanswered.values())
+        for machine in self._machines:
+            waiting.extend(then for _, then in machine.outbox)
+            machine.outbox.clear()
+        for then in waiting:
+            then(Unanswered())
 
     def _worker_registered(self, path: str) -> None:
         self.name = name = path.rpartition("/")[2]

@@ -321,7 +321,8 @@ class Ownership(Machine):
         slot.state = State.OWNED
         slot.claim = Claim(slot.queue, fence, node.last, self._lease)
         self._own.listed[slot.queue] = None
-        if self._wanted(slot.queue):
+        # When the outcome was in doubt the node may have been marked or spoilt since.
+        if self._wanted(slot.queue) and not (node.deleted or node.fault):
             self._listener.claimed(slot.claim)
         else:
             slot.claim.open = False

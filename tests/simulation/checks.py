@@ -241,19 +241,15 @@ class Checks:
 
     def claimed(self, worker: str, claim: Claim) -> None:
         """A worker was told that it owns a queue."""
-        state = self._state.get(claim.queue)
-        tenure = (
-            next((t for t in reversed(state.tenures) if t.worker == worker), None)
-            if state
-            else None
-        )
-        if state is None or tenure is None:
+        tenures = self._state.setdefault(claim.queue, _Queue()).tenures
+        tenure = next((t for t in reversed(tenures) if t.worker == worker), None)
+        if tenure is None:
             raise Violation("1", f"{worker} believes to own {claim.queue} but never claimed it")
         if tenure.fence:
             raise Violation("8", f"{worker} got two claims of one tenure of {claim.queue}")
         if claim.fence < tenure.zxid:
             raise Violation("8", f"{claim!r} has a fence below its transaction {tenure.zxid}")
-        later = next((t for t in state.tenures if t.zxid > tenure.zxid), None)
+        later = next((t for t in tenures if t.zxid > tenure.zxid), None)
         if later is not None and claim.fence >= later.zxid:
             raise Violation("8", f"{claim!r} has a fence as high as the next claim's")
         tenure.fence = claim.fence
@@ -280,7 +276,7 @@ class Checks:
 
     @staticmethod
     def _go(tenure: Tenure, position: int) -> None:
-        del tenure.seeks[: len(tenure.seeks) - tenure.seeks[::-1].index(position)]
+        del tenure.seeks[: tenure.seeks.index(position) + 1]
         tenure.begin(position)
 
     def started(self, claim: Claim, position: int) -> None:
@@ -325,8 +321,8 @@ class Checks:
         """A worker gives up a queue by itself: some assignment since the claim must say so."""
         tenure = self._tenure_of[claim]
         grants = self._granted_since.get(worker, [])
-        since = [g for i, (z, g) in enumerate(grants)
-                 if z >= tenure.zxid or i + 1 == len(grants) or grants[i + 1][0] >= tenure.zxid]  # fmt: skip
+        ends = [zxid for zxid, _ in grants[1:]] + [1 << 62]
+        since = [grant for (_, grant), end in zip(grants, ends, strict=True) if end >= tenure.zxid]
         if since and all(claim.queue in grant for grant in since) and not tenure.deleted:
             raise Violation("5", f"{worker} gives up {claim.queue}, which it should keep")
 

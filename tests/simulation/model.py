@@ -657,8 +657,13 @@ class Link:
         else:
             answer = self.coordinator.create_sequential(session.id, request.path, request.data)
         if self.schedule.trace is not None:
-            self.schedule.note("%s: zxid %d %s -> %s", self.name, self.coordinator.zxid,
-                               _brief(request), _brief_answer(answer))  # fmt: skip
+            self.schedule.note(
+                "%s: zxid %d %s -> %s",
+                self.name,
+                self.coordinator.zxid,
+                _brief(request),
+                _brief_answer(answer),
+            )
         return answer
 
     def _read(
@@ -684,8 +689,14 @@ class Link:
         else:
             raise TypeError(f"no read: {request!r}")
         if self.schedule.trace is not None:
-            self.schedule.note("%s reads %s at %d of %d -> %s", self.name, request.path,
-                               connection.view, self.coordinator.zxid, _brief_answer(answer))  # fmt: skip
+            self.schedule.note(
+                "%s reads %s at %d of %d -> %s",
+                self.name,
+                request.path,
+                connection.view,
+                self.coordinator.zxid,
+                _brief_answer(answer),
+            )
         return answer
 
     def _rearm(self, connection: _Connection) -> None:
