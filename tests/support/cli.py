@@ -1,0 +1,52 @@
+"""Running the command line in tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+QDO = ("-m", "qdo")
+WORKER = ("-m", "qdo.cli.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's environment without settings of qdo."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("QDO_")}
+    return {**kept, "PYTHONPATH": str(ROOT), **(extra or {})}
+
+
+def command(
+    *argv: str,
+    cwd: Path,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    preexec: Callable[[], Any] | None = None,
+    timeout_seconds: float = 60.0,
+) -> Ended:
+    """Run ``python *argv`` in a process of its own, to its end."""
+    done = subprocess.run(
+        [sys.executable, *argv],
+        cwd=cwd,
+        input=stdin,
+        env=clean_environment(env),
+        capture_output=True,
+        preexec_fn=preexec,
+        timeout=timeout_seconds,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
