@@ -83,7 +83,11 @@ class Crewman:
         }
 
     def state(self) -> dict[str, Any]:
-        return {"held": len(self._journal.claims), "settled": self._member.settled()}
+        return {
+            "held": len(self._journal.claims),
+            "settled": self._member.settled(),
+            "leads": self._member.is_leader(),
+        }
 
     def leave(self) -> dict[str, Any]:
         """Give everything back, then end the session."""

@@ -109,11 +109,19 @@ class Crew:
         """Wait until all who take part share all queues evenly; return whether they do."""
         return wait_for(self._shared_out, timeout_seconds)
 
-    def _shared_out(self) -> bool:
+    def leader(self) -> Crewman | None:
+        """Return the rebalancer, None where there is no such thing."""
+        here, states = self._states()
+        return next((m for m, state in zip(here, states, strict=True) if state["leads"]), None)
+
+    def _states(self) -> tuple[list[Crewman], list[dict[str, Any]]]:
         here = [member for member in self.members if member.name]
         for member in here:
             member.tell("state")
-        states = [member.answer() for member in here]
+        return here, [member.answer() for member in here]
+
+    def _shared_out(self) -> bool:
+        _, states = self._states()
         held = [state["held"] for state in states]
         return (
             sum(held) == self._queues

@@ -28,6 +28,7 @@ from tests.support.zookeeper import Ensemble
 APP = "bench"
 SESSION_TIMEOUT_SECONDS = 10.0
 CREATE_BATCH = 500
+KILL_LEADER = "kill -9 of the rebalancer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +77,20 @@ def changes(
     crews.wait_for(lambda: False, scale.idle_seconds)
     idle = Traffic.of(ensemble).since(idle)
 
-    def kill() -> int:
-        member = crew.members[0]
+    def kill(member: crews.Crewman) -> int:
         began = crew.kill(member)
         bury(member)
         return began
 
+    leader = crew.leader()
+    followers = [member for member in crew.members if member not in (leader, newcomer)]
     causes: list[tuple[str, Callable[[], int]]] = [
         ("join", lambda: crew.join([newcomer])),
-        ("leave", lambda: crew.leave(crew.members[0])),
-        ("kill -9", kill),
+        ("leave", lambda: crew.leave(followers[0])),
+        ("kill -9", lambda: kill(followers[1])),
     ]
+    if leader is not None:
+        causes.append((KILL_LEADER, lambda: kill(leader)))
     for cause, act in causes:
         before, started = Traffic.of(ensemble), time.monotonic()
         began = act()
@@ -259,7 +263,7 @@ def goals(found: Sequence[Change]) -> list[Goal]:
         first = group[0]
         where = f"{first.queues:,} queues, {first.cause}"
         settled = Spread.of_costs([change.effect.settled_seconds for change in group])
-        if first.cause in ("join", "kill -9"):
+        if first.cause in ("join", "kill -9", KILL_LEADER):
             reached.append(Goal.at_most(f"{where}: seconds until settled", 0.5, settled.median))
         moves = max(change.effect.moved - change.effect.fewest for change in group)
         reached.append(Goal.at_most(f"{where}: moves beyond the fewest", 0, moves, ".0f"))

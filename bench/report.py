@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timezone
 from importlib import metadata
@@ -19,20 +19,24 @@ from bench.measure import Goal
 RESULTS = Path(__file__).parent / "results"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a reStructuredText simple table; all columns but the first to the right."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Container[str] = ()) -> str:
+    """Return a reStructuredText simple table.
+
+    :param left: headers of the columns that are text; the first one always is, all others are
+        set to the right.
+    """
     lines = [tuple(header), *map(tuple, rows)]
     if any(len(line) != len(header) for line in lines):
         raise ValueError("every row must have as many cells as the header")
     widths = [max(1, *(len(line[column]) for line in lines)) for column in range(len(header))]
     rule = "  ".join("=" * width for width in widths)
 
-    def shown(line: Sequence[str]) -> str:
-        first, *rest = line
-        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-        return "  ".join([first.ljust(widths[0]), *cells]).rstrip()
+    def cell(column: int, text: str) -> str:
+        plain = column == 0 or header[column] in left
+        return text.ljust(widths[column]) if plain else text.rjust(widths[column])
 
-    return "\n".join([rule, shown(lines[0]), rule, *map(shown, lines[1:]), rule])
+    shown = ["  ".join(map(cell, range(len(line)), line)).rstrip() for line in lines]
+    return "\n".join([rule, shown[0], rule, *shown[1:], rule])
 
 
 def goals_table(goals: Sequence[Goal]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import socket
@@ -78,6 +79,12 @@ def peers_python(folder: Path = PEERS) -> Path:
     )
     stamp.write_text(wanted)
     return python
+
+
+def peer_names() -> list[str]:
+    """Return the names of the packages that qdo is compared with."""
+    lines = REQUIREMENTS.read_text().splitlines()
+    return [re.split(r"[\[<>=]", line)[0] for line in lines if not line.startswith("#")]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 
 import ujson
 from aiokafka import AIOKafkaConsumer
@@ -12,8 +13,11 @@ from bench.peers import tally
 from bench.peers.with_kafka import topics
 
 
-async def main() -> None:
-    """Run the job for every message, in order within each partition."""
+async def main(way: str) -> None:
+    """Run the job for every message, in order within each partition.
+
+    :param way: ``many``: in batches; ``one``: as an asynchronous iteration.
+    """
     job = tally.from_environment()
     consumer = AIOKafkaConsumer(
         *topics(),
@@ -22,6 +26,9 @@ async def main() -> None:
         auto_offset_reset="earliest",
     )
     await consumer.start()
+    if way == "one":
+        async for message in consumer:
+            job(ujson.loads(message.value))
     while True:
         batch = await consumer.getmany(timeout_ms=1000, max_records=1000)
         for messages in batch.values():
@@ -30,4 +37,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1]))

@@ -56,15 +56,18 @@ def serve(count: int) -> None:
     sys.stdin.read()
 
 
-def consume() -> None:
-    """Run the job for every message, in order within each partition."""
+def consume(settings: list[str]) -> None:
+    """Run the job for every message, in order within each partition.
+
+    :param settings: of the consumer, each NAME=VALUE.
+    """
     job = tally.from_environment()
     consumer = Consumer(
         {
             "bootstrap.servers": os.environ["BENCH_KAFKA"],
             "group.id": "bench",
             "auto.offset.reset": "earliest",
-            "queued.min.messages": 200_000,
+            **dict(setting.split("=", 1) for setting in settings),
         }
     )
     consumer.subscribe(topics())
@@ -82,4 +85,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(int(sys.argv[2]))
     else:
-        consume()
+        consume(sys.argv[2:])

@@ -46,7 +46,7 @@ class Crewman:
         }
 
     def state(self) -> dict[str, Any]:
-        return {"held": len(self._held), "settled": self._settled}
+        return {"held": len(self._held), "settled": self._settled, "leads": False}
 
     def leave(self) -> dict[str, Any]:
         """Give everything back, then end the session."""
