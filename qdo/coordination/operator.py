@@ -1,0 +1,80 @@
+"""What operators may do to a queue node while workers run: seek, mark as deleted, reset.
+
+Each is a read-modify-write at the version read, keeps every key it does not mean to change,
+and counts ``seek`` up. The same transaction adds the queue to ``reread`` in its owner's worker
+node, which every worker watches, so that an idle owner notices too. Queue nodes are not
+deleted while workers run: versions would start again at 0, and a late write of the former
+owner could match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
+
+from qdo.coordination.client import Client
+from qdo.coordination.layout import Layout, QueueNode, WorkerNode
+from qdo.errors import NotFoundError
+
+Change = Callable[[QueueNode], QueueNode]
+
+
+def seek(client: Client, layout: Layout, queue: str, last: int) -> QueueNode:
+    """Make `last` the position after which the queue goes on; return the node as it was.
+
+    An owner finishes the message in hand and goes on from there; a node that held garbage is
+    whole again.
+
+    :raises NotFoundError: the queue has no node.
+    """
+    return _change(
+        client, layout, queue, lambda node: replace(node, last=last, position=None, fault=None)
+    )
+
+
+def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
+    """Mark a queue as deleted: its owner gives it back, and nobody claims it."""
+    return _change(client, layout, queue, lambda node: replace(node, deleted=True))
+
+
+def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
+    """Bring a queue that was marked as deleted back, from its beginning."""
+    return _change(
+        client, layout, queue, lambda node: replace(node, deleted=False, last=0, position=None)
+    )
+
+
+def _change(client: Client, layout: Layout, queue: str, change: Change) -> QueueNode:
+    while True:
+        try:
+            data, stat = client.get(layout.queue(queue))
+        except NoNodeError as error:
+            raise NotFoundError(what="queue", name=queue) from error
+        node = QueueNode.parse(data)
+        after = replace(change(node), seek=node.seek + 1)
+        if _commit(client, layout, queue, after, stat.version):
+            return node
+
+
+def _commit(client: Client, layout: Layout, queue: str, node: QueueNode, version: int) -> bool:
+    """Write a changed node and tell its owner; False if either changed meanwhile."""
+    transaction = client.transaction()
+    transaction.set_data(layout.queue(queue), node.encode(), version)
+    if node.owner:
+        try:
+            data, stat = client.get(layout.worker(node.owner))
+        except NoNodeError:
+            pass  # gone for ever: the next owner reads the queue node
+        else:
+            own = WorkerNode.parse(data)
+            reread = tuple(dict.fromkeys((*own.reread, queue)))
+            told = replace(own, reread=reread)
+            transaction.set_data(layout.worker(node.owner), told.encode(), stat.version)
+    for result in transaction.commit():
+        if isinstance(result, (BadVersionError, NoNodeError)):
+            return False
+        if isinstance(result, KazooException) and not isinstance(result, RolledBackError):
+            raise result
+    return True
