@@ -265,6 +265,7 @@ class Pipeline:
                 if not claim.open or clock() >= until:
                     break
         except JobAborted:
+            self.counters.unsuccessful += 1
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit of a job ends no worker
             row = position, body, key, headers
@@ -335,9 +336,11 @@ class Pipeline:
         decision = decide(message.attempt, error, self._policy, self._chance())
         if not isinstance(decision, PassOver):
             self._tell(message, error)
-        if slot.claim is not claim:
+        given_up = isinstance(decision, RetryLater) and not claim.open
+        if slot.claim is not claim or given_up:
             _log.warning(
-                "queue %s: message %s failed after the queue was lost; its next owner runs it: %s",
+                "queue %s: message %s failed while its queue was given up; the next owner of the"
+                " queue runs it again: %s",
                 slot.queue,
                 message.id,
                 describe(error),

@@ -1,0 +1,75 @@
+"""A worker of the test's own process, with the embedded broker and a coordinator it plays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gevent
+
+from qdo.app import App
+from qdo.brokers import open_broker
+from qdo.settings import Settings
+from qdo.worker.worker import Worker
+from tests.support.fake_member import FakeMember, FakeRegistrar
+
+DEADLINE_SECONDS = 10.0
+
+
+def until(condition: Callable[[], object], what: str = "the condition") -> None:
+    """Let the engine run until `condition()` is true; fail after a deadline."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come true within {DEADLINE_SECONDS:g} s")
+        gevent.sleep(0.002)
+
+
+class Engine:
+    """A worker and everything around it.
+
+    :ivar app: give it jobs before `start`.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        url = f"sqlite:{folder / 'messages.db'}"
+        chosen = {"backoff_seconds": 0.01, "backoff_max_seconds": 0.05, **settings}
+        self.settings = Settings(app="test", broker=url, **chosen)
+        self.app = App("test")
+        self.app.use(self.settings)
+        self.broker = open_broker(url, "test")
+        self.registrar = FakeRegistrar(self.settings)
+        self.worker = Worker(self.app, self.settings, registrar=self.registrar)
+        self._greenlet: Any = None
+
+    @property
+    def member(self) -> FakeMember:
+        """The newest registration."""
+        return self.registrar.members[-1]
+
+    def start(self, *queues: str) -> None:
+        """Run the worker, and grant it queues."""
+        self._greenlet = gevent.spawn(self.worker.run)
+        until(lambda: self.worker.state != "starting", "the registration")
+        self.member.grant(*queues)
+
+    def send(self, queue: str, *bodies: Any) -> None:
+        self.app.send_many([(queue, body) for body in bodies])
+
+    def stop(self) -> None:
+        self.worker.request_stop()
+
+    def join(self) -> int:
+        """Wait for the worker's end; return its exit code, or raise its error."""
+        code: int = self._greenlet.get(timeout=DEADLINE_SECONDS)
+        return code
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        if self._greenlet is not None and not self._greenlet.ready():
+            self.worker.request_stop()
+            self.worker.request_stop()
+            self._greenlet.join(timeout=DEADLINE_SECONDS)
+        self.broker.close()
