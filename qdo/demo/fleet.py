@@ -1,0 +1,94 @@
+"""Watching a fleet from outside: which worker handles which queues, from the worker nodes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from qdo.coordination.client import Client
+from qdo.coordination.layout import Layout, WorkerNode
+from qdo.ops.status import worker_statuses
+
+
+class Fleet:
+    """What the worker nodes say, kept up to date by watches.
+
+    :ivar moves: how often a queue that had been handled by one worker was taken up by another.
+    """
+
+    def __init__(self, client: Client, layout: Layout) -> None:
+        self.moves = 0
+        self._client = client
+        self._layout = layout
+        self._news = threading.Condition()
+        self._queues: dict[str, frozenset[str]] = {}
+        self._owners: dict[str, str] = {}
+        self._pids: dict[str, int] = {}
+        client.ensure_path(layout.workers)
+        client.ChildrenWatch(layout.workers, self._listed)
+
+    def _listed(self, names: list[str]) -> None:
+        with self._news:
+            fresh = set(names) - self._queues.keys()
+            for name in self._queues.keys() - set(names):
+                del self._queues[name]
+            for name in fresh:
+                self._queues[name] = frozenset()
+            self._news.notify_all()
+        for name in fresh:
+            self._client.DataWatch(self._layout.worker(name), partial(self._changed, name))
+
+    def _changed(self, name: str, data: bytes | None, stat: Any) -> bool:
+        if data is None:  # the node is gone for ever, and with it the need to watch it
+            return False
+        queues = frozenset(WorkerNode.parse(data).queues)
+        with self._news:
+            if name not in self._queues:
+                return False
+            self._queues[name] = queues
+            for queue in queues:
+                if self._owners.setdefault(queue, name) != name:
+                    self.moves += 1
+                    self._owners[queue] = name
+            self._news.notify_all()
+        return True
+
+    def queues_of(self, worker: str) -> frozenset[str]:
+        """Return the queues that a worker handles now; none when it is gone."""
+        with self._news:
+            return self._queues.get(worker, frozenset())
+
+    def counts(self) -> dict[str, int]:
+        """Return how many queues each registered worker handles, in order of registration."""
+        with self._news:
+            return {name: len(self._queues[name]) for name in sorted(self._queues)}
+
+    def pids(self) -> dict[str, int]:
+        """Return the process of every worker seen so far."""
+        with self._news:
+            unknown = self._queues.keys() - self._pids.keys()
+        if unknown:
+            for each in worker_statuses(self._client, self._layout):
+                pid = dict(each.details).get("pid")
+                if isinstance(pid, int):
+                    self._pids[each.worker] = pid
+        return self._pids
+
+    def wait_owned(
+        self, queues: Iterable[str], timeout_seconds: float, but: str = ""
+    ) -> float | None:
+        """Wait until each of the queues is handled by some registered worker other than `but`.
+
+        :returns: the time (CLOCK_MONOTONIC) at which that was so; None: not in this time.
+        """
+        wanted = frozenset(queues)
+
+        def owned() -> bool:
+            held = [mine for name, mine in self._queues.items() if name != but]
+            return wanted <= frozenset().union(*held)
+
+        with self._news:
+            return time.monotonic() if self._news.wait_for(owned, timeout_seconds) else None
