@@ -40,9 +40,10 @@ from qdo.coordination.embedded_link import Link
 from qdo.coordination.embedded_sessions import clock
 from qdo.coordination.embedded_store import BusyError, Store
 from qdo.coordination.embedded_tree import MAX_REQUEST_BYTES, Event, Outcome, size_of
-from qdo.errors import DatabaseError, DatabaseFullError
+from qdo.errors import DatabaseError, DatabaseFullError, QdoError
 
 _BATCH = 512
+_MEANWHILE_SECONDS = 0.05
 _COMMANDS = {
     b"ruok": "imok",
     b"isro": "rw",
@@ -67,11 +68,12 @@ class EmbeddedConnection(ConnectionHandler):
         self.path = path
         self.last_fault: str | None = None
         self._identities: tuple[Id, ...] = ()
-        self._offload = _offload_of(self.handler)
+        gevent_like = self.handler.name == "sequential_gevent_handler"
+        self._offload = _InThreadPool() if gevent_like else _Inline()
 
     def prepare(self) -> None:
         """Raise DatabaseError if the file cannot be used, and make it if there is none."""
-        self._offload(lambda: Store(self.path).close())
+        self._offload(lambda: Store(self.path).close(), _nothing)
 
     def command(self, word: bytes) -> str:
         """Answer a four-letter command as far as it makes sense here."""
@@ -276,14 +278,36 @@ def _fault_of(request: Any) -> Exception | None:
     return None
 
 
-def _offload_of(handler: Any) -> Callable[[Callable[[], Any]], Any]:
-    """Return what runs a call that waits for the disk, without stopping an event loop."""
-    if handler.name != "sequential_gevent_handler":
-        return _call
-    import gevent
-
-    return lambda call: gevent.get_hub().threadpool.apply(call)
+def _nothing() -> None:
+    return None
 
 
-def _call(call: Callable[[], Any]) -> Any:
-    return call()
+class _Inline:
+    """Runs a call where it is made, in the connection's own thread."""
+
+    def __call__(self, call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
+        return call()
+
+
+class _InThreadPool:
+    """Runs a call in a native thread, while gevent's loop goes on."""
+
+    def __call__(self, call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
+        import gevent
+
+        result = gevent.get_hub().threadpool.spawn(_caught, call)
+        while not result.ready():
+            result.wait(timeout=_MEANWHILE_SECONDS)
+            meanwhile()
+        value, error = result.get()
+        if error is not None:
+            raise error
+        return value
+
+
+def _caught(call: Callable[[], Any]) -> tuple[Any, QdoError | None]:
+    # Handed over as a value: gevent would print the traceback of an error.
+    try:
+        return call(), None
+    except QdoError as error:
+        return None, error

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable
 
 from kazoo.exceptions import AuthFailedError, InvalidACLError, NoAuthError
-from kazoo.security import OPEN_ACL_UNSAFE, Permissions
 from kazoo.security import ACL as Entry
+from kazoo.security import OPEN_ACL_UNSAFE, Permissions
 from kazoo.security import Id as Identity
 
 LOCAL = Identity("ip", "127.0.0.1")

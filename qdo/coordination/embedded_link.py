@@ -9,6 +9,7 @@ sees that the session is gone; what was confirmed to a client stays true for its
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import time
@@ -23,8 +24,10 @@ from qdo.coordination.embedded_sessions import Beats, Watchdog, boot, clock
 from qdo.coordination.embedded_store import BusyError, SessionRow, State, Store
 from qdo.coordination.embedded_tree import CHANGING, Event, Outcome, Tree
 from qdo.doorbell import Doorbell, ring
-from qdo.errors import DatabaseError
+from qdo.errors import DatabaseError, DatabaseFullError
 from qdo.storage import translated
+
+log = logging.getLogger(__name__)
 
 MIN_TIMEOUT_SECONDS = 0.2
 MAX_TIMEOUT_SECONDS = 600.0
@@ -56,22 +59,27 @@ class Link:
         path: str,
         *,
         pause: Callable[[float], None],
-        offload: Callable[[Callable[[], Any]], Any],
+        offload: Callable[[Callable[[], Any], Callable[[], None]], Any],
     ) -> None:
         """Open the file.
 
         :param pause: sleeps, in the way of the client's handler.
-        :param offload: runs a call that waits for the disk.
+        :param offload: runs a call that waits for the disk, its first argument; calls the
+            second from time to time meanwhile.
         """
         self._pause = pause
         self._offload = offload
-        self._store: Store = offload(lambda: Store(path))
-        with translated(path):
-            self.bell = Doorbell(self._store.bells)
-            self._beats = Beats(f"{path}.beats")
-        self._watchdog = Watchdog()
         self._row: SessionRow | None = None
-        self._state = State(0, 0, 0, None)
+        self._store: Store = offload(lambda: Store(path), self.beat_if_due)
+        try:
+            with translated(path):
+                self.bell = Doorbell(self._store.bells)
+                self._beats = Beats(f"{path}.beats")
+        except DatabaseError:
+            self._store.close()
+            raise
+        self._watchdog = Watchdog()
+        self._state = State(0, 0, 0, 0, None)
         self._sessions = -1
         self._next_beat = 0.0
         self.seen = 0
@@ -79,9 +87,9 @@ class Link:
 
     def close(self) -> None:
         """Release the file; the session lives on for its time-out."""
+        self._offload(self._store.close, self.beat_if_due)
         self.bell.close()
         self._beats.close()
-        self._offload(self._store.close)
 
     # --- the session ------------------------------------------------------------------
 
@@ -144,7 +152,7 @@ class Link:
             self._end_sessions([self.row.id])
         finally:
             self._store.rollback()
-        self._announce(durable=True)
+        self._announce()
 
     def _end_sessions(self, sessions: list[int]) -> None:
         state = self._state
@@ -183,7 +191,7 @@ class Link:
             self._store.rollback()
         self.seen = tree.zxid
         if changes:
-            self._announce(durable=True)
+            self._announce()
         return Performed(foreign, outcomes)
 
     def look(self, *, watching: bool) -> list[Event]:
@@ -200,19 +208,25 @@ class Link:
         """Show a sign of life, expire sessions that showed none, and `look`."""
         self._beat()
         if self._silent():
-            self._begin(write=True)
-            try:
-                # Once more under the lock: they may have come back, or have been expired.
-                self._end_sessions(self._judge())
-            finally:
-                self._store.rollback()
-            self._announce(durable=True)
+            self._expire()
         foreign = self.look(watching=watching)
         # Spread, so that not all processes wake at once to expire the same session.
         silence = self._watchdog.due() + random.uniform(0.005, 0.02)
         self.due = min(self._next_beat, silence)
         self._watchdog.expect(self.due)
         return foreign
+
+    def _expire(self) -> None:
+        self._begin(write=True)
+        try:
+            # Judged once more under the lock: they may have come back, or be expired already.
+            self._end_sessions(self._judge())
+        except DatabaseFullError as error:
+            log.warning("sessions that ended cannot be removed yet: %s", error)
+            return
+        finally:
+            self._store.rollback()
+        self._announce()
 
     def _silent(self) -> list[int]:
         self._begin(write=False)
@@ -277,10 +291,10 @@ class Link:
         self._beats.beat(self.row.slot)
         self._next_beat = clock() + self.row.timeout_milliseconds / 1000 / _BEATS_PER_TIMEOUT
 
-    def _announce(self, *, durable: bool) -> None:
+    def _announce(self) -> None:
+        """Wake whom a commit may concern, and make it durable."""
         self._ring()
-        if durable:
-            self._offload(self._store.sync)
+        self._offload(self._store.sync, self.beat_if_due)
 
     def _ring(self) -> None:
         with translated(self._store.path):

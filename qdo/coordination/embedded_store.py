@@ -1,9 +1,10 @@
 """The SQLite file behind an embedded coordinator: znodes, sessions, and what changed lately.
 
 Transactions are kept short, because while one writes nobody else can: a commit appends to the
-write-ahead log without waiting for the disk, and `Store.sync` then makes everything committed so far durable while others
-already go on. Whoever waits for its own `sync` before answering loses nothing by that: the log
-is durable as a prefix, so what a change was built upon is durable with it.
+write-ahead log without waiting for the disk, and `Store.sync` then makes everything committed
+so far durable while others already go on. Whoever waits for its own `sync` before answering
+loses nothing by that: what a change was built upon stands before it in the log, and is durable
+with it.
 """
 
 from __future__ import annotations
@@ -40,15 +41,16 @@ _FORMAT = Format(
         );
         CREATE TABLE change (zxid INTEGER PRIMARY KEY, events TEXT NOT NULL);
         CREATE TABLE state (
-            zxid INTEGER NOT NULL, trimmed INTEGER NOT NULL, sessions INTEGER NOT NULL
+            zxid INTEGER NOT NULL, trimmed INTEGER NOT NULL, sessions INTEGER NOT NULL,
+            unmerged INTEGER NOT NULL
         );
-        INSERT INTO state VALUES (0, 0, 0);
+        INSERT INTO state VALUES (0, 0, 0, 0);
         INSERT INTO node VALUES ('/', '', X'', NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     """,
 )
 _KEPT_CHANGES = 2000
 _TRIM_EVERY = 64
-_CHECKPOINT_NODES = 1000
+_MERGE_PAGES = 1000
 
 _SAVE = """
     INSERT INTO node (parent, name, data, acl, czxid, mzxid, pzxid, ctime, mtime,
@@ -77,12 +79,14 @@ class State:
     :ivar zxid: of the newest change.
     :ivar trimmed: changes up to this zxid are no longer remembered.
     :ivar sessions: grows whenever a session begins or ends.
+    :ivar unmerged: about how many pages the log has that are not merged into the database.
     :ivar generation: of the own session's connection, None if the session has ended.
     """
 
     zxid: int
     trimmed: int
     sessions: int
+    unmerged: int
     generation: int | None
 
 
@@ -113,8 +117,9 @@ class Store:
         except BaseException:
             self.close()
             raise
+        self._found: tuple[int, int, int, int, int | None] = (0, 0, 0, 0, None)
         self._saves = 0
-        self._unmerged = 0
+        self._merge = False
 
     def _prepare(self) -> None:
         with translated(self.path):
@@ -148,12 +153,12 @@ class Store:
             if self._inode() != self._identity:
                 raise DatabaseError(path=self.path, reason="it was replaced by another file")
             self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            row = self._db.execute(
-                "SELECT zxid, trimmed, sessions,"
+            self._found = self._db.execute(
+                "SELECT zxid, trimmed, sessions, unmerged,"
                 " (SELECT generation FROM session WHERE id = ?) FROM state",
                 (session,),
             ).fetchone()
-            return State(*row)
+            return State(*self._found)
 
     def commit(self) -> None:
         """Make the transaction visible to all, though not durable yet."""
@@ -182,8 +187,8 @@ class Store:
         """Make everything committed so far durable; may take as long as a disk takes."""
         with translated(self.path):
             os.fdatasync(self._log_file)
-            if self._unmerged >= _CHECKPOINT_NODES:
-                self._unmerged = 0
+            if self._merge:
+                self._merge = False
                 # Merges what it can without making anybody wait.
                 self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
@@ -219,12 +224,16 @@ class Store:
             if deleted:
                 self._db.executemany("DELETE FROM node WHERE parent = ? AND name = ?", deleted)
             self._db.executemany(_SAVE, written)
-            self._db.execute("UPDATE state SET zxid = ?", (zxid,))
+            unmerged = self._found[3] + len(changes) + 2
+            # Whoever makes the count full merges, for all processes.
+            self._merge = unmerged >= _MERGE_PAGES
+            self._db.execute(
+                "UPDATE state SET zxid = ?, unmerged = ?", (zxid, 0 if self._merge else unmerged)
+            )
             self._db.execute(
                 "INSERT INTO change VALUES (?, ?)", (zxid, json.dumps(list(dict.fromkeys(events))))
             )
             self._saves += 1
-            self._unmerged += len(changes) + 2
             if self._saves % _TRIM_EVERY == 0:
                 self._trim()
 
@@ -301,7 +310,5 @@ def _key(path: str) -> tuple[str, str]:
 
 
 def _busy(error: sqlite3.OperationalError) -> bool:
-    code = getattr(error, "sqlite_errorcode", None)  # from Python 3.11 on
-    if code is None:
-        return "locked" in str(error)
-    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+    # SQLite's codes for busy, locked and protocol have these texts; Python 3.10 hides the codes.
+    return "locked" in str(error) or "locking protocol" in str(error)

@@ -291,8 +291,8 @@ class Tree:
         if "/" not in path or "\0" in path or path == ROOT:
             raise BadArgumentsError
         parent = self._get(parent_of(path))
-        node = self._get(path)
         self._check(parent, Permissions.DELETE)
+        node = self._get(path)
         _require_version(node.version, request.version)
         if node.children:
             raise NotEmptyError
