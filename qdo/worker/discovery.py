@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 
 LIST_SECONDS = 10.0
 """How often the leader compares all queues of the broker, should a wake have been missed."""
+LEADER_LOOK_SECONDS = 0.1
+"""How often the others look whether they lead now: a question to the own memory."""
 SOON_SECONDS = 0.05
 """Names that arrive within this time are created together."""
 RETIRE_SHARE = 0.05
@@ -63,7 +65,7 @@ class Discovery:
         if member is None or not member.is_leader():
             self._leader = None
             self._fresh.clear()
-            return 1.0
+            return LEADER_LOOK_SECONDS
         now = self._clock()
         if member is not self._leader:
             self._leader = member

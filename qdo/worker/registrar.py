@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import gevent
@@ -37,6 +38,18 @@ class Enrolled(Protocol):
     def stop(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Where queues are that this worker does not have.
+
+    :ivar unattended: those that no live worker lists.
+    :ivar elsewhere: the recorded `last` of those that another one lists.
+    """
+
+    unattended: list[str]
+    elsewhere: dict[str, int]
+
+
 class Registrar:
     """Opens sessions and registers in them.
 
@@ -49,6 +62,7 @@ class Registrar:
         self._layout = Layout.of(settings.app, settings.namespace)
         self._on_session = on_session
         self._client: Client | None = None
+        self._member: Enrolled | None = None
 
     def make(self, listener: Listener, component: Mapping[str, Any]) -> Enrolled:
         """Return a member with a session of its own, not registered yet.
@@ -69,34 +83,46 @@ class Registrar:
         self._client = client
         if client.client_id is not None:
             self._on_session(client.client_id)
-        return Member(
+        self._member = member = Member(
             client,
             self._layout,
             listener,
             component=component,
             checkpoint_seconds=settings.checkpoint_seconds,
         )
+        return member
 
     def close(self, member: Enrolled) -> None:
         """End the session in good order."""
         member.stop()
-        self._client = None
+        self._client = self._member = None
         self._on_session(None)
 
-    def unattended(self, queues: Iterable[str]) -> list[str]:
-        """Return which queues no live worker has, leaving out those that nobody may have.
+    def survey(self, queues: Iterable[str]) -> Survey:
+        """Return where queues are, leaving out those that nobody may process.
 
         :raises CoordinatorUnreachableError: the connection is lost.
         """
-        client, layout = self._client, self._layout
-        names = set(queues)
-        if client is None:
-            return sorted(names)
+        client, member, layout = self._client, self._member, self._layout
+        if client is None or member is None:
+            return Survey(sorted(queues), {})
         workers = read_children(client, [layout.workers]).get(layout.workers, [])
+        owned: set[str] = set()
+        mine: frozenset[str] = frozenset()
         for read in read_nodes(client, [layout.worker(name) for name in workers]):
-            names.difference_update(WorkerNode.parse(read.data).queues)
-        for read in read_nodes(client, [layout.queue(name) for name in sorted(names)]):
-            node = QueueNode.parse(read.data)
-            if node.fault or node.deleted:
-                names.discard(read.path.rpartition("/")[2])
-        return sorted(names)
+            listed = frozenset(WorkerNode.parse(read.data).queues)
+            owned |= listed
+            if read.path == layout.worker(member.name):
+                mine = listed
+        wanted = sorted(set(queues) - mine)
+        nodes = read_nodes(client, [layout.queue(name) for name in wanted])
+        found = {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in nodes}
+        usable = {
+            name: node
+            for name in wanted
+            if not ((node := found.get(name, QueueNode())).fault or node.deleted)
+        }
+        return Survey(
+            unattended=[name for name in usable if name not in owned],
+            elsewhere={name: node.last for name, node in usable.items() if name in owned},
+        )

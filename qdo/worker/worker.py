@@ -25,9 +25,8 @@ The way down, in this order (`Worker._drain`):
 5. Close the session. After the releases, which need it; it frees whatever could not be released.
 6. Close the broker. Last, because jobs and contexts send messages through it to their end.
 
-With ``burst`` the worker drains by itself once all its queues are at their tip, nothing is being
-assigned, and each queue of the broker is in the hands of a live worker: so the last of several
-such workers leaves nothing behind. Messages that arrive meanwhile prolong it.
+With ``burst`` the worker drains by itself once everything is done, here and at other workers:
+see `burst`. Messages that arrive meanwhile prolong it.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ from qdo.coordination.lease import clock
 from qdo.coordination.slots import Claim
 from qdo.errors import UnreachableError
 from qdo.settings import Settings
+from qdo.worker.burst import Burst
 from qdo.worker.discovery import Discovery, Retention
 from qdo.worker.dispatcher import Dispatcher
 from qdo.worker.duties import Duties
@@ -65,7 +65,6 @@ _log = logging.getLogger(__name__)
 
 DESCRIBE_SECONDS = 10.0
 """How often the component node is refreshed."""
-BURST_LOOK_SECONDS = 0.1
 ABORT_SECONDS = 3.0
 """How long aborted jobs, and the releases after them, may take."""
 REGISTER_POLICY = Policy(backoff_seconds=0.1, backoff_max_seconds=5.0)
@@ -163,7 +162,9 @@ class Worker:
         try:
             self._broker = open_broker(self.settings.broker, self.app.name)
             with contextlib.closing(self._broker), contextlib.closing(self.app):
-                return self._serve()
+                code = self._serve()
+                _log.info("step 6: the broker is closed; exit code %d", code)
+                return code
         finally:
             self.state = "stopped"
             self._alarm.stop()
@@ -424,22 +425,12 @@ class Worker:
 
     def _finish_burst(self) -> None:
         """End the worker once everything is done."""
-        while not self._all_done():
-            gevent.sleep(BURST_LOOK_SECONDS)
+        burst = Burst(self.app, self._broker, self._registrar, self._own_done, clock)
+        while (pause := burst.step()) is not None:
+            gevent.sleep(pause)
         _log.info("every queue is done: this worker, started with burst, ends")
         self._finished = True
         self._news.set()
-
-    def _all_done(self) -> bool:
-        if not self._own_done():
-            return False
-        try:
-            rest = self._registrar.unattended(self._broker.queues())
-        except UnreachableError as error:
-            _log.debug("cannot tell yet whether everything is done: %s", error)
-            return False
-        # Asked again: reading took time, in which queues may have come.
-        return not rest and self._own_done()
 
     def _own_done(self) -> bool:
         member = self._member

@@ -7,7 +7,7 @@ import gc
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ import gevent
 import pytest
 from gevent.event import Event
 
+from qdo.coordination.slots import Claim
 from qdo.errors import CoordinatorUnreachableError
 from qdo.message import Message
 from qdo.outcomes import DeadLetter
-from qdo.worker.dispatcher import JobAborted
+from qdo.worker.dispatcher import JobAborted, Registration, Slot, Turn
+from qdo.worker.registrar import Survey
 from tests.support.engine import Engine, until
 
 
@@ -124,7 +126,12 @@ def test_an_idle_queue_is_woken_without_polling(make: Callable[..., Engine]) -> 
     turns: list[str] = []
     pipeline = engine.worker._pipeline
     plain = pipeline.turn
-    pipeline.turn = lambda slot, *rest: (turns.append(slot.queue), plain(slot, *rest))[1]  # type: ignore[method-assign]
+
+    def turn(slot: Slot, member: Registration, claim: Claim) -> Turn:
+        turns.append(slot.queue)
+        return plain(slot, member, claim)
+
+    pipeline.turn = turn  # type: ignore[method-assign]
     gevent.sleep(0.3)
     assert turns == []
     delays = []
@@ -479,23 +486,30 @@ def test_a_failed_coordination_loop_stops_the_worker(
 
 
 def test_burst_ends_when_everything_is_done(make: Callable[..., Engine]) -> None:
-    """Not before all own queues are at their tip and each queue of the broker has a worker."""
+    """Not while a queue of the broker has no worker, or waits at another one."""
     engine = make(burst=True)
     seen = collect(engine)
-    looks: list[list[str]] = []
-    plain = engine.registrar.unattended
+    surveys: list[Survey] = []
+    plain = engine.registrar.survey
 
-    def look(queues: Any) -> list[str]:
-        looks.append(plain(queues))
-        return looks[-1]
+    def survey(queues: Iterable[str]) -> Survey:
+        surveys.append(plain(queues))
+        return surveys[-1]
 
-    engine.registrar.unattended = look  # type: ignore[method-assign]
+    engine.registrar.survey = survey  # type: ignore[method-assign]
     engine.send("q", *range(50))
     engine.send("orphan", 1)
+    engine.send("elsewhere", 1)
+    engine.registrar.elsewhere["elsewhere"] = 0
     engine.start("q")
-    until(lambda: looks and looks[-1] == ["orphan"])
-    assert not engine._greenlet.ready()
+    waiting = Survey(unattended=["orphan"], elsewhere={"elsewhere": 0})
+    until(lambda: surveys and surveys[-1] == waiting)
     engine.member.grant("orphan")
+    until(lambda: surveys[-1] == Survey(unattended=[], elsewhere={"elsewhere": 0}))
+    count = len(surveys)
+    until(lambda: len(surveys) > count)
+    assert not engine.ended()
+    engine.registrar.elsewhere["elsewhere"] = engine.broker.backlog("elsewhere", 0).head
     assert engine.join() == 0
     assert len(seen) == 51
 

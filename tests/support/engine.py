@@ -66,6 +66,9 @@ class Engine:
         code: int = self._greenlet.get(timeout=DEADLINE_SECONDS)
         return code
 
+    def ended(self) -> bool:
+        return bool(self._greenlet.ready())
+
     def close(self) -> None:
         """End whatever still runs."""
         if self._greenlet is not None and not self._greenlet.ready():

@@ -10,7 +10,7 @@ from gevent.event import Event
 from qdo.coordination.lease import Lease, clock
 from qdo.coordination.slots import Claim
 from qdo.settings import Settings
-from qdo.worker.registrar import Registrar
+from qdo.worker.registrar import Registrar, Survey
 
 
 class FakeMember:
@@ -154,6 +154,7 @@ class FakeRegistrar(Registrar):
     """Makes fake members that share what is recorded.
 
     :ivar members: every member made, the newest last.
+    :ivar elsewhere: `last` of the queues that other workers have.
     :ivar refusals: raised by the next calls of `make`, one each.
     """
 
@@ -162,7 +163,7 @@ class FakeRegistrar(Registrar):
         self.members: list[FakeMember] = []
         self.recorded: dict[str, int] = {}
         self.refusals: list[Exception] = []
-        self.elsewhere: set[str] = set()
+        self.elsewhere: dict[str, int] = {}
         self.made = Event()
 
     def make(self, listener: Any, component: Mapping[str, Any]) -> FakeMember:
@@ -177,6 +178,9 @@ class FakeRegistrar(Registrar):
     def close(self, member: Any) -> None:
         member.stop()
 
-    def unattended(self, queues: Iterable[str]) -> list[str]:
-        owned = set(self.members[-1].claims) | self.elsewhere
-        return sorted(set(queues) - owned)
+    def survey(self, queues: Iterable[str]) -> Survey:
+        rest = set(queues) - set(self.members[-1].claims)
+        return Survey(
+            unattended=sorted(rest - set(self.elsewhere)),
+            elsewhere={name: self.elsewhere[name] for name in rest & set(self.elsewhere)},
+        )

@@ -28,8 +28,8 @@ class MemoryBroker(Broker):
         self.letters: list[DeadLetterRecord] = []
         self.fetches: list[tuple[str, int]] = []
         self.retired: list[tuple[str, int, float]] = []
-        self.during_fetch: Callable[[], None] = lambda: None
-        self.during_bury: Callable[[], None] = lambda: None
+        self.during_fetch: Callable[[], object] = lambda: None
+        self.during_bury: Callable[[], object] = lambda: None
         self.faults: list[BaseException] = []
         self.open_readers = 0
 

@@ -20,7 +20,7 @@ class Bench:
         self.turns: list[str] = []
         self.cleared: list[str] = []
         self.ends: dict[str, list[Turn]] = {}
-        self.during: dict[str, Callable[[], None]] = {}
+        self.during: dict[str, Callable[[], object]] = {}
         self.spawned: list[Callable[[], None]] = []
         self.scheduled = 0
         self.dispatcher = Dispatcher(
@@ -150,7 +150,7 @@ def test_a_newcomer_waits_for_one_round_at_most(bench: Bench) -> None:
     bench.ends["a"] = [Turn.MORE] * 5
     bench.ends["b"] = [Turn.MORE] * 5
     bench.member.grant("a", "b")
-    bench.during["b"] = lambda: bench.member.grant("new") and None
+    bench.during["b"] = lambda: bench.member.grant("new")
     turns = bench.run()
     assert turns.index("new") <= 4
 
@@ -246,7 +246,7 @@ def test_a_running_queue_is_given_back_after_the_message_in_hand(bench: Bench) -
 def test_nothing_is_said_of_a_queue_lost_while_running(bench: Bench) -> None:
     """Neither `finished` nor a further turn."""
     bench.ends["a"] = [Turn.MORE]
-    bench.during["a"] = lambda: bench.member.lose("a") and None
+    bench.during["a"] = lambda: bench.member.lose("a")
     bench.member.grant("a")
     assert bench.run() == ["a"]
     assert bench.finished() == []
@@ -322,7 +322,7 @@ def test_a_moved_queue_is_looked_at_again(bench: Bench, end: Turn) -> None:
 def test_a_queue_moved_while_running_goes_on_at_the_new_place(bench: Bench) -> None:
     """The old claim ends with its message; it is not released."""
     bench.ends["a"] = [Turn.MORE]
-    bench.during["a"] = lambda: bench.member.seek("a", 5) and None
+    bench.during["a"] = lambda: bench.member.seek("a", 5)
     bench.member.grant("a")
     assert bench.run() == ["a", "a"]
     claim = bench.dispatcher.slots["a"].claim

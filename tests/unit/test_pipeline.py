@@ -78,7 +78,7 @@ class Turnstile:
 
     def turns(self) -> list[Turn]:
         """Run turns, each when its time has come, until the queue is at its tip."""
-        ends = []
+        ends: list[Turn] = []
         while not ends or ends[-1] in (Turn.MORE, Turn.WAIT):
             ends.append(self.turn())
             if ends[-1] is Turn.WAIT:
@@ -360,7 +360,7 @@ def test_a_queue_lost_while_its_dead_letter_is_stored_is_not_passed(stile: Turns
         raise DeadLetter("bad")
 
     stile.act = die
-    stile.broker.during_bury = lambda: stile.member.lose("q") and None
+    stile.broker.during_bury = lambda: stile.member.lose("q")
     stile.broker.put("q", b"1")
     assert stile.turn() is Turn.ENDED
     assert stile.claim.done == 0
