@@ -13,6 +13,8 @@ machines: they read the published format with a parser of their own.
 7. A message starts only while its worker's session lives and owns the queue; queue nodes are
    written through the session of the worker they name.
 8. Fences grow strictly per queue.
+
+And "fence": only the elected rebalancer writes assignments; "liveness": nothing is stuck.
 """
 
 from __future__ import annotations
@@ -120,6 +122,9 @@ class Checks:
         self._workers = layout.workers + "/"
         self._queues = layout.queues + "/"
         self._assignments = layout.assignments + "/"
+        self._rebalancer = layout.rebalancer
+        self._leader = 0
+        self.rogues: set[int] = {0}
         self._parsed: dict[bytes, dict[str, Any]] = {}
         self._state: dict[str, _Queue] = {}
         self._tenure_of: dict[Claim, Tenure] = {}
@@ -137,7 +142,13 @@ class Checks:
             elif path.startswith(self._workers):
                 for queue in self._listed(before) ^ self._listed(after):
                     touched.setdefault(queue, None)
-            elif path.startswith(self._assignments) and after is not None:
+            elif path == self._rebalancer:
+                self._leader = entry.session
+            elif path.startswith(self._assignments):
+                if entry.session != self._leader and entry.session not in self.rogues:
+                    raise Violation("fence", f"a deposed rebalancer writes {path}")
+                if after is None:
+                    continue
                 worker = path[len(self._assignments) :]
                 grants = self._granted_since.setdefault(worker, [])
                 grants.append((entry.zxid, self._listed(after)))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from qdo.coordination.lease import Lease
 from qdo.coordination.slots import Claim
 from tests.simulation.checks import Broker, Checks
 from tests.simulation.schedule import Schedule
+from tests.simulation.switches import Switches
 
 
 class Registration(Protocol):
@@ -41,6 +43,7 @@ class Engine:
     """Implements the listener of one registration; see `qdo.coordination.slots.Listener`.
 
     :param run: runs ``(function, *arguments)`` in the process, now or when it runs again.
+    :param lease: the lease to look at instead of the claim's own, for a mutant.
     """
 
     def __init__(
@@ -49,11 +52,15 @@ class Engine:
         broker: Broker,
         checks: Checks,
         run: Callable[..., None],
+        switches: Switches,
+        lease: Callable[[], Lease],
     ) -> None:
         self.schedule = schedule
         self.broker = broker
         self.checks = checks
         self.run = run
+        self.switches = switches
+        self.lease = lease
         self.member: Registration | None = None
         self.worker = ""
         self.draining = False
@@ -83,7 +90,8 @@ class Engine:
         self.schedule.note("%s has lost %r", self.worker, claim)
         work = self._find(claim)
         if work is not None:
-            work.lost = True
+            if not self.switches.ignore_lost:
+                work.lost = True
             self.work.pop(claim.queue, None)
             if work.position is not None:
                 self.checks.dropped(work.claim)
@@ -124,10 +132,14 @@ class Engine:
 
     def _start(self, work: _Work) -> None:
         work.going = False
-        if work.lost or work.releasing or work.position is not None:
+        if work.lost or work.position is not None:
+            return
+        if work.releasing and not self.switches.keep_starting:
             return
         claim = work.claim
-        if not (claim.open and self.schedule.now < claim.lease.until):
+        lease = self.lease() if self.switches.current_lease else claim.lease
+        careless = self.switches.keep_starting or self.switches.ignore_lost
+        if not ((claim.open or careless) and self.schedule.now < lease.until):
             self._go(work, 0.4)
             return
         position = self.broker.next(claim.queue, claim.done)
@@ -173,3 +185,5 @@ class Engine:
         self.work.pop(work.claim.queue, None)
         if self.member is not None:
             self.member.finished(work.claim)
+        if self.switches.keep_starting:
+            self._go(work, 0.0005)

@@ -20,6 +20,7 @@ from tests.simulation.checks import Broker, Checks
 from tests.simulation.engine import Engine
 from tests.simulation.model import Coordinator, Exists, Link
 from tests.simulation.schedule import Schedule
+from tests.simulation.switches import Switches
 
 
 class _Empty(Exception):
@@ -135,7 +136,14 @@ class SimulatedMember(Member):
 
     def __init__(self, process: Process) -> None:
         self.schedule = process.schedule
-        self.engine = Engine(process.schedule, process.broker, process.checks, process.run)
+        self.engine = Engine(
+            process.schedule,
+            process.broker,
+            process.checks,
+            process.run,
+            process.switches,
+            lambda: process.member.lease if process.member.is_running else self.lease,
+        )
         self.engine.on_expired = process.renew
         self.wake = process.wake
         self.client = _Client(process.wake)
@@ -224,6 +232,7 @@ class Process:
         *,
         timeout: float,
         checkpoint_seconds: float,
+        switches: Switches,
     ) -> None:
         self.schedule = schedule
         self.coordinator = coordinator
@@ -233,6 +242,7 @@ class Process:
         self.name = name
         self.timeout = timeout
         self.checkpoint_seconds = checkpoint_seconds
+        self.switches = switches
         self.dead = False
         self.stopped = False
         self.draining = False

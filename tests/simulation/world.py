@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from qdo.coordination import member
 from qdo.coordination.layout import Layout, QueueNode, WorkerNode, encode_queues
@@ -13,25 +13,12 @@ from tests.simulation.checks import Broker, Checks, Violation
 from tests.simulation.model import Coordinator
 from tests.simulation.process import Process
 from tests.simulation.schedule import Schedule
+from tests.simulation.switches import Switches
 
 TIMEOUT = 4.0
 """Session time-out in virtual seconds; a tick is a fifth of it."""
 OPERATOR = 1
 ROGUE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Switches:
-    """What is wrong with the world around the machines, for mutants.
-
-    :ivar reuse_numbers: the coordinator gives the numbers of gone nodes again.
-    :ivar late_requests: requests of a lost connection land after the reconnection.
-    :ivar close_living: parents close the sessions of children that are only stopped.
-    """
-
-    reuse_numbers: bool = False
-    late_requests: bool = False
-    close_living: bool = False
 
 
 class World:
@@ -58,6 +45,7 @@ class World:
         self.coordinator.ensure(self.layout.persistent)
         self.checks = Checks(self.coordinator, self.layout, self.broker)
         self.checks.operators.add(OPERATOR)
+        self.checks.rogues.add(ROGUE)
         self.processes: list[Process] = []
         self.healing = False
         self.rogue = False
@@ -135,6 +123,7 @@ class World:
                 f"process-{self._started}",
                 timeout=TIMEOUT,
                 checkpoint_seconds=0.2,
+                switches=self.switches,
             )
         )
 

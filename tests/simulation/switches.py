@@ -1,0 +1,25 @@
+"""What can be wrong with the world around the machines, for mutants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Everything off is the world as it should be.
+
+    :ivar reuse_numbers: the coordinator gives the numbers of gone nodes again.
+    :ivar late_requests: requests of a lost connection land after the reconnection.
+    :ivar close_living: parents close the sessions of children that are only stopped.
+    :ivar keep_starting: the engine starts messages though the claim is being released.
+    :ivar ignore_lost: the engine goes on with claims that it was told are lost.
+    :ivar current_lease: the engine looks at the lease of the process's present registration.
+    """
+
+    reuse_numbers: bool = False
+    late_requests: bool = False
+    close_living: bool = False
+    keep_starting: bool = False
+    ignore_lost: bool = False
+    current_lease: bool = False
