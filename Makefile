@@ -10,7 +10,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-BENCH_STAMP := $(VENV)/installed-bench
 SHELL := /bin/bash
 
 .DELETE_ON_ERROR:
@@ -33,8 +32,11 @@ lint: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
-bench: $(BENCH_STAMP)
-	$(BIN)/python -m bench
+# Each makes the virtual environment of the peers at first use.
+bench: $(STAMP) zookeeper
+	$(BIN)/python -m bench.throughput
+	$(BIN)/python -m bench.latency
+	$(BIN)/python -m bench.handover
 
 # Made anew whenever what it holds may have changed.
 $(STAMP): setup.py pyproject.toml .ci/prepare
@@ -42,10 +44,6 @@ $(STAMP): setup.py pyproject.toml .ci/prepare
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,docs]'
-	@touch $@
-
-$(BENCH_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@touch $@
 
 zookeeper:
