@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import uuid
+
+log = logging.getLogger(__name__)
 
 _WRITE = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _READ = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
@@ -57,14 +60,25 @@ class Doorbell:
 
 
 def ring(folder: str, *, skip: Doorbell | None = None) -> None:
-    """Wake every listener of `folder` but `skip`; never blocks, and a missing folder is nobody."""
+    """Wake every listener of `folder` but `skip`.
+
+    Never blocks and never raises: what is rung for has happened. A missing folder is nobody;
+    a listener that cannot be reached finds out by its next look.
+    """
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return
+    except OSError as error:
+        log.warning("cannot ring in %s (%s); listeners notice later", folder, error.strerror)
+        return
     for name in names:
         if not name.startswith(".") and (skip is None or name != skip.name):
-            _ring_one(os.path.join(folder, name))
+            path = os.path.join(folder, name)
+            try:
+                _ring_one(path)
+            except OSError as error:
+                log.warning("cannot ring %s (%s); it notices later", path, error.strerror)
 
 
 def _ring_one(path: str) -> None:

@@ -21,12 +21,14 @@ BUSY_TIMEOUT_SECONDS = 30.0
 
 # SQLite's primary result codes; the sqlite3 module names them from Python 3.11 on only.
 _BUSY = 5
+_IOERR = 10
 _CORRUPT = 11
 _FULL = 13
 _CANTOPEN = 14
 _NOTADB = 26
 _CODES_BY_TEXT = {
     "database is locked": _BUSY,
+    "disk I/O error": _IOERR,
     "database disk image is malformed": _CORRUPT,
     "database or disk is full": _FULL,
     "unable to open database file": _CANTOPEN,
@@ -130,6 +132,9 @@ def translate(path: str, error: sqlite3.Error) -> DatabaseError:
         return DatabaseCorruptError(path=path, reason=str(error))
     if code == _CANTOPEN:
         return DatabaseError(path=path, reason=f"{error}; check that the folder can be written")
+    if code == _IOERR:  # quotas and limits of file size come as this, not as "full"
+        reason = f"{error}; look at the free space, quotas, limits and the system's log"
+        return DatabaseError(path=path, reason=reason)
     return DatabaseError(path=path, reason=str(error))
 
 

@@ -22,7 +22,7 @@ def open_broker(url: str, app: str) -> Broker:
     if kind != "sqlite" or not colon:
         raise SettingsError(name="broker", reason=f"{url!r} is no broker; write sqlite:PATH")
     if not path or path == ":memory:" or (path.startswith("//") and not path.startswith("///")):
-        raise SettingsError(name="broker", reason=fX)
+        raise SettingsError(name="broker", reason=f"{url!r} names no file; write sqlite:PATH")
     # Imported late: other brokers bring libraries that only their users have installed.
     from qdo.brokers.embedded import EmbeddedBroker
 

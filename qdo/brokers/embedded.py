@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from qdo.brokers.base import Backlog, Broker, Capabilities, DeadLetterRecord, Outgoing
 from qdo.brokers.embedded_listener import Listener
-from qdo.brokers.embedded_native import native
 from qdo.brokers.embedded_reader import EmbeddedReader
 from qdo.brokers.embedded_schema import MESSAGES
 from qdo.brokers.embedded_writer import Transaction, Writer
-from qdo.errors import MessageTooLargeError
+from qdo.errors import MessageTooLargeError, UsageError
 from qdo.message import message_id, position_now, position_of_time
 from qdo.names import check_queue_name
 from qdo.storage import FileWatch, open_database, translated
@@ -80,7 +79,7 @@ class EmbeddedBroker(Broker):
             with translated(path):
                 (self.id_node,) = self._reading.execute("SELECT node FROM file").fetchone()
             self._watch = FileWatch(path)
-            self._writer = Writer(path, app, self._bells, native(), clock)
+            self._writer = Writer(path, app, self._bells, clock)
         except BaseException:
             self._reading.close()
             raise
@@ -156,8 +155,10 @@ class EmbeddedBroker(Broker):
             return list(itertools.starmap(DeadLetterRecord, found.fetchall()))
 
     def retire(self, queue: str, last: int, older_than: float) -> int:
-        newest = position_of_time(time.time() - older_than)
-        upto = min(last, newest)
+        upto = min(last, position_of_time(time.time() - older_than))
+        oldest = self.backlog(queue, 0).oldest
+        if oldest is None or oldest > upto:
+            return 0  # without taking the write lock: most calls find nothing
         total = 0
         while True:
             deleted = self._writer.run(lambda transaction: _retire(transaction, queue, upto))
@@ -175,6 +176,12 @@ class EmbeddedBroker(Broker):
         """Return the size of a body; raise for what cannot be stored."""
         if message.queue not in self._known_names:
             self._known_names.add(check_queue_name(message.queue))
+        for word, text in (("key", message.key), ("headers", message.headers)):
+            if text is not None and not _is_storable(text):
+                raise UsageError(
+                    reason=f"the {word} of a message for queue {message.queue!r} cannot be"
+                    f" encoded in UTF-8: {text!r}"
+                )
         size = len(message.body)
         if size > MAX_BODY_BYTES:
             raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_BODY_BYTES)
@@ -186,6 +193,14 @@ def _retire(transaction: Transaction, queue: str, upto: int) -> int:
     return transaction.connection.execute(_RETIRE, parameters).rowcount
 
 
+def _is_storable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a stray surrogate
+        return False
+    return True
+
+
 def _storable(text: str) -> str:
-    """Return text as it can be stored: a stray surrogate has no UTF-8."""
+    """Return text with stray surrogates, which have no UTF-8, spelt out."""
     return text.encode("utf-8", "backslashreplace").decode()

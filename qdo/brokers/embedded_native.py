@@ -1,92 +1,96 @@
-"""Running blocking calls without stopping the greenlets of the process.
+"""Native threads, also in a process whose threads gevent has replaced by greenlets.
 
-Waiting for a lock or for the disk blocks a native thread. In a process whose threads gevent
-has replaced by greenlets that would stop all of them, so such calls go to a native thread
-of their own; elsewhere the calling thread makes them itself, which is quicker.
+Waiting for a lock between processes or for the disk blocks a native thread. In a process
+with greenlets that would stop all of them, so it must happen on a thread of its own.
 """
 
 from __future__ import annotations
 
+import _thread
+import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
-
-T = TypeVar("T")
+from typing import Any, Protocol
 
 
-class Native(Protocol):
-    """Makes blocking calls."""
+def original(module: str, name: str, patched: Any) -> Any:
+    """Return what gevent put a greenlet's version in place of; `patched` where it did not.
 
-    def call(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns, having blocked nobody but the caller."""
-
-    def lock(self) -> Any:
-        """Return a lock between native threads."""
-
-    def sleep(self, seconds: float) -> None:
-        """Block the calling native thread."""
-
-    def close(self) -> None:
-        """Let go of the threads."""
+    gevent is not imported where it is not in use.
+    """
+    monkey: Any = sys.modules.get("gevent.monkey")
+    return patched if monkey is None else monkey.get_original(module, name)
 
 
-def native() -> Native:
-    """Return what suits this process; gevent is not imported where it is not in use."""
+def start_thread(function: Callable[[], None]) -> None:
+    """Run `function` on a native thread that does not keep the process alive."""
+    original("_thread", "start_new_thread", _thread.start_new_thread)(function, ())
+
+
+def inbox() -> queue.SimpleQueue[Any]:
+    """Return a queue whose get() blocks a native thread and whose put() blocks nobody."""
+    made: queue.SimpleQueue[Any] = original("queue", "SimpleQueue", queue.SimpleQueue)()
+    return made
+
+
+def sleep(seconds: float) -> None:
+    """Block the calling native thread."""
+    original("time", "sleep", time.sleep)(seconds)
+
+
+class Signal(Protocol):
+    """Set once by a native thread, waited for by one thread or greenlet."""
+
+    def set(self) -> None:
+        """Let the waiting one go on."""
+
+    def wait(self) -> None:
+        """Wait until it is set; under gevent other greenlets run meanwhile."""
+
+
+def signal() -> Signal:
+    """Return a signal for the calling thread or greenlet."""
     monkey: Any = sys.modules.get("gevent.monkey")
     if monkey is not None and monkey.is_module_patched("threading"):
-        return _OnThreadPool()
-    return _Direct()
+        return _GreenletSignal()
+    return _ThreadSignal()
 
 
-class _Direct:
-    def call(self, function: Callable[[], T]) -> T:
-        return function()
-
-    def lock(self) -> Any:
-        return threading.Lock()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class _OnThreadPool:
-    """One native thread for each hub that calls, apart from gevent's own pool: name look-ups
-    that hang may take up all of that one."""
+class _ThreadSignal:
+    __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._pools: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+        self._lock.acquire()
 
-    def call(self, function: Callable[[], T]) -> T:
+    def set(self) -> None:
+        self._lock.release()
+
+    def wait(self) -> None:
+        self._lock.acquire()
+
+
+class _GreenletSignal:
+    """A watcher of the event loop: gevent's locks can be released by another thread too, but
+    a loop with nothing else to wait for would give up with LoopExit."""
+
+    __slots__ = ("_event", "_watcher")
+
+    def __init__(self) -> None:
         import gevent
+        import gevent.event
 
-        hub: Any = gevent.get_hub()
-        pool = self._pools.get(hub)
-        if pool is None:
-            from gevent.threadpool import ThreadPool
+        self._event: Any = gevent.event.Event()
+        self._watcher: Any = gevent.get_hub().loop.async_()
+        self._watcher.start(self._event.set)
 
-            pool = self._pools.setdefault(hub, ThreadPool(1, hub=hub))
-        result: T = pool.apply(function)
-        return result
+    def set(self) -> None:
+        self._watcher.send()
 
-    def lock(self) -> Any:
-        import gevent.monkey
-
-        return gevent.monkey.get_original("threading", "Lock")()
-
-    def sleep(self, seconds: float) -> None:
-        import gevent.monkey
-
-        gevent.monkey.get_original("time", "sleep")(seconds)
-
-    def close(self) -> None:
-        import gevent
-
-        pool = self._pools.pop(gevent.get_hub(), None)
-        if pool is not None:
-            pool.kill()
-        self._pools.clear()
+    def wait(self) -> None:
+        try:
+            self._event.wait()
+        finally:
+            self._watcher.stop()

@@ -1,16 +1,16 @@
 """The one place that writes to the embedded broker's file: group commit.
 
-Calls that arrive while a commit is under way wait together, and the first of them to get
-the lock commits for all: one transaction, one sync, one ring of the doorbell. A call that
-comes alone commits at once; nothing waits for a timer. When a group fails, each of its
-calls is tried in a transaction of its own, so that each gets its own error.
+A native thread takes all calls that have come in while it was busy and commits them
+together: one transaction, one sync, one ring of the doorbell. A call that comes alone is
+committed at once; nothing waits for a timer. When a group fails, each of its calls is tried
+in a transaction of its own, so that each gets its own error.
 """
 
 from __future__ import annotations
 
-import collections
 import fcntl
 import os
+import queue
 import sqlite3
 import threading
 import time
@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from qdo import doorbell
 from qdo.brokers.base import Outgoing
-from qdo.brokers.embedded_native import Native
+from qdo.brokers.embedded_native import Signal, inbox, signal, sleep, start_thread
 from qdo.brokers.embedded_schema import MESSAGES
 from qdo.errors import DatabaseBusyError, UsageError
 from qdo.message import position_now
@@ -118,7 +118,7 @@ class _Call(Generic[T]):
     def __init__(self, work: Callable[[Transaction], T], size: int) -> None:
         self.work = work
         self.size = size
-        self.done = False
+        self.done = signal()
         self.result: T | None = None
         self.error: BaseException | None = None
 
@@ -130,143 +130,142 @@ class Writer:
     """
 
     def __init__(
-        self,
-        path: str,
-        app: str,
-        bells: str,
-        native: Native,
-        clock: Callable[[], int] = position_now,
+        self, path: str, app: str, bells: str, clock: Callable[[], int] = position_now
     ) -> None:
+        self.commits = 0
         self._path = path
         self._app = app
         self._bells = bells
-        self._native = native
         self._clock = clock
         self._pid = os.getpid()
         self._closed = False
-        self.commits = 0
-        self._waiting: collections.deque[_Call[Any]] = collections.deque()
-        self._turn = threading.Lock()  # between callers: greenlets under gevent
-        self._committing = native.lock()  # between native threads
+        self._closing = threading.Lock()  # so that no call comes behind the last
+        self._ended: Signal | None = None
+        self._calls: queue.SimpleQueue[_Call[Any] | None] = inbox()
         self._connection = open_database(path, MESSAGES)
-        self._connection.execute("PRAGMA busy_timeout = 0")  # see _begin
-        self._connection.execute("PRAGMA secure_delete = OFF")
-        self._watch = FileWatch(path)
-        with translated(path):
-            os.makedirs(bells, exist_ok=True)
-            self._gate = os.open(
-                os.path.join(bells, ".gate"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-            )
+        try:
+            with translated(path):
+                self._connection.execute("PRAGMA busy_timeout = 0")  # see _begin
+                self._connection.execute("PRAGMA secure_delete = OFF")
+                self._watch = FileWatch(path)
+                os.makedirs(bells, exist_ok=True)
+                self._gate = os.open(
+                    os.path.join(bells, ".gate"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+                )
+        except BaseException:
+            self._connection.close()
+            raise
+        start_thread(self._run)
 
     def run(self, work: Callable[[Transaction], T], size: int = 0) -> T:
         """Run `work` in a transaction and return its result once that is on disk.
 
-        `work` runs on a native thread, and twice when a group with it has failed.
+        `work` runs on the writing thread, and twice when a group with it has failed.
 
         :param size: bytes that it adds, roughly.
         """
-        self._check_usable()
+        if self._pid != os.getpid():
+            raise UsageError(
+                reason="this broker was opened before the process forked; open one in each process"
+            )
         call = _Call(work, size)
-        self._waiting.append(call)
-        with self._turn:
-            # Whoever had the lock before may have committed this call with its own.
-            while not call.done:
-                self._native.call(self._commit_waiting)
+        with self._closing:
+            if self._closed:
+                raise UsageError(reason="this broker was closed; open another")
+            self._calls.put(call)
+        call.done.wait()
         if call.error is not None:
             raise call.error
         return call.result  # type: ignore[return-value]
 
     def close(self) -> None:
         """Finish what was begun and close the file; idempotent."""
-        with self._turn:
+        with self._closing:
             if self._closed or self._pid != os.getpid():
                 return
             self._closed = True
-            self._native.call(self._close)
-        self._native.close()
+            ended = self._ended = signal()
+            self._calls.put(None)
+        ended.wait()
 
-    def _close(self) -> None:
-        with self._committing:
+    # --- on the writing thread --------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        finally:
             self._connection.close()
             os.close(self._gate)
+            if self._ended is not None:
+                self._ended.set()
 
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise UsageError(reason="this broker was closed; open another")
-        if self._pid != os.getpid():
-            raise UsageError(
-                reason="this broker was opened before the process forked; open one in each process"
-            )
+    def _step(self) -> bool:
+        """Commit the next group; return whether to go on."""
+        calls, closing = self._take()
+        if calls:
+            error = self._attempt(calls)
+            if error is not None:
+                self._attempt_each(calls, error)
+        return not closing
 
-    # --- on a native thread ---------------------------------------------------------
-
-    def _commit_waiting(self) -> None:
-        with self._committing:
-            calls = self._take()
-            try:
-                error = self._attempt(calls)
-                if error is not None:
-                    self._attempt_each(calls, error)
-            finally:
-                # Interrupted (Ctrl-C): what others wait for is left to the next of them.
-                self._waiting.extendleft(call for call in reversed(calls) if not call.done)
-
-    def _take(self) -> list[_Call[Any]]:
+    def _take(self) -> tuple[list[_Call[Any]], bool]:
+        """Wait for a call; return it with those right behind it, and whether to close."""
         calls: list[_Call[Any]] = []
         size = 0
-        while self._waiting and size <= GROUP_BYTES:
-            call = self._waiting.popleft()
-            size += call.size
+        call = self._calls.get()
+        while call is not None:
             calls.append(call)
-        return calls
+            size += call.size
+            if size > GROUP_BYTES:
+                return calls, False
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return calls, False
+        return calls, True
 
-    def _attempt_each(self, calls: list[_Call[Any]], error: Exception) -> None:
+    def _attempt_each(self, calls: list[_Call[Any]], error: BaseException) -> None:
         for call in calls:
             failure = self._attempt([call]) if len(calls) > 1 else error
             if failure is not None:
                 call.error = failure
-                call.done = True
+                call.done.set()
 
-    def _attempt(self, calls: list[_Call[Any]]) -> Exception | None:
+    def _attempt(self, calls: list[_Call[Any]]) -> BaseException | None:
         """Commit `calls` in one transaction; return what went wrong."""
         try:
-            self._commit(calls)
+            rings = self._commit(calls)
         except sqlite3.Error as error:
             translation = translate(self._path, error)
             translation.__cause__ = error
             return translation
-        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
             return error
+        self.commits += 1
+        if rings:
+            doorbell.ring(self._bells)
+        for call in calls:
+            call.done.set()
         return None
 
-    def _commit(self, calls: list[_Call[Any]]) -> None:
+    def _commit(self, calls: list[_Call[Any]]) -> bool:
         connection = self._connection
         transaction = Transaction(connection, self._app, self._clock)
         self._watch.check()
-        committing = False
+        self._begin()
         try:
-            self._begin()
             for call in calls:
                 call.result = call.work(transaction)
             transaction.flush()
-            committing = True
             connection.execute("COMMIT")
-        except BaseException as error:
+        except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            elif committing and not isinstance(error, sqlite3.Error):
-                self._finish(calls)  # interrupted just after the commit
             raise
         # Only now is it certain that what was committed is in the file that others open.
         self._watch.check()
-        self._finish(calls)
-        if transaction.rings:
-            doorbell.ring(self._bells)
-
-    def _finish(self, calls: list[_Call[Any]]) -> None:
-        self.commits += 1
-        for call in calls:
-            call.done = True
+        return transaction.rings
 
     def _begin(self) -> None:
         """Take the write lock, in turn with other processes.
@@ -294,5 +293,5 @@ class Writer:
                     raise
                 if time.monotonic() >= deadline:
                     raise DatabaseBusyError(path=self._path, seconds=BUSY_SECONDS) from error
-            self._native.sleep(pause_seconds)
+            sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,179 @@
+"""A broker between real processes: order, durability after kill -9, wake-up."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from qdo.brokers import open_broker
+from qdo.brokers.base import Outgoing
+from qdo.message import message_id
+from tests.support.procs import ROOT
+
+_SEND = """
+import sys, threading
+from qdo.brokers import open_broker
+from qdo.brokers.base import Outgoing
+
+url, process = sys.argv[1:]
+broker = open_broker(url, "app")
+
+def send(thread):
+    for number in range(40):
+        broker.send(Outgoing(f"q{number % 2}", f"{process}.{thread} {number}".encode()))
+
+threads = [threading.Thread(target=send, args=(thread,)) for thread in range(4)]
+sys.stdin.readline()
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+broker.close()
+print("done", broker.commits)
+"""
+
+_SEND_FOR_EVER = """
+import sys
+from qdo.brokers import open_broker
+from qdo.brokers.base import Outgoing
+
+broker = open_broker(sys.argv[1], "app")
+number = 0
+while True:
+    ids = [broker.send(Outgoing("q", b"single"))]
+    print(*ids, flush=True)
+    ids = broker.send_many([Outgoing("q", b"batch %d %d" % (number, n)) for n in range(20)])
+    print(*ids, flush=True)
+    number += 1
+"""
+
+_LISTEN = """
+import sys, threading
+from qdo.brokers import open_broker
+
+broker = open_broker(sys.argv[1], "app")
+reader = broker.reader("q", 0)
+end = threading.Event()
+
+def wake(names):
+    for position, body, key, headers in reader.fetch(100) if "q" in names else ():
+        print(body.decode(), flush=True)
+        if body == b"end":
+            end.set()
+
+stop = broker.listen(wake)
+print("listening", flush=True)
+end.wait(60)
+stop()
+broker.close()
+"""
+
+
+@pytest.fixture(params=["embedded"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"sqlite:{tmp_path / 'messages.db'}"
+
+
+@contextmanager
+def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with process:
+            yield process
+            if process.stdin is not None and not process.stdin.closed:
+                process.stdin.close()
+    finally:
+        process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a child prints."""
+    if process.stdout is None:
+        raise AssertionError("the child was started without a pipe")
+    return process.stdout.readline().strip()
+
+
+def test_senders_of_several_processes_each_keep_their_order(url: str) -> None:
+    """Three processes with four threads each: nothing lost, positions grow, orders kept."""
+    with child(_SEND, url, "0") as one, child(_SEND, url, "1") as two, child(_SEND, url, "2") as x:
+        for process in (one, two, x):
+            process.stdin.write("go\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+        assert [said(process).split()[0] for process in (one, two, x)] == ["done"] * 3
+    broker = open_broker(url, "app")
+    seen: set[int] = set()
+    for parity in range(2):
+        rows = broker.reader(f"q{parity}", 0).fetch(10_000)
+        positions = [row[0] for row in rows]
+        assert positions == sorted(set(positions))
+        seen.update(positions)
+        for sender in (f"{process}.{thread}" for process in range(3) for thread in range(4)):
+            mine = [row[1].decode().split() for row in rows]
+            numbers = [int(number) for name, number in mine if name == sender]
+            assert numbers == list(range(parity, 40, 2))
+    assert len(seen) == 3 * 4 * 40
+    broker.close()
+
+
+def test_what_a_killed_sender_was_told_is_stored(url: str) -> None:
+    """kill -9 at random moments: every acknowledged id is there, in order, batches whole."""
+    chance = random.Random(20120129)
+    acknowledged: list[str] = []
+    for _ in range(6):
+        with child(_SEND_FOR_EVER, url) as sender:
+            for _ in range(chance.randrange(1, 60)):
+                acknowledged.extend(said(sender).split())
+            os.kill(sender.pid, signal.SIGKILL)
+            sender.wait()
+            rest = sender.stdout.read() if sender.stdout else ""
+            acknowledged.extend(rest.rpartition("\n")[0].split())
+    broker = open_broker(url, "app")
+    rows = broker.reader("q", 0).fetch(1_000_000)
+    stored = [message_id(row[0], broker.id_node) for row in rows]
+    known = set(acknowledged)
+    assert len(acknowledged) == len(known) > 20
+    assert [each for each in stored if each in known] == acknowledged
+    # Of each killed sender at most its last call may be stored without having been said.
+    assert len(stored) - len(acknowledged) <= 6 * 21
+    batches = [row[1] for row in rows if row[1].startswith(b"batch")]
+    assert len(batches) % 20 == 0
+    assert all(batches[n].endswith(b" %d" % (n % 20)) for n in range(len(batches)))
+    assert broker.backlog("q", 0).count == len(rows)
+    broker.close()
+
+
+def test_a_listener_in_another_process_is_woken(url: str) -> None:
+    """It waits without polling, is told of a queue that did not exist, and of each message."""
+    broker = open_broker(url, "app")
+    with child(_LISTEN, url) as listener:
+        assert said(listener) == "listening"
+
+        for body in ("one", "two", "end"):
+            broker.send(Outgoing("q", body.encode()))
+            assert said(listener) == body
+    broker.close()
+
+
+def test_a_dead_listener_does_not_disturb(url: str) -> None:
+    """Its bell is left behind by kill -9; senders go on, and others are still woken."""
+
+    broker = open_broker(url, "app")
+    with child(_LISTEN, url) as dead, child(_LISTEN, url) as living:
+        assert (said(dead), said(living)) == ("listening", "listening")
+        os.kill(dead.pid, signal.SIGKILL)
+        dead.wait()
+        broker.send(Outgoing("q", b"end"))
+        assert said(living) == "end"
+    broker.close()

@@ -1,0 +1,116 @@
+"""A ring wakes every listener of a folder, and nobody is ever blocked by it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo.doorbell import Doorbell, ring
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "bells")
+
+
+@pytest.fixture
+def bell(folder: str) -> Iterator[Doorbell]:
+    bell = Doorbell(folder)
+    yield bell
+    bell.close()
+
+
+def is_rung(bell: Doorbell, seconds: float = 0) -> bool:
+    poll = select.poll()
+    poll.register(bell.fileno(), select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def test_a_ring_makes_the_bell_readable(bell: Doorbell, folder: str) -> None:
+    """It is silent before the ring and silent again once drained."""
+    assert not is_rung(bell)
+    ring(folder)
+    assert is_rung(bell, 5)
+    bell.drain()
+    assert not is_rung(bell)
+
+
+def test_a_ring_reaches_every_listener(bell: Doorbell, folder: str) -> None:
+    """Two listeners of one folder are both woken."""
+    other = Doorbell(folder)
+    ring(folder)
+    assert is_rung(bell, 5)
+    assert is_rung(other, 5)
+    other.close()
+
+
+def test_many_rings_are_drained_at_once(bell: Doorbell, folder: str) -> None:
+    """Rings carry no data: one drain takes them all."""
+    for _ in range(5000):
+        ring(folder)
+    bell.drain()
+    assert not is_rung(bell)
+
+
+def test_a_full_pipe_blocks_nobody(bell: Doorbell, folder: str) -> None:
+    """A listener that does not read still has its ring waiting."""
+    for _ in range(70_000):
+        bell.ring_self()
+    ring(folder)
+    assert is_rung(bell, 5)
+    bell.drain()
+    assert not is_rung(bell)
+
+
+def test_a_bell_can_be_rung_alone(bell: Doorbell, folder: str) -> None:
+    """ring_self() wakes its own listener only."""
+    other = Doorbell(folder)
+    bell.ring_self()
+    assert is_rung(bell, 5)
+    assert not is_rung(other)
+    other.close()
+
+
+def test_the_bell_of_a_dead_listener_is_removed(bell: Doorbell, folder: str) -> None:
+    """A FIFO that nobody reads disappears with the next ring; living ones stay."""
+    os.mkfifo(os.path.join(folder, "4711-dead"))
+    ring(folder)
+    assert not os.path.exists(os.path.join(folder, "4711-dead"))
+    assert len(os.listdir(folder)) == 1
+    assert is_rung(bell, 5)
+
+
+def test_hidden_files_are_left_alone(bell: Doorbell, folder: str) -> None:
+    """A bell still being made is hidden, and is not taken for a dead one."""
+    os.mkfifo(os.path.join(folder, ".4712-new"))
+    ring(folder)
+    assert os.path.exists(os.path.join(folder, ".4712-new"))
+
+
+def test_ringing_in_a_missing_folder_is_nothing(folder: str) -> None:
+    """Nobody has ever listened there."""
+    ring(folder)
+    assert not os.path.exists(folder)
+
+
+def test_what_cannot_be_rung_is_said_and_passed_over(
+    bell: Doorbell, folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thing that is no FIFO costs a warning; the bells beside it ring."""
+    os.mkdir(os.path.join(folder, "0-folder"))
+    with caplog.at_level(logging.WARNING):
+        ring(folder)
+    assert "0-folder" in caplog.text
+    assert is_rung(bell, 5)
+
+
+def test_closing_removes_the_bell_and_may_be_repeated(bell: Doorbell, folder: str) -> None:
+    """After close() nothing is left in the folder."""
+    bell.close()
+    bell.close()
+    assert os.listdir(folder) == []
