@@ -13,6 +13,7 @@ COMMANDS = {
     "queues": ("qdo.cli.status", "queues", "List queues: owner, progress, backlog."),
     "workers": ("qdo.cli.status", "workers", "List the registered workers."),
     "dead-letters": ("qdo.cli.status", "dead_letters", "List messages set aside after failing."),
+    "seek": ("qdo.cli.seek", "seek", "Let a queue go on after another position."),
     "tree": ("qdo.cli.tree", "tree", "Show the znodes of the coordinator with their values."),
     "config": ("qdo.cli.config", "config", "List every setting with its value and origin."),
     "demo": ("qdo.cli.demo", "demo", "Watch queues being shared out among three workers."),
