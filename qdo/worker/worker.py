@@ -163,8 +163,8 @@ class Worker:
             self._broker = open_broker(self.settings.broker, self.app.name)
             with contextlib.closing(self._broker), contextlib.closing(self.app):
                 code = self._serve()
-                _log.info("step 6: the broker is closed; exit code %d", code)
-                return code
+            _log.info("step 6: the broker is closed; exit code %d", code)
+            return code
         finally:
             self.state = "stopped"
             self._alarm.stop()
