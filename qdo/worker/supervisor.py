@@ -46,20 +46,26 @@ LAST_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-def supervise(settings: Settings, target: str | None, *, argv: Sequence[str] = CHILD_ARGV) -> int:
+def supervise(
+    settings: Settings,
+    target: str | None,
+    *,
+    argv: Sequence[str] = CHILD_ARGV,
+    child: type[Child] = Child,
+) -> int:
     """Run `settings.processes` worker processes until they end; return the exit code.
 
     To be called on the main thread of a process that has no other children.
 
     :param target: the app as ``MODULE:APP``, for the children to import; None: the job named
         in the settings.
-    :param argv: the command of a child.
+    :param argv: the command of a child, and `child` its class: tests use others.
     :returns: the code of a child that could not even begin, else the worst of the last codes.
     """
     log.configure(settings.log_level)
     adopt_orphans()
     prepare_closing(settings.coordinator)
-    parent = _Parent(settings, target, argv)
+    parent = _Parent(settings, target, argv, child)
     with parent.signals():
         return parent.run()
 
@@ -73,10 +79,13 @@ class _Grave:
 
 
 class _Parent:
-    def __init__(self, settings: Settings, target: str | None, argv: Sequence[str]) -> None:
+    def __init__(
+        self, settings: Settings, target: str | None, argv: Sequence[str], kind: type[Child]
+    ) -> None:
         self._settings = settings
         self._target = target
         self._argv = argv
+        self._kind = kind
         self._roster = Roster(settings.processes, settings.drain_seconds)
         self._children: dict[int, Child] = {}
         """By place."""
@@ -253,7 +262,7 @@ class _Parent:
 
     def _spawn(self, place: int) -> None:
         try:
-            child = Child(_name(place), self._argv, self._settings, self._target)
+            child = self._kind(_name(place), self._argv, self._settings, self._target)
         except OSError as error:
             _log.error("%s could not be started: %s", _name(place), error)
             self._do(self._roster.exited(place, 1, time.monotonic()))

@@ -141,3 +141,44 @@ def _switches(pid: int) -> int:
         if line.startswith("voluntary_ctxt_switches"):
             return int(line.split()[1])
     raise AssertionError("no such line")
+
+
+def test_a_group_is_gone_only_when_its_last_member_is():
+    """The parent adopts orphans, so it knows of each: until then no session is closed."""
+    program = """
+import os, signal, sys
+from qdo.settings import Settings
+from qdo.worker.processes import Child, adopt_orphans
+
+class Spared(Child):
+    def kill(self):
+        pass  # so that the orphan lives on
+
+assert adopt_orphans()
+script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+reading, writing = os.pipe()
+os.dup2(writing, 1)
+child = Spared("test", [sys.executable, "-c", script], Settings(), None)
+orphan = int(os.read(reading, 100))
+assert child.reap() == 0
+assert os.getpgid(orphan) == child.pid
+assert not child.group_gone()
+os.kill(orphan, signal.SIGKILL)
+os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
+assert not child.group_gone()
+assert os.waitpid(orphan, 0) == (orphan, signal.SIGKILL)
+assert child.group_gone()
+"""
+    with Proc.python("-c", program) as proc:
+        assert proc.wait() == 0, proc.output
+
+
+def test_orphans_of_a_living_child_are_reaped():
+    """A parent that adopts must also bury, or zombies would pile up."""
+    with parent("orphan") as proc:
+        (found,) = proc.wait_for_line(r"orphan pid=(\d+)")
+        orphan = int(found[1])
+        up(proc, 1)
+        wait_until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan is reaped")
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 0

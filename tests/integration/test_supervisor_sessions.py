@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -65,14 +66,15 @@ def client(coordinator_url: str) -> Iterator[Client]:
     made.close()
 
 
-def parent(url: str, processes: int = 1) -> Proc:
+def parent(url: str, processes: int = 1, gate: Path | None = None) -> Proc:
     told = {
         "app": "test",
         "coordinator": url,
         "processes": processes,
         "session_timeout_seconds": TIMEOUT_SECONDS,
     }
-    return Proc.python("-m", "tests.support.fake_parent", json.dumps(told), "hold")
+    env = {} if gate is None else {"QDO_TEST_GATE": str(gate)}
+    return Proc.python("-m", "tests.support.fake_parent", json.dumps(told), "hold", env=env)
 
 
 def holders(proc: Proc, count: int) -> list[Holder]:
@@ -107,6 +109,21 @@ def test_executor_processes_are_dead_before_the_session_is_closed(
         os.kill(child.pid, signal.SIGKILL)
         assert vanishing.gone.wait(TIMEOUT_SECONDS / 2)
         assert not vanishing.beside_lived
+
+
+def test_a_session_stays_open_while_anything_of_the_process_group_lives(
+    client: Client, coordinator_url: str, tmp_path: Path
+):
+    gate = tmp_path / "gate"
+    with parent(coordinator_url, gate=gate) as proc:
+        (child,) = holders(proc, 1)
+        vanishing = Vanishing(client, child.node, child.executor)
+        os.kill(child.pid, signal.SIGKILL)
+        holders(proc, 2)  # the parent has done everything else by now
+        assert not vanishing.gone.is_set()
+        gate.touch()
+        proc.send(signal.SIGCHLD)  # as if the last member had ended
+        assert vanishing.gone.wait(TIMEOUT_SECONDS / 2)
 
 
 def test_the_session_of_a_living_child_is_never_closed(client: Client, coordinator_url: str):

@@ -30,10 +30,15 @@ def show(text: str) -> None:
 
 
 def asked_to_end() -> threading.Event:
-    """Return what is set at SIGTERM and at the parent's end."""
+    """Return what is set at SIGTERM and at the parent's end.
+
+    Not with a handler: the kernel may give the signal to any thread, above all right after
+    SIGCONT, and then Python would not run it before the main thread wakes up.
+    """
     done = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: done.set())
-    threading.Thread(target=lambda: (PARENT.recv(1), done.set()), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    for wait in (lambda: signal.sigwait({signal.SIGTERM}), lambda: PARENT.recv(1)):
+        threading.Thread(target=lambda wait=wait: (wait(), done.set()), daemon=True).start()
     return done
 
 
@@ -78,6 +83,16 @@ def babble() -> None:
     serve()
 
 
+def orphan() -> None:
+    """Have a process that starts another one, ends, and leaves it behind; then serve."""
+    script = "import subprocess; print(subprocess.Popen(['sleep', '0.1']).pid)"
+    middle = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    show(f"orphan pid={middle.stdout.strip()}")
+    serve()
+
+
 def hold() -> None:
     """Hold an ephemeral node, and an executor process that outlives this one; tell of both."""
     from qdo.coordination.client import connect
@@ -109,6 +124,7 @@ MODES: dict[str, Callable[..., None]] = {
     "leave": leave,
     "leave_first": leave_first,
     "babble": babble,
+    "orphan": orphan,
     "hold": hold,
 }
 
