@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from qdo.brokers.base import Backlog, Broker, Capabilities, DeadLetterRecord, Outgoing
-from qdo.brokers.embedded_listener import Listener
+from qdo.brokers.embedded_listener import LOOK_SECONDS, Listener
 from qdo.brokers.embedded_reader import EmbeddedReader
 from qdo.brokers.embedded_schema import MESSAGES
 from qdo.brokers.embedded_writer import Transaction, Writer
@@ -89,6 +89,11 @@ class EmbeddedBroker(Broker):
         """How many transactions this broker object has committed."""
         return self._writer.commits
 
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for the commit under way to end."""
+        return self._writer.waiting
+
     def queues(self) -> list[str]:
         with translated(self._path):
             found = self._reading.execute(
@@ -113,7 +118,9 @@ class EmbeddedBroker(Broker):
 
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
         with translated(self._path):
-            listener = Listener(self._reading, self._path, self._app, self._bells, wake)
+            listener = Listener(
+                self._reading, self._path, self._app, self._bells, wake, LOOK_SECONDS
+            )
         self._listeners.append(listener)
         return listener.stop
 

@@ -31,7 +31,7 @@ class Listener:
         app: str,
         bells: str,
         wake: Callable[[Iterable[str]], None],
-        look_seconds: float = LOOK_SECONDS,
+        look_seconds: float,
     ) -> None:
         self._connection = connection
         self._path = path

@@ -157,6 +157,11 @@ class Writer:
             raise
         start_thread(self._run)
 
+    @property
+    def waiting(self) -> int:
+        """How many calls have not been taken up."""
+        return self._calls.qsize()
+
     def run(self, work: Callable[[Transaction], T], size: int = 0) -> T:
         """Run `work` in a transaction and return its result once that is on disk.
 

@@ -1,0 +1,259 @@
+"""Bad database files, full disks and missing permissions: one clear error, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qdo.brokers import open_broker
+from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.embedded_schema import MESSAGES
+from qdo.errors import (
+    DatabaseCorruptError,
+    DatabaseError,
+    DatabaseForeignError,
+    DatabaseNewerError,
+    DatabaseReplacedError,
+)
+from qdo.storage import Format, open_database
+from tests.support.procs import ROOT
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "messages.db")
+
+
+def connect(path: str) -> Broker:
+    return open_broker(f"sqlite:{path}", "app")
+
+
+def run(code: str, *arguments: str, prefix: tuple[str, ...] = ()) -> list[str]:
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+# --- files that are not ours --------------------------------------------------------
+
+
+def test_garbage_is_refused_and_kept(path: str) -> None:
+    """A file that is no database stays byte for byte as it was."""
+    Path(path).write_bytes(os.urandom(20_000))
+    before = Path(path).read_bytes()
+    with pytest.raises(DatabaseCorruptError, match="no SQLite file"):
+        connect(path)
+    assert Path(path).read_bytes() == before
+
+
+def test_another_programs_file_is_refused_and_kept(path: str) -> None:
+    """Somebody's address book is not turned into a broker."""
+    theirs = sqlite3.connect(path)
+    theirs.execute("CREATE TABLE people (name)")
+    theirs.commit()
+    theirs.close()
+    before = Path(path).read_bytes()
+    with pytest.raises(DatabaseForeignError):
+        connect(path)
+    assert Path(path).read_bytes() == before
+
+
+def test_a_newer_qdos_file_is_refused(path: str) -> None:
+    """An older program must not write to a format that it does not know."""
+    newer = Format(MESSAGES.name, MESSAGES.application_id, MESSAGES.version + 1, MESSAGES.schema)
+    open_database(path, newer).close()
+    with pytest.raises(DatabaseNewerError, match="upgrade qdo"):
+        connect(path)
+
+
+def test_damage_found_while_reading_is_reported(path: str) -> None:
+    """A page overwritten in the middle of the file: the fetch says so, it returns no rubbish."""
+    broker = connect(path)
+    broker.send_many([Outgoing("q", b"%d" % number * 50) for number in range(5000)])
+    broker.close()
+    size = os.path.getsize(path)
+    with open(path, "r+b") as file:
+        file.seek(size // 2)
+        file.write(b"\xff" * (size // 4))
+    broker = connect(path)
+    with pytest.raises(DatabaseCorruptError, match="restore a copy"):
+        broker.reader("q", 0).fetch(5000)
+    broker.close()
+
+
+# --- files that go away -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+def test_a_file_deleted_under_a_sender_is_an_error(path: str, suffix: str) -> None:
+    """Nothing is acknowledged that nobody could ever read."""
+    broker = connect(path)
+    broker.send(Outgoing("q", b"1"))
+    os.unlink(path + suffix)
+    with pytest.raises(DatabaseReplacedError, match="removed or replaced"):
+        broker.send(Outgoing("q", b"2"))
+    broker.close()
+
+
+def test_a_file_deleted_under_a_reader_is_an_error(path: str) -> None:
+    """A worker does not wait for ever at the tip of a file that is gone."""
+    broker = connect(path)
+    broker.send(Outgoing("q", b"1"))
+    reader = broker.reader("q", 0)
+    assert len(reader.fetch(10)) == 1
+    os.unlink(path)
+    with pytest.raises(DatabaseReplacedError):
+        reader.fetch(10)
+    broker.close()
+
+
+# --- permissions --------------------------------------------------------------------
+
+_UNPRIVILEGED = """
+import os, sys
+from qdo.brokers import open_broker, embedded
+from qdo.brokers.base import Outgoing
+from qdo.errors import QdoError
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    open_broker("sqlite:" + sys.argv[1], "app").send(Outgoing("q", b"1"))
+except QdoError as error:
+    print(type(error).__name__, error.exit_code, error)
+"""
+
+
+def test_a_folder_without_write_permission(tmp_path: Path) -> None:
+    """The error names the path; its exit code says that the broker is out of reach."""
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o555)
+    (line,) = run(_UNPRIVILEGED, str(folder / "messages.db"))
+    assert line.startswith("DatabaseError 3 ")
+    assert str(folder / "messages.db") in line
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """The parent folder refuses: said before anything is sent."""
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o555)
+    (line,) = run(_UNPRIVILEGED, str(folder / "deeper" / "messages.db"))
+    assert line.startswith("DatabaseError 3 ")
+    assert "Permission denied" in line
+
+
+# --- no room ------------------------------------------------------------------------
+
+_FILL = """
+import os, resource, sys
+from qdo.brokers import open_broker
+from qdo.brokers.base import Outgoing
+from qdo.errors import DatabaseError
+
+path, way = sys.argv[1:]
+url = "sqlite:" + path
+ballast = os.path.join(os.path.dirname(path), "ballast")
+if way == "limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY))
+else:
+    with open(ballast, "wb") as file:
+        file.write(bytes(300_000))
+broker = open_broker(url, "app")
+acknowledged = []
+try:
+    while True:
+        number = len(acknowledged)
+        acknowledged.append(broker.send(Outgoing("q", b"%d " % number + bytes(2000))))
+except DatabaseError as error:
+    print(type(error).__name__, error.exit_code, error)
+try:
+    broker.send_many([Outgoing("q", b"batch" + bytes(2000))] * 500)
+except DatabaseError as error:
+    print(type(error).__name__)
+stored = [row[1].split()[0] for row in broker.reader("q", 0).fetch(100_000)]
+print("same", len(stored) > 20, stored == [b"%d" % number for number in range(len(acknowledged))])
+
+if way == "limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+else:
+    os.unlink(ballast)
+broker.send(Outgoing("q", b"again"))
+broker.close()
+broker = open_broker(url, "app")
+bodies = [row[1].split()[0] for row in broker.reader("q", 0).fetch(100_000)]
+print("after", bodies == [*stored, b"again"], broker.backlog("q", 0).count == len(bodies))
+broker.close()
+"""
+
+
+def _may_mount() -> bool:
+    """Whether a disk can be made for this test alone, in a mount namespace of its own."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    tried = subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+    )
+    return tried.returncode == 0
+
+
+WAYS = {"limit": "DatabaseError 3 "} | ({"disk": "DatabaseFullError 1 "} if _may_mount() else {})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_room_during_send(tmp_path: Path, way: str) -> None:
+    """A full disk, or a limit of file size: the send that did not fit is an error and leaves
+    no trace, a batch neither; what was acknowledged is there; with room again, it goes on."""
+    prefix: tuple[str, ...] = ()
+    if way == "disk":
+        mount = f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$@"'
+        prefix = ("unshare", "-m", "sh", "-c", mount, "sh")
+    first, second, *rest = run(_FILL, str(tmp_path / "messages.db"), way, prefix=prefix)
+    assert first.startswith(WAYS[way])
+    assert second == WAYS[way].split()[0]
+    assert rest == ["same True True", "after True True"]
+
+
+_NO_ROOM_AT_ALL = """
+import os, sys
+from qdo.brokers import open_broker
+from qdo.brokers.base import Outgoing
+from qdo.errors import DatabaseError
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+try:
+    open_broker("sqlite:" + sys.argv[1], "app")
+except DatabaseError as error:
+    print(type(error).__name__)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+broker = open_broker("sqlite:" + sys.argv[1], "app")
+broker.send(Outgoing("q", b"1"))
+print(broker.queues())
+"""
+
+
+def test_no_room_to_make_the_file(path: str) -> None:
+    """Opening fails, and what it left behind does not disturb the next opening."""
+    assert run(_NO_ROOM_AT_ALL, path) == ["DatabaseError", "['q']"]
+
+
+def test_a_failed_open_leaves_nothing_open(path: str) -> None:
+    """Trying again and again does not use up file descriptors."""
+    Path(path).write_bytes(b"garbage " * 1000)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with pytest.raises(DatabaseError):
+            connect(path)
+    assert len(os.listdir("/proc/self/fd")) == before
