@@ -68,12 +68,16 @@ class Engine:
 
 
 class Fleet:
-    """Several members of one app, each with a client and an engine of its own."""
+    """Several members of one app, each with a client and an engine of its own.
+
+    :ivar rounds: how often every engine has made its step.
+    """
 
     def __init__(self, url: str, session_timeout_seconds: float = 4.0) -> None:
         self.url = url
         self.ledger: list[tuple[str, int, int]] = []
         self.members: list[tuple[Member, Engine]] = []
+        self.rounds = 0
         self._timeout = session_timeout_seconds
         self._stop = threading.Event()
         self._stepper = threading.Thread(target=self._step, daemon=True)
@@ -83,6 +87,7 @@ class Fleet:
         while not self._stop.wait(0.005):
             for _, engine in list(self.members):
                 engine.step()
+            self.rounds += 1
 
     def join(self) -> tuple[Member, Engine]:
         """Start one more member."""
