@@ -91,7 +91,7 @@ class EmbeddedBroker(Broker):
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for the commit under way to end."""
+        """How many calls of this process wait for their commit."""
         return self._writer.waiting
 
     def queues(self) -> list[str]:

@@ -133,6 +133,8 @@ class Writer:
         self, path: str, app: str, bells: str, clock: Callable[[], int] = position_now
     ) -> None:
         self.commits = 0
+        self._begun = 0  # calls, counted by the callers
+        self._ended_calls = 0  # counted by the writing thread
         self._path = path
         self._app = app
         self._bells = bells
@@ -159,8 +161,8 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """How many calls have not been taken up."""
-        return self._calls.qsize()
+        """How many calls have not ended."""
+        return self._begun - self._ended_calls
 
     def run(self, work: Callable[[Transaction], T], size: int = 0) -> T:
         """Run `work` in a transaction and return its result once that is on disk.
@@ -177,6 +179,7 @@ class Writer:
         with self._closing:
             if self._closed:
                 raise UsageError(reason="this broker was closed; open another")
+            self._begun += 1
             self._calls.put(call)
         call.done.wait()
         if call.error is not None:
@@ -212,6 +215,7 @@ class Writer:
             error = self._attempt(calls)
             if error is not None:
                 self._attempt_each(calls, error)
+            self._ended_calls += len(calls)
         return not closing
 
     def _take(self) -> tuple[list[_Call[Any]], bool]:
