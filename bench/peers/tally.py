@@ -78,11 +78,21 @@ def counting(total: int, done: Callable[[dict[str, Any]], None]) -> Callable[[An
 
 
 def timing(total: int, done: Callable[[dict[str, Any]], None]) -> Callable[[Any], None]:
-    """Return a job that calls `done` with the age in seconds of each of `total` messages."""
+    """Return a job that calls `done` with the ages in seconds of `total` messages.
+
+    One message comes before them: its job calls `done` to say that the worker is ready.
+    """
     ages: list[float] = []
+    ready = False
 
     def job(value: Any) -> None:
-        ages.append((_now() - value["sent"]) / 1e9)
+        nonlocal ready
+        age = (_now() - value["sent"]) / 1e9
+        if not ready:
+            ready = True
+            done({"ready": True})
+            return
+        ages.append(age)
         if len(ages) == total:
             done({"jobs": total, "ages": ages[WARM_UP:]})
 

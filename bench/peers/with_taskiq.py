@@ -19,7 +19,7 @@ async def _job(value: dict[str, Any]) -> None:
     run(value)
 
 
-job = broker.task(_job, task_name="job")
+job = broker.task(task_name="job")(_job)
 
 
 async def main(command: str, count: int) -> None:
