@@ -257,7 +257,7 @@ class _Parent:
                     _log.info("%s starts again in %.1f s", _name(place), after_seconds)
                 case GiveUp(place, code):
                     _log.error(
-                        "%s could not begin (exit code %d): all of them stop", _name(place), code
+                        "%s could not begin (exit code %d): qdo-worker ends", _name(place), code
                     )
 
     def _spawn(self, place: int) -> None:
