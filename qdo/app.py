@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import functools
 import inspect
 import os
 import threading
@@ -14,12 +13,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import ujson
-
-from qdo.brokers.base import Outgoing
+from qdo.callbacks import check_call, check_job, described
+from qdo.encoding import outgoing
 from qdo.errors import SettingsError, UsageError
 from qdo.message import Message
-from qdo.names import check_queue_name
 from qdo.settings import Settings, check_names, load
 
 if TYPE_CHECKING:
@@ -50,7 +47,7 @@ class Job:
     @property
     def name(self) -> str:
         """The function as MODULE:FUNCTION, for logs."""
-        return _described(self.function)
+        return described(self.function)
 
 
 class App:
@@ -145,7 +142,7 @@ class App:
 
         :raises UsageError: it cannot be called without arguments.
         """
-        _check_call(factory, (), "job_context")
+        check_call(factory, (), "job_context")
         manager = factory
         if inspect.isgeneratorfunction(factory):
             manager = contextlib.contextmanager(factory)  # type: ignore[assignment]
@@ -157,7 +154,7 @@ class App:
 
         :raises UsageError: it cannot be called with (message, context, error).
         """
-        _check_call(hook, ("message", "context", "error"), "job_failure")
+        check_call(hook, ("message", "context", "error"), "job_failure")
         self._job_failure = hook
         return hook
 
@@ -287,90 +284,3 @@ def _ignore_failure(message: Message, context: Any, error: BaseException) -> Non
 
 def _literal_characters(job: Job) -> int:
     return sum(character not in "*?[]" for character in job.queues)
-
-
-# --- messages ---------------------------------------------------------------------
-
-
-def outgoing(
-    queue: str, body: Any, key: str | None = None, headers: Mapping[str, str] | None = None
-) -> Outgoing:
-    """Return a checked message in the form brokers take; see `App.send`."""
-    _check_queue(queue)
-    if key is not None and not isinstance(key, str):
-        raise UsageError(reason=f"the key of a message is text, not {key!r}")
-    return Outgoing(
-        queue, encode_body(queue, body), key, encode_headers(headers) if headers else None
-    )
-
-
-_dumps = functools.partial(ujson.dumps, ensure_ascii=False, escape_forward_slashes=False)
-
-
-@functools.lru_cache(maxsize=4096)
-def _check_queue(queue: str) -> str:
-    return check_queue_name(queue)
-
-
-def encode_body(queue: str, body: Any) -> bytes:
-    """Return the JSON of a body.
-
-    :raises UsageError: JSON cannot hold it.
-    """
-    try:
-        return _dumps(body, allow_nan=False).encode()
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise UsageError(
-            reason=f"the body for queue {queue!r} cannot be JSON: {error}; "
-            "send dicts, lists, text, finite numbers, true, false and None"
-        ) from error
-
-
-def encode_headers(headers: Mapping[str, str]) -> str:
-    """Return the JSON of headers; raise UsageError unless they map text to text."""
-    plain = dict(headers)
-    if not all(isinstance(item, str) for pair in plain.items() for item in pair):
-        raise UsageError(reason=f"headers map text to text, not {plain!r}")
-    return _dumps(plain)
-
-
-# --- callbacks --------------------------------------------------------------------
-
-
-def check_job(function: Any) -> None:
-    """Raise UsageError unless `function` can be called as a job."""
-    _check_call(function, ("message", "context"), "job")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise UsageError(
-            reason=f"job {_described(function)} is asynchronous and would never run: "
-            "write it with 'def'; waiting inside a job already lets other jobs run"
-        )
-    if inspect.isgeneratorfunction(function):
-        raise UsageError(
-            reason=f"job {_described(function)} is a generator and would never run: "
-            "write it without 'yield'"
-        )
-
-
-def _check_call(function: Any, arguments: tuple[str, ...], role: str) -> None:
-    wanted = f"({', '.join(arguments)})"
-    if not callable(function):
-        raise UsageError(reason=f"{role} {function!r} is no function")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # some callables written in C tell nothing about themselves
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        name = getattr(function, "__name__", "function")
-        raise UsageError(
-            reason=f"{role} {_described(function)}{signature} cannot be called with {wanted}: "
-            f"write def {name}{wanted}"
-        ) from error
-
-
-def _described(function: Any) -> str:
-    module = getattr(function, "__module__", None)
-    name = getattr(function, "__qualname__", None)
-    return f"{module}:{name}" if module and name else repr(function)

@@ -10,7 +10,8 @@ import traceback
 from types import ModuleType
 from typing import Any
 
-from qdo.app import App, check_job
+from qdo.app import App
+from qdo.callbacks import check_job
 from qdo.errors import JobImportError, JobModuleError, UsageError
 from qdo.settings import Settings
 

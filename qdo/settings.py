@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdo import checks
+from qdo.checks import Check
 from qdo.errors import SettingsError, UnknownSettingError
-from qdo.names import name_fault
 
 CONFIG_VARIABLE = "QDO_CONFIG"
 """Names the TOML file when no flag does."""
@@ -39,88 +39,6 @@ DEFAULT = "default"
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-Check = Callable[[Any], "str | None"]
-"""Returns why a value will not do, None when it will."""
-
-
-def _between(low: float, high: float) -> Check:
-    def check(value: Any) -> str | None:
-        return None if low <= value <= high else f"{value!r} is not from {low:g} to {high:g}"
-
-    return check
-
-
-def _one_of(*choices: str) -> Check:
-    def check(value: Any) -> str | None:
-        return None if value in choices else f"{value!r} is none of {', '.join(choices)}"
-
-    return check
-
-
-def _filled(value: str) -> str | None:
-    return None if value else "it is empty"
-
-
-def _app_name(value: str) -> str | None:
-    fault = name_fault(value) if value else None
-    return f"{value!r} cannot be a znode name: {fault}" if fault else None
-
-
-def _reference(value: str) -> str | None:
-    if not value or re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", value):
-        return None
-    return f"{value!r} is not of the form MODULE:NAME"
-
-
-def _broker_url(value: str) -> str | None:
-    return _sqlite_fault(value) or _scheme_fault(value, ("sqlite:PATH",))
-
-
-def _coordinator_url(value: str) -> str | None:
-    if value.startswith("zookeeper://"):
-        hosts, _, chroot = value.removeprefix("zookeeper://").partition("/")
-        return _hosts_fault(hosts) or _chroot_fault(chroot)
-    known = ("sqlite:PATH", "zookeeper://HOST:PORT,.../CHROOT")
-    return _sqlite_fault(value) or _scheme_fault(value, known)
-
-
-def _scheme_fault(value: str, known: Iterable[str]) -> str | None:
-    schemes = {form.partition(":")[0] for form in known}
-    if value.partition(":")[0] in schemes and ":" in value:
-        return None
-    return f"{value!r} is no address that is known here: {' or '.join(known)}"
-
-
-def _sqlite_fault(value: str) -> str | None:
-    if not value.startswith("sqlite:"):
-        return None
-    path = value.removeprefix("sqlite:")
-    if not path or path.endswith("/"):
-        return f"{value!r} names no file: write sqlite:PATH"
-    if path.startswith("//") or path == ":memory:" or "\0" in path:
-        return f"{value!r} is no path of a file: write sqlite:some/path or sqlite:/some/path"
-    return None
-
-
-def _hosts_fault(hosts: str) -> str | None:
-    for host in hosts.split(","):
-        found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::(\d{1,5}))?", host)
-        if found is None or int(found.group(2) or 1) not in range(1, 65536):
-            return f"{host!r} is no HOST or HOST:PORT"
-    return None
-
-
-def _chroot_fault(chroot: str) -> str | None:
-    if chroot and not all(chroot.rstrip("/").split("/")):
-        return f"'/{chroot}' is no path for a chroot"
-    return None
-
-
-def _namespace(value: str) -> str | None:
-    if value.startswith("/") and all(value[1:].split("/")):
-        return None
-    return f"{value!r} is no absolute znode path such as /a/b"
-
 
 def _setting(default: Any, help: str, check: Check | None = None, unit: str = "") -> Any:
     return field(default=default, metadata={"help": help, "check": check, "unit": unit})
@@ -137,94 +55,101 @@ class Settings:
     :raises SettingsError: a value is of the wrong type or out of its limits.
     """
 
-    app: str = _setting("", "name of the app: everything of it lives under one znode", _app_name)
+    app: str = _setting(
+        "", "name of the app: everything of it lives under one znode", checks.app_name
+    )
     job: str = _setting(
-        "", "the callback for each message, MODULE:FUNCTION; needs `app`", _reference
+        "", "the callback for each message, MODULE:FUNCTION; needs `app`", checks.reference
     )
     job_context: str = _setting(
-        "", "context manager that yields what jobs get as context, MODULE:FUNCTION", _reference
+        "",
+        "context manager that yields what jobs get as context, MODULE:FUNCTION",
+        checks.reference,
     )
     job_failure: str = _setting(
-        "", "function told of every failed attempt, MODULE:FUNCTION", _reference
+        "", "function told of every failed attempt, MODULE:FUNCTION", checks.reference
     )
     queues: str = _setting(
-        "*", "which queues `job` is for: * any text, ? one character, [ab] either", _filled
+        "*", "which queues `job` is for: * any text, ? one character, [ab] either", checks.filled
     )
     broker: str = _setting(
-        "sqlite:qdo-data/messages.db", "where messages live: sqlite:PATH", _broker_url
+        "sqlite:qdo-data/messages.db", "where messages live: sqlite:PATH", checks.broker_url
     )
     coordinator: str = _setting(
         "sqlite:qdo-data/coordination.db",
         "where shared state lives: sqlite:PATH for one machine, or "
         "zookeeper://HOST:PORT,HOST:PORT/CHROOT",
-        _coordinator_url,
+        checks.coordinator_url,
     )
     namespace: str = _setting(
-        "/mozilla/services/qdo", "znode below which every app has its own", _namespace
+        "/mozilla/services/qdo", "znode below which every app has its own", checks.namespace
     )
     processes: int = _setting(
-        1, "worker processes that qdo-worker runs", _between(1, 1024), "processes"
+        1, "worker processes that qdo-worker runs", checks.between(1, 1024), "processes"
     )
     concurrency: int = _setting(
-        100, "jobs that run at once in one process", _between(1, 100_000), "jobs"
+        100, "jobs that run at once in one process", checks.between(1, 100_000), "jobs"
     )
     burst: bool = _setting(False, "end once every queue is empty, instead of waiting for messages")
     session_timeout_seconds: float = _setting(
         10.0,
         "after this long without contact the coordinator gives a worker's queues to others; "
         "ZooKeeper may negotiate another value",
-        _between(0.1, 3600),
+        checks.between(0.1, 3600),
         "seconds",
     )
     connect_seconds: float = _setting(
         10.0,
         "how long to try to reach the coordinator at the start; later a worker tries for ever",
-        _between(0.1, 3600),
+        checks.between(0.1, 3600),
         "seconds",
     )
     checkpoint_seconds: float = _setting(
         0.2,
         "how often progress is recorded: after kill -9 at most this much is repeated",
-        _between(0.001, 3600),
+        checks.between(0.001, 3600),
         "seconds",
     )
     drain_seconds: float = _setting(
         30.0,
         "how long running jobs may take to end once a worker is told to stop",
-        _between(0, 86_400),
+        checks.between(0, 86_400),
         "seconds",
     )
     fetch: int = _setting(
-        1000, "messages of a queue read from the broker at once", _between(1, 100_000), "messages"
+        1000,
+        "messages of a queue read from the broker at once",
+        checks.between(1, 100_000),
+        "messages",
     )
     turn_seconds: float = _setting(
         0.02,
         "how long a queue may keep its place before others get their turn",
-        _between(0.0001, 60),
+        checks.between(0.0001, 60),
         "seconds",
     )
     attempts: int = _setting(
         10,
         "how often a failing message is tried before it becomes a dead letter",
-        _between(1, 1_000_000),
+        checks.between(1, 1_000_000),
         "attempts",
     )
     backoff_seconds: float = _setting(
         0.5,
         "pause before the second attempt; it doubles with each further one",
-        _between(0, 86_400),
+        checks.between(0, 86_400),
         "seconds",
     )
     backoff_max_seconds: float = _setting(
-        60.0, "longest pause between attempts", _between(0, 86_400), "seconds"
+        60.0, "longest pause between attempts", checks.between(0, 86_400), "seconds"
     )
     retention_seconds: float = _setting(
         604_800.0,
         "how long the broker keeps messages that are done, for replay",
-        _between(0, 3_153_600_000),
+        checks.between(0, 3_153_600_000),
         "seconds",
     )
-    log_level: str = _setting("info", "least level that is logged", _one_of(*LOG_LEVELS))
+    log_level: str = _setting("info", "least level that is logged", checks.one_of(*LOG_LEVELS))
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:

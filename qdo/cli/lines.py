@@ -96,24 +96,23 @@ class Sending:
 
     :ivar sent: messages stored durably.
     :ivar line: number of the last line whose message is stored, counted from 1.
-    :ivar told: called with the bytes read since the last call.
     """
 
     broker: Broker
     form: Form
     source: str
-    told: Callable[[int], object]
     sent: int = 0
     line: int = 0
     _number: int = 0
     _size: int = 0
     _batch: list[Outgoing] = field(default_factory=list)
 
-    def run(self, chunks: Iterable[list[bytes]]) -> int:
+    def run(self, chunks: Iterable[list[bytes]], told: Callable[[int], object]) -> int:
         """Send all lines; return how many messages. Empty lines are passed over.
 
         What comes slowly is sent as it comes: a batch ends with what can be read at once.
 
+        :param told: called with the bytes of each chunk once it is sent.
         :raises BodyError: a line is no JSON; everything before it was sent.
         :raises LineError: a line is JSON but no message; everything before it was sent.
         """
@@ -121,7 +120,7 @@ class Sending:
             for line in lines:
                 self._add(line)
             self._flush()
-            self.told(sum(map(len, lines)))
+            told(sum(map(len, lines)))
         return self.sent
 
     def _add(self, line: bytes) -> None:

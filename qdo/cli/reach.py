@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -45,6 +46,8 @@ def reached(
 
 
 def _client(settings: Settings, stack: ExitStack) -> Client | None:
+    # kazoo logs every failed attempt, which would end up on stderr: one line says it all.
+    logging.getLogger().addHandler(logging.NullHandler())
     path = Address.parse(settings.coordinator).path
     if path is not None and not os.path.exists(path):
         say(f"hint: there is no {path} yet: no worker has run with this coordinator")

@@ -16,6 +16,7 @@ from qdo.brokers.base import Outgoing
 from qdo.cli.lines import Fault, Form, Sending, chunks_of_lines
 from qdo.cli.output import say
 from qdo.cli.shell import require_app, with_settings
+from qdo.encoding import encode_headers
 from qdo.errors import BodyError, LineError, UsageError
 from qdo.names import check_queue_name
 from qdo.settings import Settings
@@ -91,8 +92,6 @@ def _send_one(
             reason=f"the body is not valid JSON: {message.reason}; text needs quotes of its own: "
             "'\"text\"'"
         )
-    from qdo.app import encode_headers
-
     whole = Outgoing(queue, message.body, key, encode_headers(headers) if headers else None)
     with ExitStack() as stack:
         broker = open_broker(settings.broker, app)
@@ -113,10 +112,9 @@ def _send_file(
         broker = open_broker(settings.broker, app)
         stack.callback(broker.close)
         form = Form(queue, queue_field, key_field, broker.capabilities.max_body_bytes)
-        told = stack.enter_context(_progress(stream, source))
-        sending = Sending(broker, form, source, told)
-        with _count_said(sending):
-            sending.run(chunks_of_lines(stream))
+        sending = Sending(broker, form, source)
+        with _count_said(sending), _progress(stream, source) as told:
+            sending.run(chunks_of_lines(stream), told)
 
 
 @contextmanager

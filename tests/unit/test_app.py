@@ -14,7 +14,7 @@ import pytest
 
 import qdo
 from qdo import App, Message, Settings
-from qdo.app import encode_body
+from qdo.encoding import encode_body
 from qdo.errors import QueueNameError, SettingsError, UnknownSettingError, UsageError
 from qdo.settings import load
 

@@ -49,8 +49,8 @@ class Store:
 
 
 def send(store: Store, pieces: list[bytes]) -> Sending:
-    sending = Sending(store, FORM, "x.jsonl", lambda size: None)  # type: ignore[arg-type]
-    sending.run(chunks_of_lines(io.BufferedReader(Pieces(pieces))))
+    sending = Sending(store, FORM, "x.jsonl")  # type: ignore[arg-type]
+    sending.run(chunks_of_lines(io.BufferedReader(Pieces(pieces))), lambda size: None)
     return sending
 
 
@@ -133,9 +133,9 @@ def test_what_was_sent_is_known_when_the_broker_fails(monkeypatch: pytest.Monkey
     """Messages and lines of whole batches are counted."""
     monkeypatch.setattr(lines, "BATCH_MESSAGES", 4)
     store = Store(room=9)
-    sending = Sending(store, FORM, "x", lambda size: None)  # type: ignore[arg-type]
+    sending = Sending(store, FORM, "x")  # type: ignore[arg-type]
     with pytest.raises(DatabaseFullError):
-        sending.run([[b'{"q":"a"}\n', b"\n"] * 20])
+        sending.run([[b'{"q":"a"}\n', b"\n"] * 20], lambda size: None)
     assert (sending.sent, sending.line) == (8, 15)
 
 
