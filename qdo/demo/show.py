@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -59,8 +59,8 @@ class Show:
         """Begin a part of the story, and say what to look at."""
         self.console.print()
         self.console.print(Text.assemble((f"{number}. {title}", "bold cyan")), soft_wrap=True)
-        paragraph = Padding(Text(text, style="dim"), (0, 0, 0, 3))
-        self.console.print(paragraph, width=min(self.console.width, _WIDTH))
+        for line in textwrap.wrap(text, min(self.console.width, _WIDTH) - 4):
+            self.console.print(Text(f"   {line}", style="dim"), soft_wrap=True)
 
     def tell(self, text: str, good: bool | None = None) -> None:
         """Say what happened; `good` adds a verdict."""
