@@ -49,6 +49,7 @@ TEST = [
     "mypy>=2.4,<2.5",
     "ruff>=0.17.5,<0.18",
     "types-ujson>=5.10",
+    "tomli>=2.2,<3",  # mypy checks for Python 3.10, whatever Python it runs on
 ]
 # The peers that bench/ measures qdo against, in the same run.
 BENCH = requirements("bench/requirements.txt")
