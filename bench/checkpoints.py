@@ -1,0 +1,170 @@
+"""How many queues a second one worker process records: ``python -m bench.checkpoints``.
+
+One member owns all queues, and all of them have progressed all the time. Counted on the
+coordinator's side: how often queue nodes were written, from the start to the last write. Beside
+it: plain kazoo, one ``set`` after another, and a thousand under way at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bench import report, services
+from bench.handover import APP, Scale, create_queues, queue_names
+from bench.measure import Goal, Spread
+from bench.processes import Program, ProgramError
+from qdo.coordination.client import Client, connect
+from qdo.coordination.layout import Layout, QueueNode
+from tests.support.zookeeper import Ensemble
+
+PATIENCE_SECONDS = 180.0
+GOAL = 30_000
+
+
+@dataclass(slots=True)
+class Entry:
+    """All runs of one way of recording."""
+
+    name: str
+    how: str
+    rates: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is recorded for how long."""
+
+    queues: int
+    seconds: float
+    interval: float
+
+
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[Client]:
+    """Yield a connected client."""
+    client = connect(url)
+    client.open(15.0)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def _ask(command: list[str]) -> dict[str, Any]:
+    with Program(command, talk=True) as program:
+        found: dict[str, Any] = json.loads(program.read_line(PATIENCE_SECONDS))
+        return found
+
+
+def measure_qdo(entry: Entry, url: str, plan: Plan) -> None:
+    """Let one member record its progress in all queues."""
+    layout = Layout.of(APP)
+    names = queue_names(Scale(plan.queues, 1, PATIENCE_SECONDS))
+    with opened(url) as client:
+        create_queues(client, layout, names)
+        command = [sys.executable, "-m", "bench.progress", url, APP, str(plan.queues)]
+        found = _ask([*command, str(plan.seconds), str(plan.interval)])
+        answers = [client.get_async(layout.queue(name)) for name in names]
+        nodes = [answer.get(timeout=60) for answer in answers]
+    wrong = sum(QueueNode.parse(data).last != found["done"] for data, _ in nodes)
+    if wrong:
+        raise ProgramError(f"{wrong} queues do not say how far they were processed")
+    # Two of the writes were claim and release.
+    written = sum(stat.version - 1 for _, stat in nodes)
+    ended = max(stat.mtime for _, stat in nodes) / 1000
+    entry.rates.append(written / (ended - found["began_unix"]))
+    entry.busy.append(found["busy"])
+
+
+def measure_kazoo(entry: Entry, ensemble: Ensemble, path: str, way: str, plan: Plan) -> None:
+    """Let plain kazoo write the same nodes."""
+    root = f"{path}/queues"
+    with opened(ensemble.url()) as client:
+        client.ensure_path(root)
+        names = queue_names(Scale(plan.queues, 1, PATIENCE_SECONDS))
+        for answer in [client.create_async(f"{root}/{name}", b"") for name in names]:
+            answer.get(timeout=60)
+    command = [sys.executable, "-m", "bench.peers.with_kazoo", ensemble.hosts, root]
+    found = _ask([*command, str(plan.queues), way, str(plan.seconds)])
+    entry.rates.append(found["rate"])
+    entry.busy.append(found["busy"])
+
+
+# --- the command ------------------------------------------------------------------------
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.checkpoints", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smoke run: 500 queues, 1 s")
+    parser.add_argument("--queues", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--interval", type=float, default=0.05, help="checkpoint_seconds")
+    parser.add_argument("--runs", type=int, default=3)
+    given = parser.parse_args()
+    if given.quick:
+        given.queues, given.seconds, given.runs = 500, 1.0, 1
+    return given
+
+
+def main() -> int:
+    """Measure, print, write the JSON."""
+    given = arguments()
+    described = report.machine()
+    plan = Plan(given.queues, given.seconds, given.interval)
+    how = f"{plan.queues:,} queues, every {plan.interval:g} s, transactions of many"
+    networked = Entry("qdo on ZooKeeper", how)
+    embedded = Entry("qdo, embedded coordinator", how)
+    naive = Entry("kazoo set()", "one after another")
+    pipelined = Entry("kazoo set_async()", "1,000 under way at once")
+    with services.zookeeper() as ensemble:
+        for run in range(given.runs):
+            report.say(f"run {run + 1} of {given.runs}")
+            measure_qdo(networked, ensemble.url(f"/qdo-{run}"), plan)
+            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+                measure_qdo(embedded, f"sqlite:{folder}/coordination.db", plan)
+            measure_kazoo(naive, ensemble, f"/naive-{run}", "set", plan)
+            measure_kazoo(pipelined, ensemble, f"/pipelined-{run}", "async", plan)
+    entries = [networked, embedded, naive, pipelined]
+    print(report.table(HEADER, [row(entry) for entry in entries], left=("set-up",)))
+    result = {
+        "machine": described,
+        "versions": report.versions(("kazoo", "gevent", "ujson")),
+        "queues": plan.queues,
+        "programs": [asdict(entry) for entry in entries],
+    }
+    rate = statistics.median(networked.rates)
+    return report.finish(
+        "checkpoints",
+        result,
+        [Goal.at_least("queues recorded a second on ZooKeeper", GOAL, rate, ",.0f")],
+    )
+
+
+HEADER = ("way", "queues/s", "best", "spread", "% of a core", "set-up")
+
+
+def row(entry: Entry) -> tuple[str, ...]:
+    """Return one line of the table."""
+    spread = Spread.of_rates(entry.rates)
+    return (
+        entry.name,
+        f"{spread.median:,.0f}",
+        f"{spread.best:,.0f}",
+        f"{spread.spread:.0%}",
+        f"{100 * statistics.median(entry.busy):.0f}",
+        entry.how,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
