@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from qdo.app import App
 from qdo.brokers.base import Broker
-from qdo.errors import UnreachableError
 from qdo.worker.registrar import Registrar
+from qdo.worker.retry import describe
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,6 @@ class Burst:
             return not survey.unattended and not any(
                 self._broker.backlog(name, last).count for name, last in survey.elsewhere.items()
             )
-        except UnreachableError as error:
-            _log.debug("cannot tell yet whether everything is done: %s", error)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            _log.warning("cannot tell yet whether everything is done: %s", describe(error))
             return False

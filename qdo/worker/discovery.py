@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from qdo.brokers.base import Broker
-from qdo.errors import QdoError
 from qdo.names import name_fault
 from qdo.worker.dispatcher import Slot
+from qdo.worker.retry import describe
 
 _log = logging.getLogger(__name__)
 
@@ -85,8 +85,10 @@ class Discovery:
     def _listed(self) -> list[str]:
         try:
             return self._broker.queues()
-        except QdoError as error:
-            _log.warning("queues cannot be listed, tried again in %g s: %s", LIST_SECONDS, error)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            _log.warning(
+                "queues cannot be listed, tried again in %g s: %s", LIST_SECONDS, describe(error)
+            )
             return []
 
     def _usable(self, name: str) -> bool:
@@ -134,8 +136,8 @@ class Retention:
             return
         try:
             count = self._broker.retire(claim.queue, claim.done, self._retention_seconds)
-        except QdoError as error:
-            _log.warning("queue %s: old messages stay for now: %s", claim.queue, error)
+        except Exception as error:  # noqa: BLE001 - see `Discovery._listed`
+            _log.warning("queue %s: old messages stay for now: %s", claim.queue, describe(error))
             return
         if count:
             _log.info("queue %s: %d old messages deleted", claim.queue, count)

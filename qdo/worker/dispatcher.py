@@ -404,6 +404,8 @@ class Dispatcher:
 
         Only a turn whose job yields is ever seen here: others run from one end to the other.
         """
+        if not self.runners:
+            return
         for slot in self.running():
             if slot.claim is not None and slot.member is not None:
                 slot.member.progress(slot.claim)

@@ -176,10 +176,10 @@ class Pipeline:
         if not claim.open or now >= until:
             return Turn.MORE
         try:
-            if slot.failures:
-                turn = self._run(slot, claim, islice(rows, 1), until, work, slot.failures + 1)
-            elif work.every_message:
+            if work.every_message:
                 turn = self._run_recording(slot, member, claim, rows, until, work)
+            elif slot.failures:
+                turn = self._run(slot, claim, islice(rows, 1), until, work, slot.failures + 1)
             else:
                 turn = self._run(slot, claim, rows, until, work, 1)
         finally:
@@ -287,7 +287,7 @@ class Pipeline:
         """Run the job, with the progress recorded after every message."""
         while True:
             before = claim.done
-            turn = self._run(slot, claim, islice(rows, 1), until, work, 1)
+            turn = self._run(slot, claim, islice(rows, 1), until, work, slot.failures + 1)
             if claim.done != before and slot.claim is claim:
                 member.record(claim)
             over = not claim.open or self._clock() >= until or not length_hint(rows)
@@ -339,9 +339,9 @@ class Pipeline:
         given_up = isinstance(decision, RetryLater) and not claim.open
         if slot.claim is not claim or given_up:
             _log.warning(
-                "queue %s: message %s failed while its queue was given up; the next owner of the"
+                "%s: message %s failed while its queue was given up; the next owner of the"
                 " queue runs it again: %s",
-                slot.queue,
+                _where(slot),
                 message.id,
                 describe(error),
             )
@@ -369,8 +369,8 @@ class Pipeline:
         slot.not_before = self._clock() + decision.after_seconds
         self.clear(slot)
         _log.warning(
-            "queue %s: attempt %d of %d of message %s failed, the next one in %.2f s: %s",
-            slot.queue,
+            "%s: attempt %d of %d of message %s failed, the next one in %.2f s: %s",
+            _where(slot),
             message.attempt,
             self._policy.attempts,
             message.id,
@@ -385,7 +385,7 @@ class Pipeline:
         self.counters.skipped += 1
         slot.failures = 0
         claim.done = message.position
-        _log.info("queue %s: message %s skipped: %s", slot.queue, message.id, decision.reason)
+        _log.info("%s: message %s skipped: %s", _where(slot), message.id, decision.reason)
         return Turn.MORE
 
     def _dead_letter(
@@ -426,8 +426,8 @@ class Pipeline:
         claim.done = letter.position
         self.counters.dead_lettered += 1
         _log.error(
-            "queue %s: message at %d is a dead letter after %d attempts: %s",
-            slot.queue,
+            "%s: message at %d is a dead letter after %d attempts: %s",
+            _where(slot),
             letter.position,
             letter.attempts,
             letter.error,
@@ -441,7 +441,7 @@ class Pipeline:
         pause = backoff(slot.troubles, BROKER_POLICY, self._chance())
         slot.not_before = self._clock() + pause
         _log.warning(
-            "queue %s: %s, tried again in %.2f s: %s", slot.queue, what, pause, describe(error)
+            "%s: %s, tried again in %.2f s: %s", _where(slot), what, pause, describe(error)
         )
         return Turn.WAIT
 
@@ -459,6 +459,11 @@ def running_in(frame: FrameType | None) -> tuple[Message, str] | None:
                 return message, work.name
         frame = frame.f_back
     return None
+
+
+def _where(slot: Slot) -> str:
+    worker = slot.member.name if slot.member is not None else "worker"
+    return f"{worker}, queue {slot.queue}"
 
 
 def _close(reader: Reader) -> None:

@@ -34,6 +34,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import socket
 import time
 from collections.abc import Callable
@@ -48,7 +49,7 @@ from qdo.brokers import open_broker
 from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock
 from qdo.coordination.slots import Claim
-from qdo.errors import UnreachableError
+from qdo.errors import QdoError, UnreachableError
 from qdo.settings import Settings
 from qdo.worker.burst import Burst
 from qdo.worker.discovery import Discovery, Retention
@@ -129,7 +130,7 @@ class Worker:
         self._news = Event()
         self._alarm: Any = None
         self._member: Enrolled | None = None
-        self._refusal: UnreachableError | None = None
+        self._refusal: QdoError | None = None
         self._finished = False
         self._started_at = time.time()
         self._timers_changed = Event()
@@ -173,10 +174,11 @@ class Worker:
 
     def _serve(self) -> int:
         settings = self.settings
+        executor = GreenletExecutor()
         self._pipeline = Pipeline(
             self.app,
             self._broker,
-            GreenletExecutor(),
+            executor,
             policy=Policy(
                 settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds
             ),
@@ -200,6 +202,7 @@ class Worker:
                     self._work()
                 finally:
                     clean = self._drain()
+                    executor.close()
             _log.info("step 4: the job context is torn down")
         finally:
             self._close_session()
@@ -258,6 +261,8 @@ class Worker:
             member.drain()
             clean = self._finish(member)
         self._duties.end_all()
+        counts = ", ".join(f"{n} {name}" for name, n in self._pipeline.counters.dump().items())
+        _log.info("in all: %s", counts)
         return clean
 
     def _finish(self, member: Enrolled) -> bool:
@@ -332,13 +337,15 @@ class Worker:
             listener = _Listener(self._dispatcher, self._pipeline, Event())
             try:
                 member = self._register(listener)
-            except UnreachableError as error:
+            except QdoError as error:
                 if not registered_once:
                     self._refusal = error
                     self._news.set()
                     return
+                if not isinstance(error, UnreachableError):
+                    raise
                 attempt += 1
-                pause = backoff(attempt, REGISTER_POLICY, 0.5)
+                pause = backoff(attempt, REGISTER_POLICY, random.random())
                 _log.warning("%s; trying again in %.1f s", describe(error), pause)
                 gevent.sleep(pause)
                 continue

@@ -496,6 +496,23 @@ def test_a_job_may_ask_for_a_record_after_every_message() -> None:
     assert [what for what, _ in stile.member.events if what == "record"] == ["record"] * 3
 
 
+def test_a_retried_message_is_recorded_before_the_next_one_too() -> None:
+    """Also when its second attempt succeeds."""
+    stile = Turnstile("message")
+    recorded = []
+
+    def act(message: Message) -> None:
+        recorded.append(stile.member.recorded.get("q", 0))
+        if message.body == 1 and message.attempt == 1:
+            raise ValueError
+
+    stile.act = act
+    stile.broker.put("q", b"1", b"2")
+    stile.turns()
+    assert [message.attempt for message in stile.messages] == [1, 2, 1]
+    assert recorded == [0, 0, 1]
+
+
 def test_a_queue_without_a_job_waits_and_is_named_once(
     stile: Turnstile, caplog: pytest.LogCaptureFixture
 ) -> None:
