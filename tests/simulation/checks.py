@@ -111,6 +111,7 @@ class Checks:
 
     :ivar claims: how often queues were claimed.
     :ivar ledger: how many messages were started.
+    :ivar peaceful: nothing fails, so nothing may be lost.
     """
 
     def __init__(self, coordinator: Coordinator, layout: Layout, broker: Broker) -> None:
@@ -118,12 +119,13 @@ class Checks:
         self.broker = broker
         self.claims = 0
         self.ledger = 0
+        self.peaceful = False
         self.operators: set[int] = {0}
         self._workers = layout.workers + "/"
         self._queues = layout.queues + "/"
         self._assignments = layout.assignments + "/"
         self._rebalancer = layout.rebalancer
-        self._leader = 0
+        self._leader: object = None
         self.rogues: set[int] = {0}
         self._parsed: dict[bytes, dict[str, Any]] = {}
         self._state: dict[str, _Queue] = {}
@@ -143,9 +145,9 @@ class Checks:
                 for queue in self._listed(before) ^ self._listed(after):
                     touched.setdefault(queue, None)
             elif path == self._rebalancer:
-                self._leader = entry.session
+                self._leader = self._client(entry)
             elif path.startswith(self._assignments):
-                if entry.session != self._leader and entry.session not in self.rogues:
+                if entry.session not in self.rogues and self._client(entry) != self._leader:
                     raise Violation("fence", f"a deposed rebalancer writes {path}")
                 if after is None:
                     continue
@@ -156,6 +158,11 @@ class Checks:
             if change is not None:
                 self._queue_written(entry, queue, *change)
             self._check_agreement(entry.zxid, queue)
+
+    def _client(self, entry: Transaction) -> object:
+        """Return whose client wrote something: its session may have been replaced."""
+        session = self.coordinator.sessions.get(entry.session)
+        return session.link if session is not None else None
 
     def _value(self, node: Node | None) -> dict[str, Any]:
         if node is None or not node.data:
@@ -336,6 +343,19 @@ class Checks:
         since = [grant for (_, grant), end in zip(grants, ends, strict=True) if end >= tenure.zxid]
         if since and all(claim.queue in grant for grant in since) and not tenure.deleted:
             raise Violation("5", f"{worker} gives up {claim.queue}, which it should keep")
+
+    def lost(self, worker: str, claim: Claim) -> None:
+        """A worker was told that it has lost a queue."""
+        if self.peaceful:
+            raise Violation("5", f"{worker} loses {claim!r} though nothing fails")
+
+    def is_deleted(self, queue: str) -> bool:
+        """Return whether a queue is marked as deleted."""
+        return bool(self._value(self.coordinator.node(self._queues + queue)).get("deleted"))
+
+    def owned_by(self, worker: str) -> frozenset[str]:
+        """Return the queues that a worker's node lists."""
+        return self._listed(self._worker_node(worker))
 
     # --- the end --------------------------------------------------------------------
 

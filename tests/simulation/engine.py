@@ -88,6 +88,7 @@ class Engine:
 
     def lost(self, claim: Claim) -> None:
         self.schedule.note("%s has lost %r", self.worker, claim)
+        self.checks.lost(self.worker, claim)
         work = self._find(claim)
         if work is not None:
             if not self.switches.ignore_lost:

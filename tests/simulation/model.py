@@ -123,6 +123,7 @@ class _Line:
 class Coordinator:
     """The ensemble: one leader's order, seen by each link through its own follower.
 
+    :ivar sluggish: followers are as far behind as they may be.
     :param tick: the server's tick in seconds.
     :param reuse_numbers: give sequential nodes the lowest free number (what qdo must not rely
         on being survivable; for a mutant).
@@ -144,6 +145,7 @@ class Coordinator:
         self.late_requests = late_requests
         self.zxid = 0
         self.down = False
+        self.sluggish = False
         self.log: list[Transaction] = []
         self.sessions: dict[int, Session] = {}
         self.links: list[Link] = []
@@ -425,6 +427,7 @@ class Link:
         self.dead = False
         self.slowness = 1.0
         self.steady = False
+        self.sniped = 0
         self._connection: _Connection | None = None
         self._backlog: deque[Item] = deque()
         self._unanswered: deque[Then] = deque()
@@ -501,6 +504,10 @@ class Link:
         if not suspended_first:
             self.deliver(self.on_suspended)
         self.connect()
+
+    def snipe(self, count: int) -> None:
+        """Lose the connection after writes took effect and before their answers arrive."""
+        self.sniped = count
 
     def cut(self) -> None:
         """Cut this link's server from the leader: reads go on, stale; the leader hears nothing."""
@@ -596,12 +603,13 @@ class Link:
     def _new_connection(self, session: Session) -> _Connection:
         chance = self.schedule.chance
         head = self.coordinator.zxid
-        direct = self.steady or chance() < 0.5
+        sluggish = self.coordinator.sluggish
+        direct = self.steady or chance() < (0.1 if sluggish else 0.4)
         lag = 0.0 if direct else chance() * chance() * 2.0
         view = head
         if lag:
             oldest = max(self._seen, self.coordinator.zxid_at(self.schedule.now - lag))
-            view = oldest + int((head - oldest + 1) * chance())
+            view = oldest if sluggish else oldest + int((head - oldest + 1) * chance())
         phase = chance() * self.coordinator.tick / 2
         return _Connection(session, view, lag, direct, phase, self.schedule.now)
 
@@ -643,6 +651,10 @@ class Link:
         if isinstance(request, Commit | Create):
             answer = self._write(request, session)
             self._advance(connection, self.coordinator.zxid)
+            if self.sniped and self.schedule.chance() < 0.5:
+                self.sniped -= 1
+                self.lose()
+                return
         else:
             answer = self._read(connection, request, watcher)
         self._reply(connection, then, answer)
@@ -711,11 +723,13 @@ class Link:
         head = self.coordinator.zxid
         if connection.cut or connection.view == head:
             return
-        if not connection.lag or self.schedule.chance() < 0.4:
+        sluggish = self.coordinator.sluggish
+        if not connection.lag or self.schedule.chance() < (0.1 if sluggish else 0.4):
             self._advance(connection, head)
             return
         oldest = max(connection.view, self.coordinator.zxid_at(self.schedule.now - connection.lag))
-        self._advance(connection, oldest + int((head - oldest + 1) * self.schedule.chance()))
+        further = 0.0 if sluggish else self.schedule.chance()
+        self._advance(connection, oldest + int((head - oldest + 1) * further))
 
     def _catch_up(self, connection: _Connection) -> None:
         if connection is not self._connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from qdo.coordination import member
 from qdo.coordination.layout import Layout, QueueNode, WorkerNode, encode_queues
@@ -66,8 +67,20 @@ class World:
             self.schedule.at(random.random() * duration, self._befall, random.choice(FAULTS))
         for _ in range(random.randint(1, 4)):
             self.schedule.at(random.random() * duration, self.send)
+        self.coordinator.sluggish = random.random() < 0.4
+        if random.random() < 0.2:
+            self._storm(random.random() * duration)
         self.schedule.run(duration)
         self.heal()
+        if random.random() < 0.25:
+            self.rebalance_in_peace()
+
+    def _storm(self, start: float) -> None:
+        """Let assignments change all the time while answers to claims get lost."""
+        for _ in range(self.random.randint(5, 15)):
+            when = start + TIMEOUT * self.random.random()
+            self.schedule.at(when, self._befall, World.write_garbage)
+            self.schedule.at(when + 0.1, self._befall, World.lose_answers)
 
     def _befall(self, fault: Callable[[World], None]) -> None:
         if not self.healing:
@@ -78,20 +91,27 @@ class World:
         self.schedule.note("--- healing ---")
         self.healing = True
         self.broker.tempo = 0.02
+        self.coordinator.sluggish = False
         if self.coordinator.down:
             self.coordinator.come_up()
         for process in self.living():
+            link = process.link
             process.deafness = 0.0
-            process.link.slowness = 1.0
-            process.link.steady = True
+            link.slowness = 1.0
+            link.steady = True
+            link.sniped = 0
             process.resume()
-            if self.rogue or process.link.impaired:
-                process.link.lose()
+            if self.rogue or link.impaired:
+                link.lose()
         if not [process for process in self.living() if not process.draining]:
             self.join()
-        limit = self.schedule.now + 5 * TIMEOUT
+        self._settle(5 * TIMEOUT)
+
+    def _settle(self, limit_seconds: float) -> None:
+        """Wait until everything is as it should be."""
+        limit = self.schedule.now + limit_seconds
         while True:
-            self.schedule.run(self.schedule.now + TIMEOUT / 4)
+            self.schedule.run(self.schedule.now + TIMEOUT / 8)
             try:
                 self.checks.check_healed()
             except Violation:
@@ -99,6 +119,33 @@ class World:
                     raise
             else:
                 return
+
+    def rebalance_in_peace(self) -> None:
+        """Let a worker join and another leave while nothing fails, and count the moves."""
+        deleted = any(self.checks.is_deleted(queue) for queue in self.queues())
+        if deleted or any(process.draining for process in self.living()):
+            return
+        self.schedule.note("--- a worker joins ---")
+        self.checks.peaceful = True
+        self.broker.tempo = 0.2
+        for queue in self.queues():
+            self.send(queue)
+        workers = len(self.living())
+        self._expect_moves(self.join, len(self.queues()) // (workers + 1))
+        self.schedule.note("--- a worker leaves ---")
+        leaver = self.random.choice(self.living())
+        for queue in self.queues():
+            self.send(queue)
+        self._expect_moves(leaver.drain, len(self.checks.owned_by(leaver.member.name)))
+
+    def _expect_moves(self, change: Callable[[], None], fewest: int) -> None:
+        before = self.checks.claims
+        change()
+        self.schedule.run(self.schedule.now + 2.0)
+        self._settle(5 * TIMEOUT)
+        moved = self.checks.claims - before
+        if moved != fewest:
+            raise Violation("6", f"{moved} queues moved, {fewest} would have been enough")
 
     # --- who is there -------------------------------------------------------------------
 
@@ -143,9 +190,9 @@ class World:
         data = QueueNode().encode() if self.random.random() < 0.5 else b""
         self.coordinator.commit(OPERATOR, (CreateOp(self.layout.queue(name), data),))
 
-    def send(self) -> None:
-        """Send messages to some queue."""
-        queue = self.random.choice(self.queues())
+    def send(self, queue: str = "") -> None:
+        """Send messages to a queue."""
+        queue = queue or self.random.choice(self.queues())
         self.broker.send(queue, self.random.randint(1, 4))
         for process in self.living():
             for registration in process.members:
@@ -172,7 +219,19 @@ class World:
                 lambda node: replace(node.moved_to(0), seek=node.seek + 1, deleted=False),
             )
 
-    def _operate(self, queue: str, change: Callable[[QueueNode], QueueNode]) -> None:
+    def seek_hastily(self) -> None:
+        """Move a queue's `last` without telling its owner, who will write and find out."""
+        queue = self.random.choice(self.queues())
+        target = 10 * self.random.randint(0, self.broker.end(queue) // 10)
+        self._operate(
+            queue,
+            lambda node: replace(node.moved_to(target), seek=node.seek + 1),
+            telling=False,
+        )
+
+    def _operate(
+        self, queue: str, change: Callable[[QueueNode], QueueNode], *, telling: bool = True
+    ) -> None:
         """Read a queue node and its owner's, perhaps stale; write both at those versions."""
         random, coordinator = self.random, self.coordinator
         head = coordinator.zxid
@@ -184,25 +243,30 @@ class World:
         ops: list[Op] = [SetOp(self.layout.queue(queue), change(before).encode(), node.version)]
         path = self.layout.worker(before.owner)
         owner = coordinator.node(path, view) if before.owner else None
-        if owner is not None:
+        if owner is not None and telling:
             value = WorkerNode.parse(owner.data)
             told = replace(value, reread=(*dict.fromkeys((*value.reread, queue)),))
             ops.append(SetOp(path, told.encode(), owner.version))
-        self.schedule.after(random.random() * 0.05, self._commit_operation, queue, change, ops)
+        delay = random.random() * 0.05
+        self.schedule.after(delay, self._commit_operation, queue, change, ops, telling)
 
     def _commit_operation(
-        self, queue: str, change: Callable[[QueueNode], QueueNode], ops: list[Op]
+        self,
+        queue: str,
+        change: Callable[[QueueNode], QueueNode],
+        ops: list[Op],
+        telling: bool,
     ) -> None:
+        again = partial(self._operate, queue, change, telling=telling)
         if self.coordinator.down:
-            self.schedule.after(0.5, self._operate, queue, change)
+            self.schedule.after(0.5, again)
             return
         answer = self.coordinator.commit(OPERATOR, tuple(ops))
         self.schedule.note("an operator changes %s: %s", queue, answer)
         if isinstance(answer, Refused):
-            self._operate(queue, change)
-        elif self.random.random() < 0.3:
-            # New messages make a hasty owner write soon.
-            self.broker.send(queue, 1)
+            again()
+        elif not telling:
+            self.send(queue)
 
     # --- faults -------------------------------------------------------------------------
 
@@ -218,6 +282,12 @@ class World:
         if process is not None:
             for _ in range(self.random.randint(2, 5)):
                 self.schedule.after(self.random.random() * 0.6, self._befall, _loser(process))
+
+    def lose_answers(self) -> None:
+        """Lose connections of some worker just after its writes took effect."""
+        process = self.one()
+        if process is not None:
+            process.link.snipe(self.random.randint(1, 3))
 
     def cut_server(self) -> None:
         """Cut the server of some worker from the leader, and after a while the connection."""
@@ -327,6 +397,8 @@ FAULTS: tuple[Callable[[World], None], ...] = (
     World.lose_connection,
     World.lose_connection,
     World.lose_often,
+    World.lose_answers,
+    World.lose_answers,
     World.cut_server,
     World.stall,
     World.stop,
@@ -341,6 +413,7 @@ FAULTS: tuple[Callable[[World], None], ...] = (
     World.new_queue,
     World.seek,
     World.seek,
+    World.seek_hastily,
     World.mark_deleted,
     World.write_garbage,
 )
