@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qdo import errors as errors
+    from qdo import outcomes as outcomes
     from qdo.app import App as App
     from qdo.errors import QdoError as QdoError
     from qdo.message import Message as Message
@@ -46,6 +48,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("errors", "outcomes"):
+        return importlib.import_module(f"qdo.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'qdo' has no attribute {name!r}")

@@ -50,6 +50,11 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
     except BrokenPipeError:
         forget_stdout()
         return 0
+    except OSError as error:  # a file that cannot be read to its end, a full disk behind stdout
+        if state["debug"]:
+            raise
+        say(f"{program}: {error}")
+        return QdoError.exit_code
     except KeyboardInterrupt:
         say(f"{program}: interrupted")
         return INTERRUPTED

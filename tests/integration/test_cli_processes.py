@@ -42,6 +42,22 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert (process.wait(60), told) == (0, b"")
 
 
+def test_a_full_disk_behind_stdout(tmp_path: Path) -> None:
+    """Data that could not be written is an error, said in one line."""
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, *QDO, "config", "-o", "json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+            cwd=tmp_path,
+            check=False,
+            timeout=60,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == b"qdo: [Errno 28] No space left on device\n"
+
+
 def test_no_room_for_the_file(tmp_path: Path) -> None:
     """A limit met midway: what is said to be sent is what is stored, and nothing is torn."""
     lines = b'{"q": "a", "filler": "%s"}\n' % (b"x" * 1000)
