@@ -33,9 +33,11 @@ FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 30.0
 RAN_WELL_SECONDS = 30.0
 """Whoever ran for so long starts its back-off anew when it dies."""
-DRAIN_MARGIN_SECONDS = 5.0
-"""What a draining worker may take beyond its own budget, to release and to exit."""
-ABORT_SECONDS = 5.0
+DRAIN_MARGIN_SECONDS = 10.0
+"""What a draining worker may take beyond its own budget: to abort what did not finish, to tear
+down its context, and to close its session with a slow coordinator."""
+ABORT_SECONDS = 10.0
+"""The same for a worker that was told to abort."""
 KILLED_CODE = 1
 """What a worker that died of a signal counts for in the parent's exit code."""
 
