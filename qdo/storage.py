@@ -94,6 +94,21 @@ def _identify(connection: sqlite3.Connection, path: str, kind: Format) -> None:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         raise
+    _sync_folders(path)
+
+
+def _sync_folders(path: str) -> None:
+    """Make a new file's name durable, and that of its folder: SQLite syncs what is in files."""
+    folder = os.path.dirname(os.path.abspath(path))
+    for name in (folder, os.path.dirname(folder)):
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            continue  # may be entered but not read, thus not made by us just now either
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _check(connection: sqlite3.Connection, path: str, kind: Format) -> bool:

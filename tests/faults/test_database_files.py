@@ -7,6 +7,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -137,22 +139,38 @@ except QdoError as error:
 """
 
 
-def test_a_folder_without_write_permission(tmp_path: Path) -> None:
+@pytest.fixture
+def passable() -> Iterator[Path]:
+    """A folder that others may enter; pytest's own are closed to them."""
+    with tempfile.TemporaryDirectory(prefix="qdo-test-") as folder:
+        os.chmod(folder, 0o711)
+        yield Path(folder)
+
+
+def test_a_folder_without_write_permission(passable: Path) -> None:
     """The error names the path; its exit code says that the broker is out of reach."""
-    folder = tmp_path / "closed"
+    folder = passable / "closed"
     folder.mkdir(mode=0o555)
     (line,) = run(_UNPRIVILEGED, str(folder / "messages.db"))
     assert line.startswith("DatabaseError 3 ")
     assert str(folder / "messages.db") in line
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made(passable: Path) -> None:
     """The parent folder refuses: said before anything is sent."""
-    folder = tmp_path / "closed"
+    folder = passable / "closed"
     folder.mkdir(mode=0o555)
     (line,) = run(_UNPRIVILEGED, str(folder / "deeper" / "messages.db"))
     assert line.startswith("DatabaseError 3 ")
     assert "Permission denied" in line
+
+
+def test_a_folder_that_may_be_entered_but_not_read(passable: Path) -> None:
+    """Enough to work in, if the folder above it is closed to readers: no error."""
+    folder = passable / "open"
+    folder.mkdir()
+    folder.chmod(0o733)
+    assert run(_UNPRIVILEGED, str(folder / "messages.db")) == []
 
 
 # --- no room ------------------------------------------------------------------------

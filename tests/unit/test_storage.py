@@ -200,3 +200,13 @@ def test_a_replaced_file_is_noticed(path: str) -> None:
     with pytest.raises(DatabaseReplacedError, match="another file"):
         watch.check()
     connection.close()
+
+
+def test_a_new_file_survives_a_power_cut(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder and the folder around that are synced when it is made, and not again later."""
+    synced: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    open_database(path, KIND).close()
+    open_database(path, KIND).close()
+    folder = Path(path).resolve().parent
+    assert synced == [str(folder), str(folder.parent)]
