@@ -17,7 +17,7 @@ import contextlib
 import importlib
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError
@@ -88,7 +88,8 @@ class Client(KazooClient):
         self.address = address
         self.negotiated_timeout_seconds: float | None = None
         self.heard_at: float | None = None
-        super().__init__(hosts=f"{address.hosts}{address.chroot}", **options)
+        # kazoo has no types: here and below, super() is taken for Any.
+        cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
         retry = self._conn_retry.copy()
         if address.path is None:
             self._connection = _NetworkConnection(self, retry, logger=self.logger)
@@ -150,7 +151,7 @@ class Client(KazooClient):
     def command(self, cmd: bytes = b"ruok") -> str:
         """Send a four-letter command to the server; an embedded coordinator knows few."""
         if self.address.path is None:
-            return str(super().command(cmd))
+            return str(cast(Any, super()).command(cmd))
         if not self.connected:
             raise ConnectionLoss("No connection to the coordinator")
         return str(self._connection.command(cmd))
@@ -162,12 +163,15 @@ class _NetworkConnection(ConnectionHandler):
     last_fault: str | None = None
     client: Any
 
+    def __init__(self, client: Any, retry: Any, logger: Any) -> None:
+        cast(Any, super()).__init__(client, retry, logger=logger)
+
     def prepare(self) -> None:
         """Do nothing: what can be wrong with a server shows on connecting."""
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         began = clock()
-        answer = super()._invoke(timeout, request, xid)
+        answer = cast(Any, super())._invoke(timeout, request, xid)
         if isinstance(request, Connect):
             granted = answer[0].time_out
             if granted > 0:  # 0: the session to be resumed has ended

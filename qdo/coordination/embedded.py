@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionExpiredError
 from kazoo.protocol.connection import (
@@ -64,7 +64,7 @@ class EmbeddedConnection(ConnectionHandler):
     _read_sock: Any
 
     def __init__(self, client: Any, retry: Any, path: str, logger: Any = None) -> None:
-        super().__init__(client, retry, logger=logger)
+        cast(Any, super()).__init__(client, retry, logger=logger)  # kazoo has no types
         self.path = path
         self.last_fault: str | None = None
         self._identities: tuple[Id, ...] = ()

@@ -249,7 +249,7 @@ class Tree:
 
     # --- changes ----------------------------------------------------------------------
 
-    def _create(self, request: Create) -> str:
+    def _create(self, request: Create | Create2) -> str:
         path = str(request.path)
         if "/" not in path or "\0" in path:
             raise BadArgumentsError
@@ -269,7 +269,7 @@ class Tree:
         self._add(path, request, rights)
         return path
 
-    def _add(self, path: str, request: Create, rights: str | None) -> None:
+    def _add(self, path: str, request: Create | Create2, rights: str | None) -> None:
         zxid = self.zxid + 1
         owner = self._session if request.flags & EPHEMERAL else 0
         now = self._now
@@ -378,7 +378,7 @@ class Tree:
     def _get_children(self, request: GetChildren) -> list[str]:
         return self._get_children2(request)[0]
 
-    def _get_children2(self, request: GetChildren2) -> tuple[list[str], ZnodeStat]:
+    def _get_children2(self, request: GetChildren | GetChildren2) -> tuple[list[str], ZnodeStat]:
         path = request.path
         node = self._get(path)
         self._check(node, Permissions.READ)
