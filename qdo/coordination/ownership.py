@@ -217,9 +217,8 @@ class Ownership(Machine):
             else:
                 self._drop_unwanted(slot)
         if self._up and not self.draining:
-            for queue in self._assigned:
-                if queue not in self.slots:
-                    self._take(queue)
+            for queue in sorted(self._assigned.difference(self.slots)):
+                self._take(queue)
 
     def _take(self, queue: str) -> None:
         slot = self.slots[queue] = Slot(queue)
