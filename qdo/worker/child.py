@@ -70,7 +70,7 @@ def _work(settings: Any, target: str | None, pipe: socket.socket) -> int:
     from qdo.worker.worker import Worker
 
     app, settings = prepare(settings, target)
-    parent = Parent(pipe)
+    parent = Parent(pipe, settings.coordinator)
     worker = Worker(
         app,
         settings,

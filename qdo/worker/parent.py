@@ -15,17 +15,25 @@ class Parent:
 
     What a session takes to be closed goes there, so that the parent can close it the moment
     this process dies. Nothing comes back but the end of the pipe: the parent died.
+
+    :param coordinator: address of the sessions' coordinator, which an app may name in code
+        that the parent never imports.
     """
 
-    def __init__(self, pipe: socket.socket) -> None:
+    def __init__(self, pipe: socket.socket, coordinator: str) -> None:
         self._pipe = pipe
+        self._coordinator = coordinator
         self._gone = False
 
     def on_session(self, session: tuple[int, bytes] | None) -> None:
         """Tell of a new session, or with None that the last one was closed in good order."""
         told: dict[str, str | None] = {"session": None}
         if session is not None:
-            told = {"session": f"{session[0]:x}", "password": session[1].hex()}
+            told = {
+                "session": f"{session[0]:x}",
+                "password": session[1].hex(),
+                "coordinator": self._coordinator,
+            }
         try:
             self._pipe.sendall(json.dumps(told).encode() + b"\n")
         except OSError as error:
