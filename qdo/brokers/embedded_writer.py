@@ -8,31 +8,27 @@ in a transaction of its own, so that each gets its own error.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import queue
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from qdo import doorbell
 from qdo.brokers.base import Outgoing
-from qdo.brokers.embedded_native import Signal, inbox, signal, sleep, start_thread
+from qdo.brokers.embedded_gate import Gate
+from qdo.brokers.embedded_native import Signal, inbox, signal, start_thread
 from qdo.brokers.embedded_schema import MESSAGES
-from qdo.errors import DatabaseBusyError, UsageError
+from qdo.errors import UsageError
 from qdo.message import position_now
-from qdo.storage import FileWatch, is_busy, open_database, translate, translated
+from qdo.storage import FileWatch, open_database, translate, translated
 
 T = TypeVar("T")
 
 GROUP_BYTES = 16 * 1024 * 1024
 """A group takes no further call once its bodies are this big."""
-BUSY_SECONDS = 30.0
-_FIRST_PAUSE_SECONDS = 0.0001
-_LONGEST_PAUSE_SECONDS = 0.002
 
 _FIND_QUEUE = "SELECT id, head, sent, largest FROM queues WHERE app = ? AND name = ?"
 _ADD_QUEUE = "INSERT INTO queues (app, name, head, sent, largest) VALUES (?, ?, 0, 0, 0)"
@@ -147,13 +143,10 @@ class Writer:
         self._connection = open_database(path, MESSAGES)
         try:
             with translated(path):
-                self._connection.execute("PRAGMA busy_timeout = 0")  # see _begin
+                self._connection.execute("PRAGMA busy_timeout = 0")  # the gate waits in its own way
                 self._connection.execute("PRAGMA secure_delete = OFF")
                 self._watch = FileWatch(path)
-                os.makedirs(bells, exist_ok=True)
-                self._gate = os.open(
-                    os.path.join(bells, ".gate"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-                )
+                self._gate = Gate(path, bells)
         except BaseException:
             self._connection.close()
             raise
@@ -204,7 +197,7 @@ class Writer:
                 pass
         finally:
             self._connection.close()
-            os.close(self._gate)
+            self._gate.close()
             if self._ended is not None:
                 self._ended.set()
 
@@ -262,7 +255,7 @@ class Writer:
         connection = self._connection
         transaction = Transaction(connection, self._app, self._clock)
         self._watch.check()
-        self._begin()
+        self._gate.begin(connection)
         try:
             for call in calls:
                 call.result = call.work(transaction)
@@ -275,32 +268,3 @@ class Writer:
         # Only now is it certain that what was committed is in the file that others open.
         self._watch.check()
         return transaction.rings
-
-    def _begin(self) -> None:
-        """Take the write lock, in turn with other processes.
-
-        SQLite lets waiting writers sleep up to 100 ms and take their chance, and a process
-        that commits without pause keeps the others out. At the gate only one process at a
-        time tries for the lock, often, and the one that just had it must come through the
-        gate again, behind the one already there.
-        """
-        fcntl.flock(self._gate, fcntl.LOCK_EX)
-        try:
-            self._try_to_begin()
-        finally:
-            fcntl.flock(self._gate, fcntl.LOCK_UN)
-
-    def _try_to_begin(self) -> None:
-        deadline = time.monotonic() + BUSY_SECONDS
-        pause_seconds = _FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                if not is_busy(error):
-                    raise
-                if time.monotonic() >= deadline:
-                    raise DatabaseBusyError(path=self._path, seconds=BUSY_SECONDS) from error
-            sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import sqlite3
 import threading
@@ -170,10 +171,21 @@ def test_a_lock_held_for_long_is_an_error(
     broker: EmbeddedBroker, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped process that holds the lock is named as the likely cause."""
-    monkeypatch.setattr("qdo.brokers.embedded_writer.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("qdo.brokers.embedded_gate.BUSY_SECONDS", 0.05)
     with write_lock(path), pytest.raises(DatabaseError, match=r"locked .* for 0\.05 s"):
         broker.send(Outgoing("q", b"1"))
     broker.send(Outgoing("q", b"2"))
+    assert broker.backlog("q", 0).count == 1
+
+
+def test_a_process_stopped_at_the_gate_does_not_stop_others(
+    broker: EmbeddedBroker, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate is for fairness; after a moment a sender goes on without it."""
+    monkeypatch.setattr("qdo.brokers.embedded_gate.GATE_SECONDS", 0.05)
+    with open(f"{path}.bells/.gate") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        broker.send(Outgoing("q", b"1"))
     assert broker.backlog("q", 0).count == 1
 
 
