@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import pytest
 from qdo.app import App
 from qdo.settings import Settings
 from tests.support.procs import ROOT, wait_until
+from tests.support.zookeeper import Ensemble
 
 DEADLINE_SECONDS = 60.0
 
@@ -162,6 +165,38 @@ def test_workers_share_queues_through_zookeeper(fleet: Fleet, zookeeper_url: str
     children = [fleet.start(burst=True, coordinator=zookeeper_url) for _ in range(2)]
     assert [child.wait() for child in children] == [0, 0]
     assert fleet.bodies() == {f"q{n}": list(range(20)) for n in range(10)}
+
+
+def test_a_worker_outlives_its_coordinator(fleet: Fleet, zookeeper_server: Ensemble) -> None:
+    """ZooKeeper is away for longer than the lease: the worker waits, and goes on afterwards."""
+    url = zookeeper_server.url(f"/test-{uuid.uuid4().hex[:12]}")
+    child = fleet.start(coordinator=url)
+    fleet.app.send("q", 0)
+    wait_until(lambda: len(fleet.lines()) == 1, "the first message")
+    (server,) = zookeeper_server.servers
+    server.kill()
+
+    def paused() -> bool:
+        return "the lease has run out" in child.errors()
+
+    def settled(count: int) -> bool:
+        return len(fleet.lines()) == count or paused()
+
+    try:
+        sent = 1
+        while not paused():  # each wake finds the lease still running, or over
+            fleet.app.send("q", sent)
+            sent += 1
+            wait_until(partial(settled, sent), "the message, or the end of the lease")
+        started = len(fleet.lines())
+        assert child.process.poll() is None
+    finally:
+        server.restart()
+    wait_until(lambda: len(once(fleet.bodies()["q"])) == sent, "the rest")
+    assert once(fleet.bodies()["q"]) == list(range(sent))
+    assert started < sent
+    child.process.terminate()
+    assert child.wait() == 0
 
 
 def test_the_queues_of_a_killed_worker_go_on_elsewhere(fleet: Fleet) -> None:
