@@ -38,7 +38,7 @@ from kazoo.security import Id
 from qdo.coordination import embedded_acl
 from qdo.coordination.embedded_link import Link
 from qdo.coordination.embedded_sessions import clock
-from qdo.coordination.embedded_store import BusyError, Store
+from qdo.coordination.embedded_store import BusyError, SessionRow, Store
 from qdo.coordination.embedded_tree import MAX_REQUEST_BYTES, Event, Outcome, size_of
 from qdo.errors import DatabaseError, DatabaseFullError, QdoError
 
@@ -68,6 +68,7 @@ class EmbeddedConnection(ConnectionHandler):
         self.path = path
         self.last_fault: str | None = None
         self._identities: tuple[Id, ...] = ()
+        self._row: SessionRow | None = None
         gevent_like = self.handler.name == "sequential_gevent_handler"
         self._offload = _InThreadPool() if gevent_like else _Inline()
 
@@ -98,7 +99,7 @@ class EmbeddedConnection(ConnectionHandler):
                 self._serve(link)
             client._session_callback(KeeperState.CLOSED)
             return STOP_CONNECTING
-        except (ConnectionDropped, BusyError, DatabaseError) as error:
+        except (ConnectionDropped, BusyError, DatabaseError, OSError) as error:
             self.last_fault = str(error)
             self.logger.warning("Connection dropped: %s", error)
             if client._state != KeeperState.CONNECTING:
@@ -124,8 +125,12 @@ class EmbeddedConnection(ConnectionHandler):
     def _enter(self, link: Link) -> None:
         client = self.client
         row = link.enter(
-            client._session_id or 0, client._session_passwd, client._session_timeout / 1000
+            client._session_id or 0,
+            client._session_passwd,
+            client._session_timeout / 1000,
+            self._row,
         )
+        self._row = row
         client._session_id = row.id
         client._session_passwd = row.password
         client._protocol_version = 0

@@ -70,6 +70,8 @@ class Link:
         self._pause = pause
         self._offload = offload
         self._row: SessionRow | None = None
+        self._beating: SessionRow | None = None
+        self._next_beat = 0.0
         self._store: Store = offload(lambda: Store(path), self.beat_if_due)
         try:
             with translated(path):
@@ -81,7 +83,6 @@ class Link:
         self._watchdog = Watchdog()
         self._state = State(0, 0, 0, 0, None)
         self._sessions = -1
-        self._next_beat = 0.0
         self.seen = 0
         self.due = 0.0
 
@@ -100,11 +101,18 @@ class Link:
             raise ConnectionDropped("no session was entered")
         return self._row
 
-    def enter(self, session: int, password: bytes, timeout_seconds: float) -> SessionRow:
+    def enter(
+        self, session: int, password: bytes, timeout_seconds: float, former: SessionRow | None
+    ) -> SessionRow:
         """Resume a session, or begin one if `session` is 0.
 
+        :param former: the session as last entered by this client; kept alive while a lock that
+            is taken keeps it from being resumed.
         :raises SessionExpiredError: there is no such session any more, or not with that password.
         """
+        if former is not None and former.id == session:
+            self._beating = former
+            self._beat()
         state = self._begin(write=True, patience_seconds=timeout_seconds)
         try:
             row = self._resumed(session, password) if session else self._begun(timeout_seconds)
@@ -116,7 +124,7 @@ class Link:
             raise DatabaseError(path=self._store.path, reason=str(error)) from error
         finally:
             self._store.rollback()
-        self._row = row
+        self._row = self._beating = row
         self.seen = state.zxid
         self._ring()
         return row
@@ -272,24 +280,24 @@ class Link:
             try:
                 return self._store.begin(session, write=write)
             except BusyError:
-                now = clock()
-                if now > limit:
+                if clock() > limit:
                     raise ConnectionDropped(
                         f"the database has been locked for {patience_seconds:.1f} s"
                     ) from None
-                if self._row is not None and now >= self._next_beat:
-                    self._beat()
+            self.beat_if_due()
             self._pause(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, longest)
 
     def beat_if_due(self) -> None:
         """Show a sign of life if the last one is getting old."""
-        if self._row is not None and clock() >= self._next_beat:
+        if clock() >= self._next_beat:
             self._beat()
 
     def _beat(self) -> None:
-        self._beats.beat(self.row.slot)
-        self._next_beat = clock() + self.row.timeout_milliseconds / 1000 / _BEATS_PER_TIMEOUT
+        row = self._beating
+        if row is not None:
+            self._beats.beat(row.slot)
+            self._next_beat = clock() + row.timeout_milliseconds / 1000 / _BEATS_PER_TIMEOUT
 
     def _announce(self) -> None:
         """Wake whom a commit may concern, and make it durable."""
