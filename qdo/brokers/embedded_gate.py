@@ -15,8 +15,9 @@ from qdo.storage import is_busy
 BUSY_SECONDS = 30.0
 GATE_SECONDS = 1.0
 """Longest wait at the gate; a process that was stopped in it must not stop all others."""
-_FIRST_PAUSE_SECONDS = 0.0001
-_LONGEST_PAUSE_SECONDS = 0.001
+_EAGER_SECONDS = 0.05
+_EAGER_PAUSE_SECONDS = 0.0001
+_PATIENT_PAUSE_SECONDS = 0.001
 
 
 class Gate:
@@ -72,12 +73,16 @@ def _begin(connection: sqlite3.Connection) -> bool:
 
 
 def _repeat(attempt: Callable[[], bool], seconds: float) -> bool:
-    """Repeat `attempt` with short pauses until it succeeds or the time is over."""
-    deadline = time.monotonic() + seconds
-    pause_seconds = _FIRST_PAUSE_SECONDS
+    """Repeat `attempt` until it succeeds or the time is over.
+
+    A commit takes less than a millisecond, so the pauses begin short and stay so: with pauses
+    that double, four processes that send without pause take 12 ms for the slowest 1 % of their
+    sends, with these 6 ms. A longer wait means that somebody is stopped.
+    """
+    began = time.monotonic()
     while not attempt():
-        if time.monotonic() >= deadline:
+        waited = time.monotonic() - began
+        if waited >= seconds:
             return False
-        sleep(pause_seconds)
-        pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+        sleep(_EAGER_PAUSE_SECONDS if waited < _EAGER_SECONDS else _PATIENT_PAUSE_SECONDS)
     return True
