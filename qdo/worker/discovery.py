@@ -13,8 +13,8 @@ from typing import Protocol
 
 from qdo.brokers.base import Broker
 from qdo.names import name_fault
-from qdo.worker.dispatcher import Slot
 from qdo.worker.retry import describe
+from qdo.worker.slot import Slot
 
 _log = logging.getLogger(__name__)
 

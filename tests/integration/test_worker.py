@@ -19,8 +19,8 @@ from qdo.coordination.slots import Claim
 from qdo.errors import CoordinatorUnreachableError
 from qdo.message import Message
 from qdo.outcomes import DeadLetter
-from qdo.worker.dispatcher import JobAborted, Registration, Slot, Turn
 from qdo.worker.registrar import Survey
+from qdo.worker.slot import JobAborted, Registration, Slot, Turn
 from tests.support.engine import Engine, until
 
 

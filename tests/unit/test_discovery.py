@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from qdo.worker.discovery import LIST_SECONDS, RETIRE_MIN_SECONDS, Discovery, Retention
-from qdo.worker.dispatcher import Slot
+from qdo.worker.slot import Slot
 from tests.support.fake_member import FakeMember
 from tests.support.memory_broker import MemoryBroker
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from qdo.coordination.slots import Claim
-from qdo.worker.dispatcher import PAUSE_CHECK_SECONDS, Dispatcher, Registration, Slot, State, Turn
+from qdo.worker.dispatcher import PAUSE_CHECK_SECONDS, Dispatcher
+from qdo.worker.slot import Registration, Slot, State, Turn
 from tests.support.fake_member import FakeMember
 
 
@@ -62,9 +63,6 @@ class Bench:
         return ends.pop(0) if ends else Turn.TIP
 
     def clear(self, slot: Slot) -> None:
-        self.cleared.append(slot.queue)
-
-    def idle(self, slot: Slot) -> None:
         self.cleared.append(slot.queue)
 
     # The test's hands.

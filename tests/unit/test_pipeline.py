@@ -14,10 +14,11 @@ from qdo.coordination.slots import Claim
 from qdo.errors import DatabaseFullError
 from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry, Skip
-from qdo.worker.dispatcher import JobAborted, Slot, State, Turn
 from qdo.worker.executors.greenlet import GreenletExecutor
-from qdo.worker.pipeline import FIRST_LIMIT, Pipeline, running_in
+from qdo.worker.fetching import FIRST_LIMIT
+from qdo.worker.pipeline import Pipeline, running_in
 from qdo.worker.retry import Policy
+from qdo.worker.slot import JobAborted, Slot, State, Turn
 from tests.support.fake_member import FakeMember
 from tests.support.memory_broker import MemoryBroker
 
