@@ -13,6 +13,9 @@ from dataclasses import fields
 
 from tests.simulation.world import Switches, describe, play
 
+REGRESSIONS: tuple[int, ...] = (912, 1067, 1222, 1279, 1859, 1965, 10085, 11803, 15638, 21626)
+"""Seeds that failed once, with the machines or the checks of their day."""
+
 
 def main() -> int:
     """Play histories and report the first that violates something; 1 if one does."""

@@ -250,7 +250,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "                Get(self._layout.queue(slot.queue)),\n"
                 "                lambda second: self._read(slot, Node(first.data, second.version)\n"
                 "                    if isinstance(first, Node) and isinstance(second, Node)\n"
-                "                    else second)))",
+                "                    else second))",
             ),
         ),
     ),

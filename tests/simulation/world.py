@@ -122,16 +122,20 @@ class World:
 
     def rebalance_in_peace(self) -> None:
         """Let a worker join and another leave while nothing fails, and count the moves."""
-        deleted = any(self.checks.is_deleted(queue) for queue in self.queues())
-        if deleted or any(process.draining for process in self.living()):
+        living = self.living()
+        registered = set(self.coordinator.names(self.layout.workers) or ())
+        if (
+            any(self.checks.is_deleted(queue) for queue in self.queues())
+            or any(process.draining for process in living)
+            or registered != {process.member.name for process in living}
+        ):
             return
         self.schedule.note("--- a worker joins ---")
         self.checks.peaceful = True
         self.broker.tempo = 0.2
         for queue in self.queues():
             self.send(queue)
-        workers = len(self.living())
-        self._expect_moves(self.join, len(self.queues()) // (workers + 1))
+        self._expect_moves(self.join, len(self.queues()) // (len(living) + 1))
         self.schedule.note("--- a worker leaves ---")
         leaver = self.random.choice(self.living())
         for queue in self.queues():
@@ -257,6 +261,8 @@ class World:
         ops: list[Op],
         telling: bool,
     ) -> None:
+        if self.checks.peaceful:
+            return
         again = partial(self._operate, queue, change, telling=telling)
         if self.coordinator.down:
             self.schedule.after(0.5, again)
@@ -333,7 +339,7 @@ class World:
         if self.random.random() < 0.7:
             self._close(process)
         if self.random.random() < 0.8:
-            self.schedule.after(self.random.random(), self.join)
+            self.schedule.after(self.random.random(), self._befall, World.join)
 
     def _close(self, process: Process) -> None:
         session = process.link.session

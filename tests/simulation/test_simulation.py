@@ -1,0 +1,144 @@
+"""Seeded histories keep every invariant, and the means to find out are sound themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from qdo.coordination.machine import (
+    CheckOp,
+    Committed,
+    Created,
+    CreateOp,
+    Fault,
+    Refused,
+    SetOp,
+)
+from tests.simulation.__main__ import REGRESSIONS
+from tests.simulation.model import Coordinator
+from tests.simulation.mutants import MUTANTS, ROOT, Mutant, check_edits
+from tests.simulation.schedule import Schedule
+from tests.simulation.world import play
+
+HISTORIES = 2000
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command: in a process of its own, where the order of sets is fixed too."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(300)
+def test_no_history_violates_an_invariant() -> None:
+    """Two thousand histories of crashes, stops, lost answers, expiries and seeks."""
+    run = _run("--histories", str(HISTORIES), "--json")
+    assert run.stdout, run.stderr
+    found = json.loads(run.stdout)
+    assert found["invariant"] == "", f"{found}; python -m tests.simulation --seed {found['seed']}"
+
+
+def test_seeds_that_failed_once_are_played_for_ever() -> None:
+    """Each of them found something wrong in its day."""
+    for seed in REGRESSIONS:
+        violation, _ = play(seed)
+        assert violation is None, f"seed {seed}: {violation}"
+
+
+def test_a_seed_gives_the_same_history_again() -> None:
+    """The trace of a failure can be printed after the fact."""
+    traces = [play(7, tracing=True)[1].schedule.trace for _ in range(2)]
+    assert traces[0]
+    assert traces[0] == traces[1]
+
+
+def test_a_history_does_not_hang_on_the_order_of_sets() -> None:
+    """The machines go through sets in no order of their own: any seed repeats anywhere."""
+    script = (
+        "import sys, zlib; from tests.simulation.world import play;"
+        "print(zlib.crc32(repr([play(s, tracing=True)[1].schedule.trace"
+        " for s in range(40)]).encode()))"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": order},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for order in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_a_mutant_is_found() -> None:
+    """The command says what was violated and where, and fails."""
+    run = _run("--histories", "200", "--json", "--switch", "close_living")
+    assert run.returncode == 1
+    assert json.loads(run.stdout)["invariant"] in ("1", "7")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_still_fits_the_source(mutant: Mutant) -> None:
+    """A list of mutants that no longer apply would prove nothing."""
+    check_edits(mutant)
+
+
+# --- the modelled coordinator -----------------------------------------------------------
+
+
+def _coordinator() -> Coordinator:
+    coordinator = Coordinator(Schedule(1))
+    coordinator.ensure(["/a"])
+    return coordinator
+
+
+def test_a_transaction_is_all_or_nothing() -> None:
+    """The index of the first bad operation is told, and nothing has changed."""
+    coordinator = _coordinator()
+    answer = coordinator.commit(1, (CreateOp("/a/b", b""), SetOp("/a", b"x", 7)))
+    assert answer == Refused(1, Fault.BAD_VERSION)
+    assert coordinator.node("/a/b") is None
+
+
+def test_operations_of_a_transaction_see_each_other() -> None:
+    """As in ZooKeeper, each is judged by what those before it left."""
+    coordinator = _coordinator()
+    answer = coordinator.commit(
+        1, (CreateOp("/a/b", b""), SetOp("/a/b", b"x", 0), CheckOp("/a/b", 1))
+    )
+    assert answer == Committed(coordinator.zxid, (0, 1, -1))
+
+
+def test_earlier_states_can_be_read() -> None:
+    """That is what a follower that lags serves."""
+    coordinator = _coordinator()
+    before = coordinator.zxid
+    coordinator.commit(1, (SetOp("/a", b"x", 0), CreateOp("/a/b", b"")))
+    then, now = coordinator.node("/a", before), coordinator.node("/a")
+    assert (then and then.data, now and now.data) == (b"", b"x")
+    assert coordinator.names("/a", before) == ()
+    assert coordinator.names("/a") == ("b",)
+
+
+def test_the_end_of_a_session_takes_its_nodes() -> None:
+    """In one transaction; numbers are not given again."""
+    coordinator = _coordinator()
+    session = coordinator.open_session(4.0)
+    first = coordinator.create_sequential(session.id, "/a/n-", b"")
+    coordinator.close_session(session.id)
+    second = coordinator.create_sequential(coordinator.open_session(4.0).id, "/a/n-", b"")
+    assert (first, second) == (Created("/a/n-0000000000"), Created("/a/n-0000000001"))
+    assert coordinator.names("/a") == ("n-0000000001",)
