@@ -1,8 +1,12 @@
 """What follows from an attempt that did not return: one function per outcome.
 
+===========  ===========================================================================
+outcome      what happens
+===========  ===========================================================================
 retry        the queue waits and runs the same message again, so that its order is kept
 dead letter  stored durably, and only then is the message passed
 skip         the message is passed, as the job asked for
+===========  ===========================================================================
 """
 
 from __future__ import annotations

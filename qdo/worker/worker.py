@@ -34,7 +34,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import socket
 import time
 from collections.abc import Callable
@@ -48,17 +47,17 @@ from qdo.app import App
 from qdo.brokers import open_broker
 from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock
-from qdo.coordination.slots import Claim
-from qdo.errors import QdoError, UnreachableError
 from qdo.settings import Settings
 from qdo.worker.burst import Burst
 from qdo.worker.discovery import Discovery, Retention
 from qdo.worker.dispatcher import Dispatcher
+from qdo.worker.drain import Drain
 from qdo.worker.duties import Duties
+from qdo.worker.enrolment import Enrolment
 from qdo.worker.executors.greenlet import GreenletExecutor
 from qdo.worker.pipeline import Pipeline
 from qdo.worker.registrar import Enrolled, Registrar
-from qdo.worker.retry import Policy, backoff, describe
+from qdo.worker.retry import Policy
 from qdo.worker.wakes import Wakes
 from qdo.worker.watchdog import Watchdog
 
@@ -66,43 +65,6 @@ _log = logging.getLogger(__name__)
 
 DESCRIBE_SECONDS = 10.0
 """How often the component node is refreshed."""
-ABORT_SECONDS = 3.0
-"""How long aborted jobs, and the releases after them, may take."""
-REGISTER_POLICY = Policy(backoff_seconds=0.1, backoff_max_seconds=5.0)
-"""Pauses between attempts to register again, for as long as it takes."""
-
-
-class _Listener:
-    """What one registration says; nothing of an older one reaches the newer."""
-
-    def __init__(self, dispatcher: Dispatcher, pipeline: Pipeline, expired: Event) -> None:
-        self.member: Enrolled | None = None
-        self.over = expired
-        self._dispatcher = dispatcher
-        self._counters = pipeline.counters
-
-    def _of(self) -> Enrolled:
-        if self.member is None:
-            raise RuntimeError("the member spoke before it was known")
-        return self.member
-
-    def claimed(self, claim: Claim) -> None:
-        self._counters.claimed += 1
-        self._dispatcher.claimed(self._of(), claim)
-
-    def releasing(self, claim: Claim) -> None:
-        self._counters.released += 1
-        self._dispatcher.releasing(self._of(), claim)
-
-    def lost(self, claim: Claim) -> None:
-        self._counters.lost += 1
-        self._dispatcher.lost(claim)
-
-    def moved(self, old: Claim, new: Claim) -> None:
-        self._dispatcher.moved(self._of(), old, new)
-
-    def expired(self) -> None:
-        self.over.set()
 
 
 class Worker:
@@ -129,8 +91,6 @@ class Worker:
         self._stop_requests = 0
         self._news = Event()
         self._alarm: Any = None
-        self._member: Enrolled | None = None
-        self._refusal: QdoError | None = None
         self._finished = False
         self._started_at = time.time()
         self._timers_changed = Event()
@@ -138,6 +98,7 @@ class Worker:
         self._broker: Broker
         self._pipeline: Pipeline
         self._dispatcher: Dispatcher
+        self._enrolment: Enrolment
         self._duties = Duties(self._news.set)
 
     # --- life -------------------------------------------------------------------------
@@ -193,6 +154,15 @@ class Worker:
             on_quiet=self._news.set,
         )
         self._discovery = Discovery(self._broker, clock)
+        self._enrolment = Enrolment(
+            self._registrar,
+            self._dispatcher,
+            self._pipeline.counters,
+            self._component,
+            self._registered,
+            self._news.set,
+            settings.connect_seconds,
+        )
         watchdog = Watchdog(settings.session_timeout_seconds, tick=self._look_for_exit)
         watchdog.start()
         try:
@@ -205,10 +175,10 @@ class Worker:
                     executor.close()
             _log.info("step 4: the job context is torn down")
         finally:
-            self._close_session()
+            self._enrolment.close()
             watchdog.stop()
-        if self._refusal is not None:
-            raise self._refusal
+        if self._enrolment.refusal is not None:
+            raise self._enrolment.refusal
         return 0 if clean and self._duties.failed is None else 1
 
     def _work(self) -> None:
@@ -217,7 +187,7 @@ class Worker:
         stop_listening = self._broker.listen(wakes.post)
         try:
             for name, duty in (
-                ("registration", self._register_for_ever),
+                ("registration", self._enrolment.run),
                 ("timers", self._run_timers),
                 ("progress", self._note_progress),
                 ("component", self._describe_for_ever),
@@ -234,7 +204,9 @@ class Worker:
             wakes.close()
 
     def _should_stop(self) -> bool:
-        return bool(self._stop_requests or self._duties.failed or self._finished or self._refusal)
+        return bool(
+            self._stop_requests or self._duties.failed or self._finished or self._enrolment.refusal
+        )
 
     def _look_for_exit(self) -> None:
         """Exit even where the event loop is blocked; runs on the watchdog's thread."""
@@ -249,132 +221,26 @@ class Worker:
         self.state = "draining"
         _log.info("step 1: taking nothing new")
         self._duties.end("registration", "discovery", "retention", "burst")
-        member = self._member
-        clean = True
+        member = self._enrolment.member
         if member is not None:
             self._describe(member)
-            _log.info(
-                "step 2: %d messages in hand may finish within %g s",
-                len(self._dispatcher.in_hand()),
-                self.settings.drain_seconds,
-            )
-            member.drain()
-            clean = self._finish(member)
+        drain = Drain(
+            self._dispatcher,
+            self.settings.drain_seconds,
+            self._news,
+            lambda: self._stop_requests >= 2,
+        )
+        clean = drain.run(member)
         self._duties.end_all()
         counts = ", ".join(f"{n} {name}" for name, n in self._pipeline.counters.dump().items())
         _log.info("in all: %s", counts)
         return clean
 
-    def _finish(self, member: Enrolled) -> bool:
-        released = self._released(member)
-        self._await(released, self.settings.drain_seconds, abortable=True)
-        if not self._is_over(released):
-            self._name_unfinished(member)
-            self._dispatcher.abort()
-            self._await(released, ABORT_SECONDS, abortable=False)
-            still = [slot.queue for slot in self._dispatcher.in_hand()]
-            if still:
-                _log.error("jobs that did not even end when aborted: %s", _listed(still))
-            unreleased = member.unreleased()
-            if unreleased:
-                _log.warning(
-                    "step 3: not released, free once the session is closed: %s",
-                    _listed(unreleased),
-                )
-            return False
-        _log.info("step 3: everything is recorded and released")
-        return True
+    # --- duties -------------------------------------------------------------
 
-    def _released(self, member: Enrolled) -> Any:
-        """Return a greenlet that ends when the member has released everything."""
-        limit = self.settings.drain_seconds + ABORT_SECONDS
-        released = gevent.spawn(member.wait_released, limit)
-        released.rawlink(lambda _: self._news.set())
-        return released
-
-    def _is_over(self, released: Any) -> bool:
-        return bool(released.ready() and released.value) and not self._dispatcher.runners
-
-    def _await(self, released: Any, seconds: float, *, abortable: bool) -> None:
-        """Wait until all has been released and no turn is under way, or for so long."""
-        deadline = clock() + seconds
-        while not self._is_over(released):
-            left = deadline - clock()
-            if left <= 0 or (abortable and self._stop_requests >= 2):
-                return
-            self._news.wait(left)
-            self._news.clear()
-
-    def _name_unfinished(self, member: Enrolled) -> None:
-        asked = self._stop_requests >= 2
-        reason = "asked again to stop" if asked else f"{self.settings.drain_seconds:g} s are over"
-        now = clock()
-        for slot in self._dispatcher.in_hand():
-            message = slot.message
-            if message is not None:
-                _log.error(
-                    "%s: aborting message %s of queue %s, whose turn has lasted %.1f s; its next"
-                    " owner runs it again",
-                    reason,
-                    message.id,
-                    slot.queue,
-                    now - slot.started_at,
-                )
-
-    def _close_session(self) -> None:
-        member, self._member = self._member, None
-        if member is not None:
-            self._registrar.close(member)
-            _log.info("step 5: %s has left, its session is closed", member.name)
-
-    # --- the duty "registration" ------------------------------------------------------
-
-    def _register_for_ever(self) -> None:
-        """Register; whenever the session is gone, again, as a new worker."""
-        attempt = 0
-        registered_once = False
-        while True:
-            listener = _Listener(self._dispatcher, self._pipeline, Event())
-            try:
-                member = self._register(listener)
-            except QdoError as error:
-                if not registered_once:
-                    self._refusal = error
-                    self._news.set()
-                    return
-                if not isinstance(error, UnreachableError):
-                    raise
-                attempt += 1
-                pause = backoff(attempt, REGISTER_POLICY, random.random())
-                _log.warning("%s; trying again in %.1f s", describe(error), pause)
-                gevent.sleep(pause)
-                continue
-            attempt = 0
-            registered_once = True
-            self.state = "running"
-            self._describe(member)
-            listener.over.wait()
-            self._member = None
-            if member.failure is not None:
-                raise RuntimeError(f"the coordination of {member.name} failed") from member.failure
-            _log.warning(
-                "%s: its session is over and its queues are lost: registering as a new worker",
-                member.name,
-            )
-            self._registrar.close(member)
-
-    def _register(self, listener: _Listener) -> Enrolled:
-        member = self._registrar.make(listener, self._component(""))
-        listener.member = self._member = member
-        try:
-            member.start(self.settings.connect_seconds)
-        except BaseException:
-            self._member = None
-            self._registrar.close(member)
-            raise
-        return member
-
-    # --- the other duties -------------------------------------------------------------
+    def _registered(self, member: Enrolled) -> None:
+        self.state = "running"
+        self._describe(member)
 
     def _woken(self, names: set[str]) -> None:
         self._dispatcher.wake(names)
@@ -399,8 +265,8 @@ class Worker:
         """Refresh the component node."""
         while True:
             gevent.sleep(DESCRIBE_SECONDS)
-            if self._member is not None:
-                self._describe(self._member)
+            if self._enrolment.member is not None:
+                self._describe(self._enrolment.member)
 
     def _describe(self, member: Enrolled) -> None:
         member.refresh_component(self._component(member.name))
@@ -421,7 +287,7 @@ class Worker:
 
     def _discover_for_ever(self) -> None:
         while True:
-            pause = self._discovery.step(self._member)
+            pause = self._discovery.step(self._enrolment.member)
             self._discover.wait(pause)
             self._discover.clear()
 
@@ -440,10 +306,5 @@ class Worker:
         self._news.set()
 
     def _own_done(self) -> bool:
-        member = self._member
+        member = self._enrolment.member
         return member is not None and member.settled() and self._dispatcher.all_idle()
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:20])
-    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"

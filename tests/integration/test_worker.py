@@ -448,6 +448,40 @@ def test_a_second_stop_aborts_at_once(make: Callable[..., Engine]) -> None:
     assert ("finished", "q") in engine.member.events
 
 
+def test_draining_between_two_registrations_waits_for_jobs_of_lost_queues(
+    make: Callable[..., Engine],
+) -> None:
+    """The context is not torn down under them."""
+    engine = make()
+    story: list[str] = []
+
+    @engine.app.context
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        yield
+        story.append("torn down")
+
+    entered, gate = Event(), Event()
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        entered.set()
+        gate.wait()
+        story.append("job")
+
+    engine.send("q", 1)
+    engine.start("q")
+    entered.wait()
+    engine.registrar.refusals = [CoordinatorUnreachableError(url="x", reason="away")] * 1000
+    engine.member.expire()
+    until(lambda: len(engine.registrar.refusals) < 1000)
+    engine.stop()
+    until(lambda: engine.worker.state == "draining")
+    gate.set()
+    assert engine.join() == 0
+    assert story == ["job", "torn down"]
+
+
 def test_a_duty_that_dies_stops_the_worker(
     make: Callable[..., Engine],
     caplog: pytest.LogCaptureFixture,
