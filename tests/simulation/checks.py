@@ -362,11 +362,12 @@ class Checks:
     def check_healed(self) -> None:
         """When all faults are over everything is owned, balanced and processed."""
         workers = self.coordinator.names(self._workers[:-1]) or ()
-        granted = [
-            len(self._listed(self.coordinator.node(self._assignments + name))) for name in workers
-        ]
-        if granted and max(granted) - min(granted) > 1:
-            raise Violation("6", f"the load is out of balance: {granted}")
+        grants = [self._listed(self.coordinator.node(self._assignments + w)) for w in workers]
+        loads = [len(share) for share in grants]
+        if loads and max(loads) - min(loads) > 1:
+            raise Violation("6", f"the load is out of balance: {loads}")
+        if sum(loads) != len(self.coordinator.names(self._queues[:-1]) or ()):
+            raise Violation("liveness", f"queues are granted twice, or not at all: {grants}")
         for queue in self.coordinator.names(self._queues[:-1]) or ():
             value = self._value(self.coordinator.node(self._queues + queue))
             owner = value.get("owner", "")

@@ -367,6 +367,29 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "a refused release keeps its position unless a seek refused it",
+        "4",
+        (
+            _edit(
+                "ownership",
+                "                    # Whether to release with the `last` found there is seen"
+                " in `_adopt`.\n",
+                "                    slot.as_found = True\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "an adopted claim may have been marked as deleted",
+        "liveness",
+        (
+            _edit(
+                "ownership",
+                "if self._wanted(slot.queue) and not (node.deleted or node.fault):",
+                "if self._wanted(slot.queue):",
+            ),
+        ),
+    ),
+    Mutant(
         "an adopted claim's fence",
         "8",
         (

@@ -114,11 +114,17 @@ class World:
             self.schedule.run(self.schedule.now + TIMEOUT / 8)
             try:
                 self.checks.check_healed()
+                self._check_settled()
             except Violation:
                 if self.schedule.now >= limit:
                     raise
             else:
                 return
+
+    def _check_settled(self) -> None:
+        for process in self.living():
+            if not (process.draining or process.member.settled()):
+                raise Violation("liveness", f"{process.member.name} does not settle")
 
     def rebalance_in_peace(self) -> None:
         """Let a worker join and another leave while nothing fails, and count the moves."""
