@@ -87,7 +87,8 @@ class Fetcher:
         took = self._clock() - start if ahead is None else ahead.took_seconds
         if batch and took >= AHEAD_WORTH_SECONDS and slot.claim is claim and claim.open:
             slot.ahead = Ahead(slot.reader, slot.limit, self._clock)
-        slot.rows = rows = iter(batch)
+        # A list's iterator tells how much is left; not every sequence's does.
+        slot.rows = rows = iter(list(batch))
         return rows
 
     def clear(self, slot: Slot) -> None:
