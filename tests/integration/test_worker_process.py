@@ -20,6 +20,9 @@ from typing import Any
 import pytest
 
 from qdo.app import App
+from qdo.coordination.client import connect
+from qdo.coordination.layout import Layout
+from qdo.coordination.operator import seek
 from qdo.settings import Settings
 from tests.support.procs import ROOT, wait_until
 from tests.support.zookeeper import Ensemble
@@ -234,6 +237,25 @@ def test_a_stopped_worker_comes_back_as_a_new_one(fleet: Fleet) -> None:
     assert "registering as a new worker" in stopped.errors()
     sessions = [told["session"] for told in stopped.told()]
     assert sessions[1::2] == [None, None]
+
+
+def test_seeking_a_live_idle_queue_replays_it(fleet: Fleet) -> None:
+    """An operator moves `last`; the owner notices, and goes on from there."""
+    fleet.app.send_many([("q", 0), ("q", 1)])
+    child = fleet.start()
+    wait_until(lambda: fleet.bodies().get("q") == [0, 1], "both messages")
+    client = connect(f"sqlite:{fleet.folder / 'coordination.db'}")
+    client.open()
+    try:
+        seek(client, Layout.of("fleet"), "q", 0)
+        wait_until(lambda: fleet.bodies()["q"] == [0, 1, 0, 1], "the replay")
+        fleet.app.send("q", 2)
+        wait_until(lambda: fleet.bodies()["q"] == [0, 1, 0, 1, 2], "the next message")
+    finally:
+        client.stop()
+        client.close()
+    child.process.terminate()
+    assert child.wait() == 0
 
 
 def test_sigterm_drains(fleet: Fleet) -> None:
