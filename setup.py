@@ -40,7 +40,7 @@ REQUIRES = [
 ]
 AWS = ["boto3>=1.44,<2"]
 WEB = ["flask>=3.1,<4", "prometheus-client>=0.21,<1"]
-DOCS = ["sphinx>=8.1,<9.1"]
+DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     "pytest>=9.2,<10",
     "pytest-timeout>=2.4,<3",
