@@ -143,11 +143,8 @@ def main() -> int:
         "programs": [asdict(entry) for entry in entries],
     }
     rate = statistics.median(networked.rates)
-    return report.finish(
-        "checkpoints",
-        result,
-        [Goal.at_least("queues recorded a second on ZooKeeper", GOAL, rate, ",.0f")],
-    )
+    goal = Goal.at_least("queues recorded a second on ZooKeeper", GOAL, rate, ",.0f")
+    return report.finish("checkpoints", result, [] if given.quick else [goal])
 
 
 HEADER = ("way", "queues/s", "best", "spread", "% of a core", "set-up")

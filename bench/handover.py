@@ -3,18 +3,21 @@
 Ten members share 1,000 and 10,000 queues on one ZooKeeper server; an eleventh joins, one
 leaves in good order, one is killed with SIGKILL while its parent lives. Measured for qdo's
 coordination and for kazoo's SetPartitioner, each member a process of its own that does
-nothing but take queues up and put them down.
+nothing but take queues up and put them down; then for a fleet of real workers that process
+messages all the while (`bench.fleet`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from bench import crews, report, services
+from bench import crews, fleet, report, services
+from bench.fleet import Upheaval
 from bench.handovers import Handover, handover
 from bench.measure import Goal, Spread
 from bench.peers import tally
@@ -145,6 +148,22 @@ def queue_names(scale: Scale) -> list[str]:
     return [tally.set_member(number) for number in range(scale.queues)]
 
 
+def measure_fleet(ensemble: Ensemble, scale: Scale, run: int) -> list[Upheaval]:
+    """Measure real workers at work."""
+    url = ensemble.url(f"/fleet-{scale.queues}-{run}")
+    layout = Layout.of(APP)
+    client = connect(url)
+    client.open(15.0)
+    try:
+        create_queues(client, layout, queue_names(scale))
+        return fleet.measure(
+            client, url, layout, scale.queues, scale.members, scale.patience_seconds
+        )
+    finally:
+        client.stop()
+        client.close()
+
+
 def measure_partitioner(
     ensemble: Ensemble, scale: Scale, run: int, time_boundary: float
 ) -> list[Change]:
@@ -177,6 +196,7 @@ def arguments() -> argparse.Namespace:
         "--peer-seconds", type=float, default=120.0, help="patience with SetPartitioner"
     )
     parser.add_argument("--no-peers", action="store_true", help="qdo alone")
+    parser.add_argument("--no-fleet", action="store_true", help="without real workers")
     given = parser.parse_args()
     if given.quick:
         given.queues, given.members, given.runs = [100], 3, 1
@@ -189,31 +209,46 @@ def main() -> int:
     given = arguments()
     described = report.machine()
     found: list[Change] = []
+    upheavals: list[tuple[int, Upheaval]] = []
     failures: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(what: str, queues: int) -> Iterator[None]:
+        """Say what could not be measured, and go on with the rest."""
+        report.say(f"{what}, {queues:,} queues")
+        try:
+            yield
+        except ProgramError as error:
+            failures.append(f"{what}, {queues:,} queues: {error}")
+            report.say(failures[-1])
+
     with services.zookeeper() as ensemble:
         for queues in given.queues:
+            scale = Scale(queues, given.members, 60.0)
             for run in range(given.runs):
-                report.say(f"qdo, {queues:,} queues, run {run + 1} of {given.runs}")
-                scale = Scale(queues, given.members, 60.0)
-                found += measure_qdo(ensemble, scale, run)
-            if given.no_peers or queues > given.peer_queues:
-                continue
-            report.say(f"SetPartitioner, {queues:,} queues")
-            scale = Scale(queues, given.members, given.peer_seconds)
-            try:
-                found += measure_partitioner(ensemble, scale, 0, given.time_boundary)
-            except ProgramError as error:
-                failures.append(f"SetPartitioner, {queues:,} queues: {error}")
+                with noted(f"qdo, run {run + 1} of {given.runs}", queues):
+                    found += measure_qdo(ensemble, scale, run)
+            for run in range(0 if given.no_fleet else given.runs):
+                with noted(f"real workers, run {run + 1} of {given.runs}", queues):
+                    upheavals += [(queues, each) for each in measure_fleet(ensemble, scale, run)]
+            if not given.no_peers and queues <= given.peer_queues:
+                scale = Scale(queues, given.members, given.peer_seconds)
+                with noted("SetPartitioner", queues):
+                    found += measure_partitioner(ensemble, scale, 0, given.time_boundary)
     print(report.table(HEADER, [row(group) for group in grouped(found)]))
+    if upheavals:
+        print(report.table(FLEET_HEADER, fleet_rows(upheavals)))
     for failure in failures:
         print(failure)
     result = {
         "machine": described,
         "versions": report.versions(("kazoo", "gevent")),
         "changes": [asdict(change) for change in found],
+        "fleet": [{"queues": queues, **asdict(each)} for queues, each in upheavals],
         "failures": failures,
     }
-    return report.finish("handover", result, goals(found))
+    judged = [] if given.quick else [*goals(found), *fleet_goals(upheavals)]
+    return report.finish("handover", result, judged, bool(failures))
 
 
 HEADER = (
@@ -272,6 +307,63 @@ def goals(found: Sequence[Change]) -> list[Goal]:
         lost = max(change.effect.unowned for change in group)
         reached.append(Goal.at_most(f"{where}: queues without owner", 0, lost, ".0f"))
     return reached
+
+
+FLEET_HEADER = (
+    *("real workers, queues, change", "runs", "moved", "fewest", "settled ms", "worst ms"),
+    *("gap ms", "wait before ms", "unmoved ms", "moved ms", "repeated", "missing", "disordered"),
+)
+
+
+def _by_cause(upheavals: Sequence[tuple[int, Upheaval]]) -> dict[str, list[Upheaval]]:
+    groups: dict[str, list[Upheaval]] = {}
+    for queues, each in upheavals:
+        groups.setdefault(f"{queues:,} queues, {each.cause}", []).append(each)
+    return groups
+
+
+def fleet_rows(upheavals: Sequence[tuple[int, Upheaval]]) -> list[tuple[str, ...]]:
+    """Return the lines of the table of real workers: medians of times, worst of the rest."""
+    lines = []
+    for where, group in _by_cause(upheavals).items():
+        settled = Spread.of_costs([each.effect.settled_seconds for each in group])
+        waits = zip(*((u.calm_wait, u.unmoved_wait, u.moved_wait) for u in group), strict=True)
+        lines.append(
+            (
+                where,
+                str(len(group)),
+                f"{max(each.effect.moved for each in group):,}",
+                f"{group[0].effect.fewest:,}",
+                f"{1000 * settled.median:,.0f}",
+                f"{1000 * settled.worst:,.0f}",
+                f"{1000 * max(each.effect.gap_seconds for each in group):,.0f}",
+                *(f"{1000 * max(wait):,.0f}" for wait in waits),
+                f"{max(each.repeated for each in group):,}",
+                f"{max(each.missing for each in group):,}",
+                f"{max(each.disordered for each in group):,}",
+            )
+        )
+    return lines
+
+
+def fleet_goals(upheavals: Sequence[tuple[int, Upheaval]]) -> list[Goal]:
+    """Return what real workers have to reach."""
+    found: list[Goal] = []
+    for where, group in _by_cause(upheavals).items():
+        what = f"real workers, {where}"
+        if group[0].cause in ("join", "kill -9"):
+            settled = Spread.of_costs([each.effect.settled_seconds for each in group])
+            found.append(Goal.at_most(f"{what}: seconds until settled", 0.5, settled.median))
+        moves = max(each.effect.moved - each.effect.fewest for each in group)
+        found.append(Goal.at_most(f"{what}: moves beyond the fewest", 0, moves, ".0f"))
+        paused = max(each.effect.paused for each in group)
+        found.append(Goal.at_most(f"{what}: unmoved queues paused", 0, paused, ".0f"))
+        wrong = max(each.missing + each.disordered for each in group)
+        found.append(Goal.at_most(f"{what}: messages missing or too early", 0, wrong, ".0f"))
+        if group[0].cause != "kill -9":
+            repeated = max(each.repeated for each in group)
+            found.append(Goal.at_most(f"{what}: messages repeated", 0, repeated, ".0f"))
+    return found
 
 
 if __name__ == "__main__":

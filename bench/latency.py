@@ -160,7 +160,8 @@ def main() -> int:
         "peers": report.versions(services.peer_names(), python) if python else {},
         "programs": [asdict(entry) for entry in entries],
     }
-    return report.finish("latency", result, goals(own))
+    failed = any(entry.failure for entry in entries)
+    return report.finish("latency", result, [] if given.quick else goals(own), failed)
 
 
 @contextlib.contextmanager

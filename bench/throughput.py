@@ -208,7 +208,8 @@ def main() -> int:
         "queues": QUEUES,
         "programs": [{**asdict(entry), "rate": entry.rate} for entry in shown],
     }
-    return report.finish("throughput", result, goals(entries))
+    failed = any(entry.failure for entry in shown)
+    return report.finish("throughput", result, [] if given.quick else goals(entries), failed)
 
 
 def _run(
@@ -234,7 +235,7 @@ HEADER = ("program", "jobs/s", "best", "spread", "CPU us/job", "qdo is", "set-up
 def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
     """Return the lines of the table."""
     own = next((entry.rate for entry in entries if entry.name == "qdo"), 0.0)
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for entry in entries:
         if not entry.rates:
             lines.append((entry.name, "failed", "", "", "", "", entry.how))
