@@ -18,8 +18,10 @@ from qdo.coordination.membership import Registration
 from qdo.coordination.performer import Performer, Watcher
 from tests.simulation.checks import Broker, Checks
 from tests.simulation.engine import Engine
-from tests.simulation.model import Coordinator, Exists, Link
+from tests.simulation.link import Link
+from tests.simulation.model import Coordinator
 from tests.simulation.schedule import Schedule
+from tests.simulation.server import Exists
 from tests.simulation.switches import Switches
 
 
