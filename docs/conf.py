@@ -23,7 +23,6 @@ nitpicky = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
-autodoc_class_signature = "separated"
 
 html_theme = "furo"
 html_title = f"qdo {release}"
