@@ -11,8 +11,8 @@ import time
 import traceback
 from dataclasses import fields
 
+from tests.simulation.story import describe, play
 from tests.simulation.switches import Switches
-from tests.simulation.world import describe, play
 
 REGRESSIONS: tuple[int, ...] = (912, 1067, 1222, 1279, 1859, 1965, 10085, 11803, 15638, 21626)
 """Seeds that failed once, with the machines or the checks of their day."""

@@ -28,6 +28,11 @@ from qdo.coordination.machine import Node
 from qdo.coordination.slots import Claim
 from tests.simulation.model import Coordinator, Transaction
 
+OPERATOR = 1
+"""The session of all operators."""
+ROGUE = 2
+"""The session of a rebalancer that knows no fence."""
+
 
 class Violation(Exception):
     """An invariant does not hold."""
@@ -120,13 +125,11 @@ class Checks:
         self.claims = 0
         self.ledger = 0
         self.peaceful = False
-        self.operators: set[int] = {0}
         self._workers = layout.workers + "/"
         self._queues = layout.queues + "/"
         self._assignments = layout.assignments + "/"
         self._rebalancer = layout.rebalancer
         self._leader: object = None
-        self.rogues: set[int] = {0}
         self._parsed: dict[bytes, dict[str, Any]] = {}
         self._state: dict[str, _Queue] = {}
         self._tenure_of: dict[Claim, Tenure] = {}
@@ -147,7 +150,7 @@ class Checks:
             elif path == self._rebalancer:
                 self._leader = self._client(entry)
             elif path.startswith(self._assignments):
-                if entry.session not in self.rogues and self._client(entry) != self._leader:
+                if entry.session not in (0, ROGUE) and self._client(entry) != self._leader:
                     raise Violation("fence", f"a deposed rebalancer writes {path}")
                 if after is None:
                     continue
@@ -203,7 +206,7 @@ class Checks:
             return
         tenure = state.tenures[-1] if state.tenures else None
         last, now = int(old.get("last") or 0), int(new.get("last") or 0)
-        if entry.session in self.operators:
+        if entry.session in (0, OPERATOR):
             if tenure is not None:
                 tenure.deleted |= bool(new.get("deleted"))
                 if old.get("seek", 0) != new.get("seek", 0):

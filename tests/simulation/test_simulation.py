@@ -22,7 +22,7 @@ from tests.simulation.__main__ import REGRESSIONS
 from tests.simulation.model import Coordinator
 from tests.simulation.mutants import MUTANTS, ROOT, Mutant, check_edits
 from tests.simulation.schedule import Schedule
-from tests.simulation.world import play
+from tests.simulation.story import play
 
 HISTORIES = 2000
 
@@ -65,7 +65,7 @@ def test_a_seed_gives_the_same_history_again() -> None:
 def test_a_history_does_not_hang_on_the_order_of_sets() -> None:
     """The machines go through sets in no order of their own: any seed repeats anywhere."""
     script = (
-        "import sys, zlib; from tests.simulation.world import play;"
+        "import sys, zlib; from tests.simulation.story import play;"
         "print(zlib.crc32(repr([play(s, tracing=True)[1].schedule.trace"
         " for s in range(40)]).encode()))"
     )

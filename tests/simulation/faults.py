@@ -1,0 +1,173 @@
+"""What befalls a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qdo.coordination.layout import encode_queues
+from qdo.coordination.machine import CreateOp, SetOp
+from tests.simulation import operators
+from tests.simulation.checks import ROGUE
+from tests.simulation.process import Process
+from tests.simulation.world import TIMEOUT, World
+
+
+def lose_connection(world: World) -> None:
+    """Cut a connection; the client comes back by itworld."""
+    process = world.one()
+    if process is not None:
+        process.link.lose()
+
+
+def lose_often(world: World) -> None:
+    """Cut one worker's connection again and again."""
+    process = world.one()
+    if process is not None:
+        for _ in range(world.random.randint(2, 5)):
+            world.schedule.after(world.random.random() * 0.6, world.befall, _loser(process))
+
+
+def lose_answers(world: World) -> None:
+    """Lose connections of some worker just after its writes took effect."""
+    process = world.one()
+    if process is not None:
+        process.link.snipe(world.random.randint(1, 3))
+
+
+def cut_server(world: World) -> None:
+    """Cut the server of some worker from the leader, and after a while the connection."""
+    process = world.one()
+    if process is not None:
+        _cut(world, process)
+
+
+def _cut(world: World, process: Process) -> None:
+    process.link.cut()
+    world.schedule.after(TIMEOUT * world.random.uniform(0.1, 1.6), world.befall, _loser(process))
+
+
+def stall(world: World) -> None:
+    """Let nothing through for a worker for a while."""
+    process = world.one()
+    if process is not None:
+        process.link.stall(TIMEOUT * world.random.uniform(0.1, 0.9))
+        if world.random.random() < 0.3:
+            world.schedule.after(
+                TIMEOUT * world.random.uniform(0.3, 1.2), world.befall, _cutter(process)
+            )
+
+
+def stop(world: World) -> None:
+    """Stop a process, and let it go on some time later."""
+    process = world.one()
+    if process is None:
+        return
+    process.stop()
+    duration = TIMEOUT * world.random.choice((0.3, 0.8, 1.2, 2.0)) * world.random.random()
+    world.schedule.after(duration, process.resume)
+    if world.switches.close_living:
+        _close(world, process)
+    if world.random.random() < 0.4:
+        world.schedule.after(duration + 0.3 * world.random.random(), world.befall, _cutter(process))
+
+
+def kill(world: World) -> None:
+    """Kill a process; its parent closes its session, or nobody does; another may start."""
+    process = world.one()
+    if process is None:
+        return
+    process.kill()
+    if world.random.random() < 0.7:
+        _close(world, process)
+    if world.random.random() < 0.8:
+        world.schedule.after(world.random.random(), world.befall, World.join)
+
+
+def _close(world: World, process: Process) -> None:
+    session = process.link.session
+    if session is not None:
+        world.schedule.after(0.005 + 0.3 * world.random.random(), _close_session, world, session.id)
+
+
+def _close_session(world: World, session: int) -> None:
+    if not world.coordinator.down:
+        world.coordinator.close_session(session)
+
+
+def outage(world: World) -> None:
+    """Take the coordinator away for a while."""
+    if not world.coordinator.down:
+        world.coordinator.go_down()
+        duration = TIMEOUT * world.random.choice((0.1, 0.5, 1.5)) * world.random.random()
+        world.schedule.after(duration, _end_outage, world)
+
+
+def _end_outage(world: World) -> None:
+    if world.coordinator.down:
+        world.coordinator.come_up()
+
+
+def deafen(world: World) -> None:
+    """Let a process hear late what its client knows already."""
+    process = world.one()
+    if process is not None:
+        process.deafness = world.random.choice((0.05, 0.3, 1.0))
+
+
+def slow_down(world: World) -> None:
+    """Make a worker's network slow."""
+    process = world.one()
+    if process is not None:
+        process.link.slowness = world.random.choice((3.0, 10.0, 30.0))
+
+
+def write_garbage(world: World) -> None:
+    """Let a rebalancer that is stale, doubled or mad write well-formed assignments."""
+    world.rogue = True
+    workers = world.coordinator.names(world.layout.workers) or ()
+    if not workers:
+        return
+    worker = world.random.choice(workers)
+    names = [*world.queues(), "ghost"]
+    share = world.random.sample(names, world.random.randint(0, len(names)))
+    path = world.layout.assignment(worker)
+    data = encode_queues(share)
+    exists = world.coordinator.node(path) is not None
+    world.schedule.note("a rogue grants %s to %s", share, worker)
+    world.coordinator.commit(ROGUE, (SetOp(path, data, -1) if exists else CreateOp(path, data),))
+    if world.random.random() < 0.7:
+        world.schedule.after(world.random.random(), world.befall, write_garbage)
+
+
+def _loser(process: Process) -> Callable[[World], None]:
+    return lambda world: process.link.lose()
+
+
+def _cutter(process: Process) -> Callable[[World], None]:
+    return lambda world: _cut(world, process)
+
+
+FAULTS: tuple[Callable[[World], None], ...] = (
+    lose_connection,
+    lose_connection,
+    lose_often,
+    lose_answers,
+    lose_answers,
+    cut_server,
+    stall,
+    stop,
+    stop,
+    kill,
+    kill,
+    outage,
+    deafen,
+    slow_down,
+    World.join,
+    World.leave,
+    World.new_queue,
+    operators.seek,
+    operators.seek,
+    operators.seek_hastily,
+    operators.mark_deleted,
+    write_garbage,
+)

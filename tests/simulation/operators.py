@@ -1,0 +1,89 @@
+"""What operators do to queues while workers run; see rule 10 of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from qdo.coordination.layout import QueueNode, WorkerNode
+from qdo.coordination.machine import Op, Refused, SetOp
+from tests.simulation.checks import OPERATOR
+from tests.simulation.world import TIMEOUT, World
+
+
+def seek(world: World) -> None:
+    """Move a queue's `last`, as rule 10 of the protocol says."""
+    queue = world.random.choice(world.queues())
+    end = world.broker.end(queue) // 10
+    target = 10 * world.random.randint(0, end)
+    _operate(world, queue, lambda node: replace(node.moved_to(target), seek=node.seek + 1))
+
+
+def mark_deleted(world: World) -> None:
+    """Mark a queue as deleted; some are created again later, in place."""
+    queue = world.random.choice(world.queues())
+    _operate(world, queue, lambda node: replace(node, deleted=True))
+    if world.random.random() < 0.6:
+        world.schedule.after(
+            world.random.random() * TIMEOUT,
+            _operate,
+            world,
+            queue,
+            lambda node: replace(node.moved_to(0), seek=node.seek + 1, deleted=False),
+        )
+
+
+def seek_hastily(world: World) -> None:
+    """Move a queue's `last` without telling its owner, who will write and find out."""
+    queue = world.random.choice(world.queues())
+    target = 10 * world.random.randint(0, world.broker.end(queue) // 10)
+    _operate(
+        world,
+        queue,
+        lambda node: replace(node.moved_to(target), seek=node.seek + 1),
+        telling=False,
+    )
+
+
+def _operate(
+    world: World, queue: str, change: Callable[[QueueNode], QueueNode], *, telling: bool = True
+) -> None:
+    """Read a queue node and its owner's, perhaps stale; write both at those versions."""
+    random, coordinator = world.random, world.coordinator
+    head = coordinator.zxid
+    view = head - random.randint(0, min(3, head - 1)) if random.random() < 0.3 else head
+    node = coordinator.node(world.layout.queue(queue), view)
+    if node is None:
+        return
+    before = QueueNode.parse(node.data)
+    ops: list[Op] = [SetOp(world.layout.queue(queue), change(before).encode(), node.version)]
+    path = world.layout.worker(before.owner)
+    owner = coordinator.node(path, view) if before.owner else None
+    if owner is not None and telling:
+        value = WorkerNode.parse(owner.data)
+        told = replace(value, reread=(*dict.fromkeys((*value.reread, queue)),))
+        ops.append(SetOp(path, told.encode(), owner.version))
+    delay = random.random() * 0.05
+    world.schedule.after(delay, _commit_operation, world, queue, change, ops, telling)
+
+
+def _commit_operation(
+    world: World,
+    queue: str,
+    change: Callable[[QueueNode], QueueNode],
+    ops: list[Op],
+    telling: bool,
+) -> None:
+    if world.checks.peaceful:
+        return
+    again = partial(_operate, world, queue, change, telling=telling)
+    if world.coordinator.down:
+        world.schedule.after(0.5, again)
+        return
+    answer = world.coordinator.commit(OPERATOR, tuple(ops))
+    world.schedule.note("an operator changes %s: %s", queue, answer)
+    if isinstance(answer, Refused):
+        again()
+    elif not telling:
+        world.send(queue)
