@@ -1,0 +1,147 @@
+"""The examples of the documentation happen as they are shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import QDO, WORKER, clean_environment
+from tests.support.pages import blocks, read, steps
+
+PATIENCE_SECONDS = 60.0
+
+# What differs from run to run, and what stands for it in a comparison.
+VARYING = (
+    (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "ID"),
+    (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"), "TIME"),
+    (re.compile(r"\b1\d{17}\b"), "POSITION"),
+    (re.compile(r"\[\d+\]"), "[PID]"),
+    (re.compile(r" {2,}"), " "),
+)
+WORK = "--burst --log-level warning"
+
+
+class Shell:
+    """Runs commands as they are typed, in a folder of their own."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        self._environment = environment
+
+    def run(self, command: str) -> str:
+        """Return what a command wrote on either stream; raise unless it ends well."""
+        done = subprocess.run(
+            ["/bin/sh", "-c", command],
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+    def write(self, name: str, text: str) -> None:
+        """Make a file in the folder."""
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    """A shell in which the commands of this checkout are found first."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, arguments in (("qdo", QDO), ("qdo-worker", WORKER), ("python", ())):
+        words = " ".join((sys.executable, *arguments))
+        script = programs / name
+        script.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        script.chmod(0o755)
+    environment = clean_environment()
+    environment["PATH"] = f"{programs}:{environment['PATH']}"
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return Shell(folder, environment)
+
+
+def plain(text: str) -> list[str]:
+    """Return lines without what differs from run to run; queues may come in any order."""
+    for pattern, word in VARYING:
+        text = pattern.sub(word, text)
+    return sorted(line.strip() for line in text.splitlines())
+
+
+def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
+    """Files are written, commands run, and their output is the one that is shown."""
+    ran = 0
+    for block in blocks(read("quickstart")):
+        if "caption" in block.options:
+            shell.write(block.options["caption"], block.text)
+        elif block.options.get("class") == "run":
+            for command, shown in steps(block):
+                assert plain(shell.run(command)) == plain("\n".join(shown)), command
+                ran += 1
+    assert ran >= 10
+
+
+def test_the_readme_example_happens_as_shown(shell: Shell) -> None:
+    """The first thing that anybody tries works."""
+    app, console = blocks(read("README"))
+    shell.write("hello.py", app.text)
+    activate, *rest = steps(console)
+    assert activate == (". .venv/bin/activate", [])
+    assert len(rest) == 3
+    for command, shown in rest:
+        assert plain(shell.run(command)) == plain("\n".join(shown)), command
+
+
+def test_a_fenced_write_counts_every_message_once(shell: Shell) -> None:
+    """The worked example of the delivery rules stays exact when a queue is processed again."""
+    (block,) = [each for each in blocks(read("delivery")) if each.language == "python"]
+    shell.write(block.options["caption"], block.text)
+    shell.write("lines", "".join(json.dumps({"amount": amount}) + "\n" for amount in (1, 2, 3)))
+    shell.write(
+        "total.py",
+        "import sqlite3\n"
+        "rows = sqlite3.connect('totals.db').execute('SELECT queue, amount FROM totals')\n"
+        "print(*rows.fetchall())\n",
+    )
+    shell.run("qdo send --app totals till --file lines")
+    for _ in range(2):
+        shell.run(f"qdo-worker totals:app {WORK}")
+        assert shell.run("python total.py") == "('till', 6)\n"
+        shell.run("qdo seek --app totals till earliest --execute")
+
+
+def test_positions_move_to_another_coordinator(shell: Shell) -> None:
+    """The script of the operations page lets queues go on where they were."""
+    (script,) = [each for each in blocks(read("operations")) if each.language == "python"]
+    shell.write(script.options["caption"], script.text)
+    worker = f"qdo-worker --app hello --job workers.echo:job {WORK}"
+    shell.run("qdo send --app hello greetings 1")
+    assert "greetings" in shell.run(worker)
+    shell.run("python move.py sqlite:qdo-data/coordination.db sqlite:new.db hello")
+    assert shell.run(f"{worker} --coordinator sqlite:new.db") == ""
+
+
+def test_a_worker_runs_in_a_process_of_ones_own(shell: Shell) -> None:
+    """The example of the API page works for the app of the quick start."""
+    (app, *_) = [each for each in blocks(read("quickstart")) if "caption" in each.options]
+    (own,) = [each for each in blocks(read("api")) if "caption" in each.options]
+    for block in (app, own):
+        shell.write(block.options["caption"], block.text)
+    shell.run("python welcome.py")
+    lines = shell.run(f"python {own.options['caption']}").splitlines()
+    assert sorted(lines) == [
+        "lab: hello, Barbara!",
+        "office: hello, Ada!",
+        "office: hello, Edsger!",
+        "office: hello, Grace!",
+    ]

@@ -1,0 +1,129 @@
+"""The documentation and the product say the same."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import doctest
+import io
+import json
+import re
+
+import click
+import pytest
+
+import qdo
+from qdo import errors
+from qdo.cli.main import COMMANDS
+from qdo.cli.main import qdo as qdo_command
+from qdo.cli.shell import EXIT_CODES
+from qdo.cli.worker import worker as worker_command
+from qdo.settings import SPECIAL_VARIABLES, Declaration, declarations
+from tests.support.pages import Block, blocks_in, pages, read, section, table
+
+
+def examples(language: str) -> pytest.MarkDecorator:
+    """Run a test for each code block in a language."""
+    found = blocks_in(language)
+    return pytest.mark.parametrize(
+        "block", [block for _, block in found], ids=[name for name, _ in found]
+    )
+
+
+# --- settings, exit codes, names --------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", [*declarations()], ids=lambda each: each.name)
+def test_every_setting_is_documented_with_default_and_unit(setting: Declaration) -> None:
+    """The table of settings has the default and unit that hold."""
+    _, default, unit, meaning = table("configuration", "settings")[setting.name]
+    assert default.strip("`") == json.dumps(setting.default)
+    assert unit == setting.unit
+    assert meaning
+
+
+def test_no_other_setting_is_documented() -> None:
+    """The table of settings lists nothing that does not exist."""
+    assert [*table("configuration", "settings")] == [each.name for each in declarations()]
+
+
+@pytest.mark.parametrize("variable", sorted(SPECIAL_VARIABLES))
+def test_variables_that_are_no_settings_are_documented(variable: str) -> None:
+    """Whoever meets one of them in an environment can look it up."""
+    assert f"`{variable}`" in read("configuration")
+
+
+def test_exit_codes_are_documented_in_the_words_of_the_help() -> None:
+    """The table has every code of --help, in the same words, and no other."""
+    told = dict(re.findall(r"^ +(\d+)  (.*)$", EXIT_CODES, re.MULTILINE))
+    shown = table("configuration", "exit-codes")
+    assert {code: cells[1] for code, cells in shown.items()} == told
+
+
+def test_every_error_has_a_documented_exit_code() -> None:
+    """No error ends a command with a code that the documentation does not know."""
+    kinds = [each for each in vars(errors).values() if isinstance(each, type)]
+    codes = {str(each.exit_code) for each in kinds if issubclass(each, errors.QdoError)}
+    assert codes <= table("configuration", "exit-codes").keys()
+
+
+def test_public_names_are_documented() -> None:
+    """The page of the Python API has every name that `import qdo` gives."""
+    text = read("api")
+    assert [name for name in qdo.__all__ if name[0] != "_" and f"qdo.{name}" not in text] == []
+
+
+# --- commands ---------------------------------------------------------------------
+
+
+def command(name: str) -> click.Command:
+    """Return a command by the words that it is called with."""
+    if name == "qdo-worker":
+        return worker_command
+    with click.Context(qdo_command) as context:
+        found = qdo_command.get_command(context, name.removeprefix("qdo "))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", ["qdo-worker", *(f"qdo {each}" for each in COMMANDS)])
+def test_every_command_and_option_is_documented(name: str) -> None:
+    """The section of a command names exactly the options that it takes."""
+    taken = {
+        option for each in command(name).params for option in each.opts if option.startswith("--")
+    }
+    named = set(re.findall(r"`(--[a-z-]+)", section("cli", name)))
+    assert named | {"--help"} == taken | {"--help"}
+
+
+def test_pages_name_every_command_and_no_other() -> None:
+    """What is written as `qdo something`, on any page, is a command."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages())
+    named = set(re.findall(r"(?:[`/]|\$ |\| )qdo ([a-z-]+)", text))
+    assert named == COMMANDS.keys()
+
+
+# --- examples ---------------------------------------------------------------------
+
+
+@examples("json")
+def test_json_examples_are_json(block: Block) -> None:
+    """What is shown as the value of a node can be read."""
+    assert isinstance(json.loads(block.text), dict)
+
+
+@examples("python")
+def test_python_examples_are_python(block: Block) -> None:
+    """What is shown as Python compiles."""
+    assert ast.parse(block.text).body
+
+
+@examples("pycon")
+def test_interpreter_examples_give_what_is_shown(block: Block) -> None:
+    """What is shown as a session of the interpreter happens so."""
+    test = doctest.DocTestParser().get_doctest(block.text, {}, "example", None, None)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        result = doctest.DocTestRunner(verbose=False).run(test)
+    assert result.attempted
+    assert not result.failed, output.getvalue()
