@@ -44,7 +44,7 @@ DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     "pytest>=9.2,<10",
     "pytest-timeout>=2.4,<3",
-    "hypothesis>=6.170,<7",
+    "hypothesis>=6.168,<7",
     "objgraph>=3.6,<4",  # for kazoo's own tests
     "mypy>=2.4,<2.5",
     "ruff>=0.17.5,<0.18",
