@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-CREATE, DELETE, SET_DATA, CHECK, MULTI, CREATE2 = 1, 2, 5, 13, 14, 15
+CREATE, DELETE, SET_DATA, SET_ACL, CHECK, MULTI, CREATE2 = 1, 2, 5, 7, 13, 14, 15
 CREATE_SESSION, CLOSE_SESSION, ERROR = -10, -11, -1
 
 
@@ -113,5 +113,5 @@ def _changes(
     elif kind == CLOSE_SESSION:
         for path in sorted(ephemerals.pop(session, ())):
             yield Change(path, None)
-    elif kind not in (CHECK, CREATE_SESSION, ERROR):
+    elif kind not in (CHECK, SET_ACL, CREATE_SESSION, ERROR):
         raise ValueError(f"the log holds a transaction of kind {kind}, which no test makes")
