@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -104,7 +106,7 @@ def measure_qdo(entry: Entry, plan: Plan) -> None:
 
 def measure_rival(entry: Entry, plan: Plan, rival: Rival, python: Path) -> None:
     """Measure a program on Redis."""
-    with services.redis() as url, timing(plan) as (_, pipe, environment):
+    with services.redis(rival.durable) as url, timing(plan) as (_, pipe, environment):
         environment.update({"BENCH_REDIS": url, **rival.environment})
         with Program(rival.worker_command(python), environment=environment) as worker:
             measure(
@@ -115,6 +117,18 @@ def measure_rival(entry: Entry, plan: Plan, rival: Rival, python: Path) -> None:
                 pipe,
                 environment,
             )
+
+
+def measure_disk(entry: Entry, plan: Plan) -> None:
+    """Measure what a durable send cannot be faster than."""
+    with tempfile.NamedTemporaryFile(prefix="bench-", buffering=0) as file:
+        for pause in tally.pauses(plan.messages):
+            time.sleep(pause)
+            began = time.monotonic()
+            file.write(bytes(4096))
+            os.fdatasync(file.fileno())
+            entry.samples.append(time.monotonic() - began)
+    entry.ages = Ages.of_seconds(entry.samples)
 
 
 # --- the command ------------------------------------------------------------------------
@@ -140,7 +154,10 @@ def main() -> int:
     python = None if given.no_peers else services.peers_python(given.peers_venv)
     plan = Plan(given.samples, given.idle_seconds)
     own = Entry("qdo", "embedded broker and coordinator, durable send, 1 process")
-    entries = [own]
+    disk = Entry("(disk alone)", "4 KiB written and synced, nothing else")
+    entries = [own, disk]
+    report.say("disk")
+    measure_disk(disk, plan)
     report.say("qdo")
     with _noted(own):
         measure_qdo(own, plan)

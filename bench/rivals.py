@@ -18,6 +18,7 @@ class Rival:
     :ivar feed: command that fills its queues or sends to them; a command and a number follow.
     :ivar how: how it was set up, for the table and the JSON.
     :ivar messages: how many it gets for a throughput run that takes seconds, not minutes.
+    :ivar durable: Redis syncs every message to disk, as qdo's embedded broker does.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Rival:
     how: str
     environment: Mapping[str, str] = field(default_factory=dict)
     messages: int = 20_000
+    durable: bool = False
 
     def worker_command(self, python: Path) -> list[str]:
         return [part.format(bin=python.parent) for part in self.worker]
@@ -95,6 +97,13 @@ REDIS_THROUGHPUT = (
 
 REDIS_LATENCY = (
     Rival("Huey", _huey(1, "thread"), _module("with_huey"), "1 thread, blocking pop"),
+    Rival(
+        "Huey, durable",
+        _huey(1, "thread"),
+        _module("with_huey"),
+        "1 thread, blocking pop, appendfsync always",
+        durable=True,
+    ),
     Rival(
         "Taskiq",
         ("{bin}/taskiq", "worker", "bench.peers.with_taskiq:broker", "--workers", "1"),

@@ -33,14 +33,22 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def redis() -> Iterator[str]:
-    """Run redis-server without persistence, as brokers usually have it; yield its URL."""
+def redis(durable: bool = False) -> Iterator[str]:
+    """Run redis-server and yield its URL.
+
+    :param durable: sync to disk before every answer; otherwise keep all in memory, as brokers
+        usually do.
+    """
     binary = shutil.which("redis-server")
     if binary is None:
         raise ProgramError("redis-server is missing: install the package redis-server")
     port = free_port()
     command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    with Program([*command, "--appendonly", "no"], folder=Path(tempfile.gettempdir())) as server:
+    command += ["--appendonly", "yes" if durable else "no", "--appendfsync", "always"]
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-redis-") as folder,
+        Program(command, folder=Path(folder)) as server,
+    ):
         _wait_for_port(server, port)
         yield f"redis://127.0.0.1:{port}/0"
 
