@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from qdo.coordination.checkpoints import BATCH, Checkpoints
 from qdo.coordination.layout import (
@@ -320,8 +321,8 @@ class Ownership(Machine):
         slot.state = State.OWNED
         slot.claim = Claim(slot.queue, fence, node.last, self._lease)
         self._own.listed[slot.queue] = None
-        # When the outcome was in doubt the node may have been marked or spoilt since.
-        if self._wanted(slot.queue) and not (node.deleted or node.fault):
+        # When the outcome was in doubt the node may have been marked since.
+        if self._wanted(slot.queue) and not node.deleted:
             self._listener.claimed(slot.claim)
         else:
             slot.claim.open = False
@@ -413,8 +414,8 @@ class Ownership(Machine):
 
     def _adopt(self, slot: Slot, node: QueueNode, version: int) -> None:
         """Go on with a node that still names this worker."""
-        sought = node.seek != slot.node.seek or node.fault is not None
-        slot.node = node
+        sought = node.seek != slot.node.seek and node.fault is None
+        slot.node = node = _mended(node, slot.node)
         slot.version = version
         claim = slot.claim
         if claim is None:
@@ -484,6 +485,7 @@ class Ownership(Machine):
             if node is not None and isinstance(answer, Node):
                 # The claim's own zxid is not known. The one of this data is no smaller, and
                 # smaller than that of every later claim: fences keep growing.
+                node = _mended(node, slot.node)
                 self._claimed(slot, node, answer.version, answer.mzxid)
             else:
                 self._search.read(slot)
@@ -493,3 +495,13 @@ class Ownership(Machine):
             self._adopt(slot, node, answer.version)
         else:
             self._released(slot)
+
+
+def _mended(node: QueueNode, known: QueueNode) -> QueueNode:
+    """Return the node of an owned queue with a readable `last`: its owner knows where it is.
+
+    Going by the garbage would process the whole queue again.
+    """
+    if node.fault is None:
+        return node
+    return replace(node, last=known.last, position=known.position, fault=None)

@@ -104,11 +104,20 @@ class Tenure:
 
 
 class _Queue:
-    __slots__ = ("fence", "tenures")
+    """What is known of one queue; `last` is the last position that could be read."""
+
+    __slots__ = ("fence", "last", "tenures")
 
     def __init__(self) -> None:
+        self.last = 0
         self.tenures: list[Tenure] = []
         self.fence = 0
+
+
+def _position(value: dict[str, Any]) -> int | None:
+    """Return the `last` of a queue node, None for garbage."""
+    text = str(value.get("last") or "0")
+    return int(text) if text.isdigit() else None
 
 
 class Checks:
@@ -205,16 +214,23 @@ class Checks:
         if before is None and "owner" not in new:
             return
         tenure = state.tenures[-1] if state.tenures else None
-        last, now = int(old.get("last") or 0), int(new.get("last") or 0)
+        last, now = state.last, _position(new)
+        if now is not None:
+            state.last = now
         if entry.session in (0, OPERATOR):
+            if now is None and tenure is not None:
+                # A seek that the owner has not read yet is lost with what was there.
+                state.last = max(tenure.base, min(state.last, tenure.done))
             if tenure is not None:
                 tenure.deleted |= bool(new.get("deleted"))
-                if old.get("seek", 0) != new.get("seek", 0):
+                if old.get("seek", 0) != new.get("seek", 0) and now is not None:
                     tenure.seeks.append(now)
             if new.get("owner", "") not in ("", old.get("owner", "")):
                 raise Violation("1", f"an operator made {new['owner']} the owner of {queue}")
             return
         owner, next_owner = old.get("owner", ""), new.get("owner", "")
+        if now is None:
+            raise Violation("2", f"a worker leaves garbage in {queue} at zxid {entry.zxid}")
         if now < last:
             raise Violation("2", f"{queue} went back from {last} to {now} at zxid {entry.zxid}")
         if old.get("seek", 0) != new.get("seek", 0):
@@ -382,6 +398,6 @@ class Checks:
                 raise Violation("liveness", f"{queue} is nobody's (names {owner!r})")
             if queue not in self._listed(self.coordinator.node(self._assignments + owner)):
                 raise Violation("liveness", f"{owner} keeps {queue}, which it should give up")
-            last, end = int(value.get("last") or 0), self.broker.end(queue)
-            if last < end:
+            last, end = _position(value), self.broker.end(queue)
+            if last is None or last < end:
                 raise Violation("3", f"{queue} of {owner} is stuck at {last} of {end}")

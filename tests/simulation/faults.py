@@ -139,6 +139,13 @@ def write_garbage(world: World) -> None:
         world.schedule.after(world.random.random(), world.befall, write_garbage)
 
 
+def usurp(world: World) -> None:
+    """Let somebody take office as rebalancer who does nothing with it."""
+    path = world.layout.rebalancer
+    world.schedule.note("a rogue takes office as rebalancer")
+    world.coordinator.commit(ROGUE, (SetOp(path, b'{"worker":"rogue"}', -1),))
+
+
 def _loser(process: Process) -> Callable[[World], None]:
     return lambda world: process.link.lose()
 
@@ -169,5 +176,7 @@ FAULTS: tuple[Callable[[World], None], ...] = (
     operators.seek,
     operators.seek_hastily,
     operators.mark_deleted,
+    operators.spoil,
     write_garbage,
+    usurp,
 )

@@ -75,7 +75,7 @@ class Link:
         """Begin to connect, and go on trying."""
         if not self._connecting and not self.dead:
             self._connecting = True
-            self.schedule.after(self._delay(0.05), self._connect)
+            self.schedule.after(0.001 + 0.05 * self.schedule.chance(), self._connect)
 
     def submit(self, request: Request | Exists, then: Then, watcher: Watcher | None = None) -> None:
         """Send a request; it waits for a connection if there is none."""
@@ -185,7 +185,7 @@ class Link:
         if self.dead or not self._connecting or not self.running:
             return
         if self.coordinator.down:
-            self.schedule.after(0.1 + self._delay(0.4), self._connect)
+            self.schedule.after(0.1 + 0.4 * self.schedule.chance(), self._connect)
             return
         session = self.session
         self._settle_strays()
@@ -233,7 +233,7 @@ class Link:
         self.deliver(self.on_expired)
         for _, then, _ in backlog:
             self.deliver(then, UNANSWERED)
-        self.schedule.after(self._delay(0.05), self._connect)
+        self.schedule.after(0.001 + 0.05 * self.schedule.chance(), self._connect)
 
     def _send(self, server: Server, item: Item) -> None:
         self._requests.append(item)

@@ -350,8 +350,8 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "ownership",
-                "sought = node.seek != slot.node.seek or node.fault is not None",
-                "sought = node.fault is not None",
+                "sought = node.seek != slot.node.seek and node.fault is None",
+                "sought = False",
             ),
         ),
     ),
@@ -361,7 +361,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "ownership",
-                "sought = node.seek != slot.node.seek or node.fault is not None",
+                "sought = node.seek != slot.node.seek and node.fault is None",
                 "sought = True",
             ),
         ),
@@ -384,8 +384,19 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "ownership",
-                "if self._wanted(slot.queue) and not (node.deleted or node.fault):",
+                "if self._wanted(slot.queue) and not node.deleted:",
                 "if self._wanted(slot.queue):",
+            ),
+        ),
+    ),
+    Mutant(
+        "a spoilt `last` is mended by the owner",
+        "4 2 3",
+        (
+            _edit(
+                "ownership",
+                "slot.node = node = _mended(node, slot.node)",
+                "slot.node = node",
             ),
         ),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,26 +13,52 @@ from tests.simulation.checks import OPERATOR
 from tests.simulation.world import TIMEOUT, World
 
 
+def _sought(node: QueueNode, target: int) -> QueueNode:
+    return replace(node, last=target, position=None, seek=node.seek + 1, fault=None)
+
+
 def seek(world: World) -> None:
     """Move a queue's `last`, as rule 10 of the protocol says."""
     queue = world.random.choice(world.queues())
     end = world.broker.end(queue) // 10
     target = 10 * world.random.randint(0, end)
-    _operate(world, queue, lambda node: replace(node.moved_to(target), seek=node.seek + 1))
+    _operate(world, queue, lambda node: _sought(node, target))
 
 
 def mark_deleted(world: World) -> None:
     """Mark a queue as deleted; some are created again later, in place."""
     queue = world.random.choice(world.queues())
-    _operate(world, queue, lambda node: replace(node, deleted=True))
+    counted = world.random.random() < 0.5
+    _operate(world, queue, lambda node: replace(node, deleted=True, seek=node.seek + counted))
     if world.random.random() < 0.6:
         world.schedule.after(
             world.random.random() * TIMEOUT,
             _operate,
             world,
             queue,
-            lambda node: replace(node.moved_to(0), seek=node.seek + 1, deleted=False),
+            lambda node: replace(_sought(node, 0), deleted=False),
         )
+
+
+def spoil(world: World) -> None:
+    """Write garbage where `last` should be, and move the queue to somewhere later on."""
+    queue = world.random.choice(world.queues())
+    path = world.layout.queue(queue)
+    node = world.coordinator.node(path)
+    if node is None or world.coordinator.down:
+        return
+    value = json.loads(node.data or b"{}")
+    value["last"] = "spoilt"
+    world.schedule.note("an operator spoils %s", queue)
+    world.coordinator.commit(OPERATOR, (SetOp(path, json.dumps(value).encode(), node.version),))
+    target = 10 * world.random.randint(0, world.broker.end(queue) // 10)
+    world.schedule.after(
+        world.random.random() * TIMEOUT,
+        _operate,
+        world,
+        queue,
+        lambda node: _sought(node, target),
+    )
 
 
 def seek_hastily(world: World) -> None:
@@ -41,7 +68,7 @@ def seek_hastily(world: World) -> None:
     _operate(
         world,
         queue,
-        lambda node: replace(node.moved_to(target), seek=node.seek + 1),
+        lambda node: _sought(node, target),
         telling=False,
     )
 
@@ -57,7 +84,10 @@ def _operate(
     if node is None:
         return
     before = QueueNode.parse(node.data)
-    ops: list[Op] = [SetOp(world.layout.queue(queue), change(before).encode(), node.version)]
+    after = change(before)
+    if after.fault:
+        return  # what cannot be read cannot be written back
+    ops: list[Op] = [SetOp(world.layout.queue(queue), after.encode(), node.version)]
     path = world.layout.worker(before.owner)
     owner = coordinator.node(path, view) if before.owner else None
     if owner is not None and telling:
