@@ -20,13 +20,14 @@ And "fence": only the elected rebalancer writes assignments; "liveness": nothing
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from typing import Any
 
 from qdo.coordination.layout import Layout
 from qdo.coordination.machine import Node
 from qdo.coordination.slots import Claim
+from tests.simulation.broker import Broker
 from tests.simulation.model import Coordinator, Transaction
+from tests.simulation.tenure import QueueHistory, Tenure
 
 OPERATOR = 1
 """The session of all operators."""
@@ -40,78 +41,6 @@ class Violation(Exception):
     def __init__(self, invariant: str, text: str) -> None:
         self.invariant = invariant
         super().__init__(f"invariant {invariant}: {text}")
-
-
-class Broker:
-    """Where messages live: positions in rising order, for each queue.
-
-    :ivar tempo: how many seconds a message takes at most, usually.
-    """
-
-    def __init__(self) -> None:
-        self.tempo = 0.1
-        self.messages: dict[str, list[int]] = {}
-
-    def send(self, queue: str, count: int) -> None:
-        """Add messages to a queue."""
-        messages = self.messages.setdefault(queue, [])
-        start = messages[-1] if messages else 0
-        messages.extend(range(start + 10, start + 10 * count + 1, 10))
-
-    def next(self, queue: str, position: int) -> int | None:
-        """Return the position of the first message after one."""
-        messages = self.messages.get(queue)
-        if not messages or messages[-1] <= position:
-            return None
-        return messages[bisect_right(messages, position)]
-
-    def end(self, queue: str) -> int:
-        """Return the position of the newest message, 0 without any."""
-        messages = self.messages.get(queue)
-        return messages[-1] if messages else 0
-
-
-class Tenure:
-    """One worker's ownership of one queue, from the claim's transaction to its end.
-
-    :ivar base: where the present run began: `last` at the claim, or where a seek went.
-    :ivar done: the last message that ended in the present run, `base` before the first.
-    :ivar cursor: the last message that was started in the present run.
-    :ivar in_hand: the message that is running.
-    :ivar seeks: where operators moved the queue since the present run began.
-    :ivar deleted: the queue was marked as deleted meanwhile.
-    """
-
-    __slots__ = (
-        "base", "cursor", "deleted", "done", "fence", "in_hand", "queue", "released", "seeks",
-        "worker", "zxid",
-    )  # fmt: skip
-
-    def __init__(self, queue: str, worker: str, zxid: int, last: int) -> None:
-        self.queue = queue
-        self.worker = worker
-        self.zxid = zxid
-        self.base = self.done = self.cursor = last
-        self.in_hand: int | None = None
-        self.seeks: list[int] = []
-        self.fence = 0
-        self.released = False
-        self.deleted = False
-
-    def begin(self, position: int) -> None:
-        """Begin a new run where an operator moved the queue."""
-        self.base = self.done = self.cursor = position
-
-
-class _Queue:
-    """What is known of one queue; `last` is the last position that could be read."""
-
-    __slots__ = ("fence", "last", "tenures")
-
-    def __init__(self) -> None:
-        self.last = 0
-        self.tenures: list[Tenure] = []
-        self.fence = 0
 
 
 def _position(value: dict[str, Any]) -> int | None:
@@ -140,7 +69,7 @@ class Checks:
         self._rebalancer = layout.rebalancer
         self._leader: object = None
         self._parsed: dict[bytes, dict[str, Any]] = {}
-        self._state: dict[str, _Queue] = {}
+        self._state: dict[str, QueueHistory] = {}
         self._tenure_of: dict[Claim, Tenure] = {}
         self._granted_since: dict[str, list[tuple[int, frozenset[str]]]] = {}
         coordinator.observers.append(self.observe)
@@ -210,7 +139,7 @@ class Checks:
         self, entry: Transaction, queue: str, before: Node | None, after: Node | None
     ) -> None:
         old, new = self._value(before), self._value(after)
-        state = self._state.setdefault(queue, _Queue())
+        state = self._state.setdefault(queue, QueueHistory())
         if before is None and "owner" not in new:
             return
         tenure = state.tenures[-1] if state.tenures else None
@@ -278,7 +207,7 @@ class Checks:
 
     def claimed(self, worker: str, claim: Claim) -> None:
         """A worker was told that it owns a queue."""
-        tenures = self._state.setdefault(claim.queue, _Queue()).tenures
+        tenures = self._state.setdefault(claim.queue, QueueHistory()).tenures
         tenure = next((t for t in reversed(tenures) if t.worker == worker), None)
         if tenure is None:
             raise Violation("1", f"{worker} believes to own {claim.queue} but never claimed it")

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from qdo.coordination.lease import Lease
 from qdo.coordination.slots import Claim
-from tests.simulation.checks import Broker, Checks
+from tests.simulation.broker import Broker
+from tests.simulation.checks import Checks
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
 

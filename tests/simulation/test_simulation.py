@@ -19,8 +19,9 @@ from qdo.coordination.machine import (
     SetOp,
 )
 from tests.simulation.__main__ import REGRESSIONS
+from tests.simulation.left_out import MUTANTS, Mutant
 from tests.simulation.model import Coordinator
-from tests.simulation.mutants import MUTANTS, ROOT, Mutant, check_edits
+from tests.simulation.mutants import ROOT, check_edits
 from tests.simulation.schedule import Schedule
 from tests.simulation.story import play
 

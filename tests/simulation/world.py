@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from qdo.coordination.layout import Layout, QueueNode
 from qdo.coordination.machine import CreateOp
-from tests.simulation.checks import OPERATOR, Broker, Checks, Violation
+from tests.simulation.broker import Broker
+from tests.simulation.checks import OPERATOR, Checks, Violation
 from tests.simulation.model import Coordinator
 from tests.simulation.process import Process
 from tests.simulation.schedule import Schedule

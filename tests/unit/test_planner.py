@@ -165,10 +165,11 @@ class _Tallied(list[str]):
 
 def _operations(queues: int, workers: int) -> tuple[int, int]:
     """Return how many comparisons of workers and steps over queues a plan takes."""
-    names = [_Counted(f"w{number:05d}") for number in range(workers)]
+    names: list[str] = [_Counted(f"w{number:05d}") for number in range(workers)]
     random.Random(workers).shuffle(names)
     ids = _Tallied(f"q{number}" for number in range(queues))
-    current = {name: _Tallied(ids[start::workers]) for start, name in enumerate(names[1:])}
+    shares = enumerate(names[1:])
+    current: Holdings = {name: _Tallied(ids[start::workers]) for start, name in shares}
     _Counted.comparisons = _Tallied.handed_out = 0
     plan(ids, names, current)
     return _Counted.comparisons, _Tallied.handed_out

@@ -1,0 +1,123 @@
+"""What a member uses of its client, on a modelled link instead of a connection."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
+
+from qdo.coordination.machine import Answer, Children, Commit, Create, Get, Node, NoNode, Then
+from qdo.coordination.performer import Watcher
+from tests.simulation.link import Link
+from tests.simulation.server import Exists
+
+
+class _Empty(Exception):
+    """There is no event."""
+
+
+class _Events:
+    """The queue of a member's loop: never waits, and wakes the loop for every event."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._events: deque[Any] = deque()
+
+    def put(self, event: Any) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def get(self, timeout: float | None = None) -> Any:
+        if not self._events:
+            raise _Empty
+        return self._events.popleft()
+
+    get_nowait = get
+
+
+class _Flag:
+    """An event object on which nobody waits."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+
+class _Handler:
+    """What a member uses of kazoo's handler."""
+
+    queue_empty = _Empty
+    event_object = _Flag
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def queue_impl(self) -> _Events:
+        return _Events(self._wake)
+
+
+class LinkClient:
+    """What a member uses of its client."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.handler = _Handler(wake)
+        self.client_id = (0, b"")
+        self.negotiated_timeout_seconds: float | None = None
+        self.heard_at: float | None = None
+
+
+class LinkPerformer:
+    """Sends a member's requests over a link; the answers come as events of its loop."""
+
+    def __init__(self, link: Link, put: Callable[[Callable[[], object]], None]) -> None:
+        self._link = link
+        self._put = put
+        self._watchers: dict[Watcher, Callable[[str], None]] = {}
+
+    def read(self, request: Get | Children | Create, then: Then, watcher: Watcher) -> None:
+        fired = self._watchers.get(watcher)
+        if fired is None:
+            fired = self._watchers[watcher] = partial(_fire, watcher)
+        if isinstance(request, Get) and request.watch:
+            self._get_watched(request, then, fired)
+        else:
+            self._link.submit(request, partial(self._answer, then), fired)
+
+    def read_many(self, requests: list[tuple[Get, Then]]) -> None:
+        for request, then in requests:
+            self._link.submit(request, partial(self._answer, then))
+
+    def _get_watched(self, request: Get, then: Then, fired: Callable[[str], None]) -> None:
+        """Read and watch in two steps if the node is missing, as a client must."""
+
+        def got(answer: Answer) -> None:
+            if isinstance(answer, NoNode):
+                self._link.submit(Exists(request.path), partial(self._answer, looked), fired)
+            else:
+                then(answer)
+
+        def looked(answer: Answer) -> None:
+            if isinstance(answer, Node):
+                self._get_watched(request, then, fired)
+            else:
+                then(answer)
+
+        self._link.submit(request, partial(self._answer, got), fired)
+
+    def commit(self, request: Commit, then: Then) -> None:
+        self._link.submit(request, partial(self._answer, then))
+
+    def _answer(self, then: Then, answer: Any) -> None:
+        self._put(partial(then, answer))
+
+
+def _fire(watcher: Watcher, path: str) -> None:
+    watcher(WatchedEvent(EventType.CHANGED, KeeperState.CONNECTED, path))

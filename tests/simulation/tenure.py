@@ -1,0 +1,46 @@
+"""What the checks know of queues and of who had them."""
+
+from __future__ import annotations
+
+
+class Tenure:
+    """One worker's ownership of one queue, from the claim's transaction to its end.
+
+    :ivar base: where the present run began: `last` at the claim, or where a seek went.
+    :ivar done: the last message that ended in the present run, `base` before the first.
+    :ivar cursor: the last message that was started in the present run.
+    :ivar in_hand: the message that is running.
+    :ivar seeks: where operators moved the queue since the present run began.
+    :ivar deleted: the queue was marked as deleted meanwhile.
+    """
+
+    __slots__ = (
+        "base", "cursor", "deleted", "done", "fence", "in_hand", "queue", "released", "seeks",
+        "worker", "zxid",
+    )  # fmt: skip
+
+    def __init__(self, queue: str, worker: str, zxid: int, last: int) -> None:
+        self.queue = queue
+        self.worker = worker
+        self.zxid = zxid
+        self.base = self.done = self.cursor = last
+        self.in_hand: int | None = None
+        self.seeks: list[int] = []
+        self.fence = 0
+        self.released = False
+        self.deleted = False
+
+    def begin(self, position: int) -> None:
+        """Begin a new run where an operator moved the queue."""
+        self.base = self.done = self.cursor = position
+
+
+class QueueHistory:
+    """What is known of one queue; `last` is the last position that could be read."""
+
+    __slots__ = ("fence", "last", "tenures")
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.tenures: list[Tenure] = []
+        self.fence = 0
