@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from qdo.errors import QueueNameError
 
 MAX_NAME_LENGTH = 200
@@ -9,6 +11,9 @@ MAX_NAME_LENGTH = 200
 
 _RESERVED = {"": "it is empty", ".": "it is a relative path", "..": "it is a relative path"}
 _RESERVED["zookeeper"] = "ZooKeeper reserves it"
+_REFUSED = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
+"""What ZooKeeper refuses: control, surrogate, private and special characters. To its Java, a
+character beyond U+FFFF, such as an emoji, is two surrogates."""
 
 
 def name_fault(name: str) -> str | None:
@@ -20,22 +25,17 @@ def name_fault(name: str) -> str | None:
         return _RESERVED[name]
     if len(name) > MAX_NAME_LENGTH:
         return f"it has {len(name)} characters"
-    for character in name:
-        if character == "/":
-            return "it holds a '/'"
-        if _is_refused(ord(character)):
-            return f"it holds the character U+{ord(character):04X}"
-    return None
+    refused = _REFUSED.search(name)
+    if refused is None:
+        return None
+    if refused[0] == "/":
+        return "it holds a '/'"
+    return f"it holds the character U+{ord(refused[0]):04X}"
 
 
-def _is_refused(code: int) -> bool:
-    """Whether ZooKeeper refuses a character: control, surrogate, private or special."""
-    return (
-        code <= 0x1F
-        or 0x7F <= code <= 0x9F
-        or 0xD800 <= code <= 0xF8FF
-        or 0xFFF0 <= code <= 0xFFFF
-    )
+def is_path_part(name: str) -> bool:
+    """Return whether a name that was read somewhere can be put into a path, however long."""
+    return name not in _RESERVED and _REFUSED.search(name) is None
 
 
 def check_queue_name(name: str) -> str:

@@ -21,6 +21,7 @@ be another's. So does a refused fence, an unanswered plan, and `resign`.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from enum import Enum
 
@@ -31,6 +32,7 @@ from qdo.coordination.machine import (
     Children,
     Commit,
     Committed,
+    CreateOp,
     DeleteOp,
     Get,
     Listing,
@@ -46,6 +48,7 @@ log = logging.getLogger(__name__)
 
 COOL_DOWN_SECONDS = 1.0
 STEM = "candidate-"
+_NUMBERED = re.compile(rf"{STEM}([0-9]{{10,19}})", re.ASCII)
 
 
 class Office(Enum):
@@ -180,7 +183,11 @@ class Election(Machine):
         self.ask(Children(self._layout.election), self._listed)
 
     def _listed(self, answer: Answer) -> None:
-        if not isinstance(answer, Listing) or self.office is not Office.FOLLOWING:
+        if self.office is not Office.FOLLOWING:
+            return
+        if isinstance(answer, NoNode):
+            self._restore(self._layout.election)
+        if not isinstance(answer, Listing):
             return
         own = (self._path or "").rpartition("/")[2]
         names = sorted(
@@ -196,6 +203,11 @@ class Election(Machine):
             self._watched = f"{self._layout.election}/{before}"
             self.ask(Get(self._watched, watch=True), self._predecessor_read)
 
+    def _restore(self, path: str) -> None:
+        """Make a node again that somebody deleted, and stand anew: else nobody ever leads."""
+        self.ask(Commit((CreateOp(path, b""),)), lambda answer: None)
+        self.resign(f"{path} is gone and is made again")
+
     def _predecessor_read(self, answer: Answer) -> None:
         if isinstance(answer, NoNode) and self.office is Office.FOLLOWING:
             self._look()
@@ -203,7 +215,11 @@ class Election(Machine):
     # --- taking office ----------------------------------------------------------------
 
     def _rebalancer_read(self, answer: Answer) -> None:
-        if not isinstance(answer, Node) or self.office is not Office.FOLLOWING:
+        if self.office is not Office.FOLLOWING:
+            return
+        if isinstance(answer, NoNode):
+            self._restore(self._layout.rebalancer)
+        if not isinstance(answer, Node):
             return
         self.office = Office.TAKING
         take = SetOp(self._layout.rebalancer, encode({"worker": self._worker}), answer.version)
@@ -224,5 +240,6 @@ class Election(Machine):
 
 
 def _number(name: str) -> tuple[int, str]:
-    digits = name.rpartition("-")[2]
-    return (int(digits) if digits.isdigit() else 1 << 62, name)
+    """Order candidates; what ZooKeeper has not numbered comes last and never leads."""
+    found = _NUMBERED.fullmatch(name)
+    return (int(found[1]) if found is not None else 1 << 62, name)

@@ -15,6 +15,7 @@ components/<kind>/host-N  ephemeral sequential  host, pid, version, started, sta
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,12 +24,18 @@ import ujson
 
 from qdo.errors import SettingsError
 from qdo.names import check_queue_name as check_queue_name
+from qdo.names import is_path_part
 from qdo.names import name_fault as name_fault
 
 DEFAULT_NAMESPACE = "/mozilla/services/qdo"
 MAX_VALUE_BYTES = 512 * 1024
 """Largest value sent: ZooKeeper answers an oversize request by dropping the connection."""
 MAX_TRANSACTION_BYTES = 768 * 1024
+MAX_POSITION = 2**63 - 1
+"""Brokers hold positions in 64 bits; a UUIDv1 timestamp has 60."""
+_MAX_DIGITS = 100
+WORKER_STEM = "worker-"
+_WORKER = re.compile(r"worker-[0-9]{10,}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +102,18 @@ class Layout:
         return f"{self.root}/assignments/{worker}"
 
 
+def is_worker_name(name: str) -> bool:
+    """Return whether a node below `workers` is a worker's, and not some other tool's."""
+    return _WORKER.fullmatch(name) is not None
+
+
 # --- values -----------------------------------------------------------------------
 
 
 def _load(data: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -148,8 +160,11 @@ class WorkerNode:
 
 
 def parse_assignment(data: bytes) -> frozenset[str]:
-    """Return the queues of an assignment node; garbage grants nothing."""
-    return frozenset(_names((_load(data) or {}).get("queues")))
+    """Return the queues of an assignment node; garbage grants nothing.
+
+    Their names become paths, and what cannot be in a path would break the connection.
+    """
+    return frozenset(filter(is_path_part, _names((_load(data) or {}).get("queues"))))
 
 
 def encode_queues(queues: Iterable[str]) -> bytes:
@@ -162,7 +177,7 @@ class QueueNode:
     """How far a queue has been processed, and by whom it is handled.
 
     :ivar last: everything up to this position is done; 0 before the first message.
-    :ivar owner: name of the owning worker node, "" while free.
+    :ivar owner: name of the owning worker node, "" while free; so is what names no znode.
     :ivar seek: how often operators moved `last`.
     :ivar position: the broker's own position, for brokers whose positions are no times.
     :ivar deleted: marked as deleted: nobody claims it.
@@ -197,7 +212,7 @@ class QueueNode:
         deleted = value.pop("deleted", False)
         return cls(
             last=last,
-            owner=owner if isinstance(owner, str) else "",
+            owner=owner if isinstance(owner, str) and is_path_part(owner) else "",
             seek=seek if isinstance(seek, int) else 0,
             position=position if isinstance(position, str) else None,
             deleted=bool(deleted),
@@ -226,7 +241,7 @@ class QueueNode:
 
 
 def _parse_last(text: Any) -> tuple[int, str | None]:
-    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+    if isinstance(text, int) and not isinstance(text, bool) and 0 <= text <= MAX_POSITION:
         return text, None
     if not isinstance(text, str):
         return 0, f"last is no decimal string: {text!r}"
@@ -235,4 +250,7 @@ def _parse_last(text: Any) -> tuple[int, str | None]:
         return 0, None if not text.strip() else f"last is no decimal string: {text!r}"
     if not (digits.isascii() and digits.isdigit()):
         return 0, f"last is no decimal string: {text!r}"
+    # The length first: Python refuses to read thousands of digits.
+    if len(digits) > _MAX_DIGITS or int(digits) > MAX_POSITION:
+        return 0, f"last is beyond any position: {digits[:60]}"
     return int(digits), None

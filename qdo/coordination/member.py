@@ -20,7 +20,7 @@ from kazoo.protocol.states import EventType, KazooState, WatchedEvent
 
 from qdo.coordination.client import Client
 from qdo.coordination.election import Election
-from qdo.coordination.layout import Layout, WorkerNode
+from qdo.coordination.layout import WORKER_STEM, Layout, WorkerNode
 from qdo.coordination.lease import GAP, Lease, Renewal, clock
 from qdo.coordination.machine import Answer, Commit, Get, Machine, Then, Unanswered
 from qdo.coordination.membership import Component, Registration
@@ -32,8 +32,6 @@ from qdo.coordination.slots import Listener as ClaimListener
 from qdo.errors import CoordinatorUnreachableError
 
 log = logging.getLogger(__name__)
-
-WORKER_STEM = "worker-"
 
 
 class Listener(ClaimListener, Protocol):

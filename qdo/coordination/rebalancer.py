@@ -21,6 +21,7 @@ from qdo.coordination.layout import (
     QueueNode,
     WorkerNode,
     encode_queues,
+    is_worker_name,
     parse_assignment,
 )
 from qdo.coordination.machine import (
@@ -36,6 +37,7 @@ from qdo.coordination.machine import (
     Listing,
     Machine,
     Node,
+    NoNode,
     Op,
     Refused,
     SetOp,
@@ -69,6 +71,7 @@ class Rebalancer(Machine):
         self._up = False
         self._fence: int | None = None
         self._term = 0
+        self._refusing: set[str] = set()
         self._clear()
 
     def _clear(self) -> None:
@@ -98,6 +101,7 @@ class Rebalancer(Machine):
         """Stop; nothing observed is kept for another term."""
         self._fence = None
         self._term += 1
+        self._refusing.clear()
         self._clear()
 
     @property
@@ -172,7 +176,9 @@ class Rebalancer(Machine):
 
     def _workers_listed(self, answer: Answer) -> None:
         self._unread -= 1
-        names = set(answer.names if isinstance(answer, Listing) else ())
+        listed = answer.names if isinstance(answer, Listing) else ()
+        # What another tool put there takes no queues, and must be granted none.
+        names = set(filter(is_worker_name, listed))
         first = self._workers is None
         known = self._workers or {}
         self._workers = {name: node for name, node in known.items() if name in names}
@@ -206,6 +212,10 @@ class Rebalancer(Machine):
 
     def _queues_listed(self, answer: Answer) -> None:
         self._unread -= 1
+        if isinstance(answer, NoNode):
+            self._restore(self._layout.queues)
+            self._queues = ()
+            self._relist_at = self._clock() + RELIST_SECONDS
         if isinstance(answer, Listing):
             if set(answer.names) != set(self._queues or ()):
                 self._plan_soon(0.0)
@@ -215,9 +225,16 @@ class Rebalancer(Machine):
 
     def _assignments_listed(self, answer: Answer) -> None:
         self._unread -= 1
-        for worker in answer.names if isinstance(answer, Listing) else ():
+        if isinstance(answer, NoNode):
+            self._restore(self._layout.assignments)
+        for worker in filter(is_worker_name, answer.names if isinstance(answer, Listing) else ()):
             self._unread += 1
             self._read_assignment(worker)
+
+    def _restore(self, path: str) -> None:
+        """Make a folder again that somebody deleted: without it nothing can be granted."""
+        log.warning("rebalancer: %s is gone and is made again", path)
+        self._fenced((CreateOp(path, b""),), lambda answer: None)
 
     def _read_assignment(self, worker: str) -> None:
         def read(answer: Answer) -> None:
@@ -279,6 +296,8 @@ class Rebalancer(Machine):
         for worker in (self._workers or {}).keys() | self._assigned.keys():
             path = self._layout.assignment(worker)
             had, version = self._assigned.get(worker, (frozenset(), -1))
+            if worker in self._refusing:
+                continue
             if worker not in (self._workers or {}):
                 changes.append((2, worker, had, DeleteOp(path, version)))
                 continue
@@ -348,6 +367,8 @@ class Rebalancer(Machine):
     ) -> None:
         self._publishing = False
         if not isinstance(answer, Committed):
+            if isinstance(answer, Refused) and answer.fault is Fault.OTHER:
+                self._leave_alone(batch[answer.index - 1][0])
             self._reconcile()
             return
         for (worker, share, op), version in zip(batch, answer.versions[1:], strict=True):
@@ -357,6 +378,14 @@ class Rebalancer(Machine):
                 self._assigned[worker] = (share, version)
         if rest:
             self._write(rest)
+
+    def _leave_alone(self, worker: str) -> None:
+        """Write this assignment no more: one that is refused would keep back all the others."""
+        self._refusing.add(worker)
+        log.error(
+            "rebalancer: %s cannot be written or deleted and is left alone",
+            self._layout.assignment(worker),
+        )
 
     # --- queues that brokers know and the coordinator does not ------------------------
 
@@ -382,7 +411,10 @@ class Rebalancer(Machine):
 
     def _queues_created(self, names: list[str], answer: Answer) -> None:
         self._creating.difference_update(names)
-        if isinstance(answer, Refused) and answer.fault is Fault.NODE_EXISTS:
-            rest = [name for at, name in enumerate(names, start=1) if at != answer.index]
-            if rest:
-                self._create(rest)
+        if not isinstance(answer, Refused) or answer.fault is Fault.NO_NODE:
+            return  # created; or discovery asks again once `queues` stands again
+        if answer.fault is not Fault.NODE_EXISTS:
+            log.error("rebalancer: no node for queue %r: refused", names[answer.index - 1])
+        rest = [name for at, name in enumerate(names, start=1) if at != answer.index]
+        if rest:
+            self._create(rest)

@@ -15,6 +15,7 @@ from qdo.coordination.layout import (
     WorkerNode,
     check_queue_name,
     encode_queues,
+    is_worker_name,
     name_fault,
     parse_assignment,
 )
@@ -121,6 +122,11 @@ def test_last_as_old_and_new_writers_leave_it(data: bytes, last: int) -> None:
         b'{"last": null}',
         b'{"last": ["1"]}',
         '{"last": "١٢"}'.encode(),
+        b'{"last": "' + b"1" * 5000 + b'"}',
+        b'{"last": ' + b"1" * 5000 + b"}",
+        b'{"last": "9223372036854775808"}',
+        b'{"last": 9223372036854775808}',
+        b"[" * 100_000,
     ],
 )
 def test_garbage_is_a_fault_and_never_raises(data: bytes) -> None:
@@ -184,6 +190,20 @@ def test_no_json_breaks_the_readers(value: dict[str, Any]) -> None:
     assert isinstance(node.owner, str)
     assert all(isinstance(name, str) for name in WorkerNode.parse(data).queues)
     assert all(isinstance(name, str) for name in parse_assignment(data))
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "x\\u0000", "\\ud800", "\\ud83d\\ude00"])
+def test_names_that_break_a_path_are_passed_over(name: str) -> None:
+    """kazoo's connection would end for good over some of them."""
+    assert parse_assignment(f'{{"queues": ["{name}", "fine"]}}'.encode()) == {"fine"}
+    assert QueueNode.parse(f'{{"owner": "{name}"}}'.encode()).owner == ""
+
+
+def test_only_numbered_workers_are_workers() -> None:
+    """Whatever else stands below `workers` belongs to somebody else."""
+    assert is_worker_name("worker-0000000101")
+    for name in ("worker-", "worker-x", "monitor", "worker-١٢٣٤٥٦٧٨٩٠", "worker-0000000101.bak"):
+        assert not is_worker_name(name)
 
 
 def test_worker_nodes() -> None:
