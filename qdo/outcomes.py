@@ -12,9 +12,14 @@ class Outcome(Exception):
 
 
 class Retry(Outcome):
-    """Run this message again, `after` seconds from now (None: the policy's back-off)."""
+    """Run this message again, `after` seconds from now (None: the policy's back-off).
+
+    :raises TypeError: `after` is neither a number nor None; the attempt fails of that, then.
+    """
 
     def __init__(self, after: float | None = None) -> None:
+        if after is not None and not isinstance(after, (int, float)):
+            raise TypeError(f"Retry(after=...) takes seconds as a number, not {after!r}")
         super().__init__(f"retry after {after} s" if after is not None else "retry")
         self.after = after
 

@@ -75,9 +75,9 @@ def decide(attempt: int, error: BaseException, policy: Policy, chance: float) ->
     :param chance: a random number in [0, 1) for the jitter.
     """
     if isinstance(error, Skip):
-        return PassOver(error.reason)
+        return PassOver(_text(error.reason))
     if isinstance(error, DeadLetter):
-        return SetAside(error.reason)
+        return SetAside(_text(error.reason))
     if isinstance(error, BodyDecodeError):
         return SetAside(describe(error))
     if attempt >= policy.attempts:
@@ -98,17 +98,22 @@ def backoff(attempt: int, policy: Policy, chance: float) -> float:
 
 def describe(error: BaseException) -> str:
     """Return an error as one line, even when its own `str()` raises."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 - the text of an app's error is the app's code
-        text = "(its text cannot be shown: str() of it raises)"
+    text = " ".join(_text(error).split())
     name = type(error).__name__
     return f"{name}: {text}" if text else name
+
+
+def _text(value: object) -> str:
+    """Return `value` as text, whatever an app has put there: it may raise, even SystemExit."""
+    try:
+        return str(value)
+    except BaseException:  # noqa: BLE001 - the text of an app's error is the app's code
+        return "(its text cannot be shown: str() of it raises)"
 
 
 def describe_traceback(error: BaseException) -> str:
     """Return the traceback of an error, even when its own `str()` or `repr()` raises."""
     try:
         return "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - see `describe`
+    except BaseException:  # noqa: BLE001 - see `_text`
         return "".join(traceback.format_tb(error.__traceback__)) + describe(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +72,20 @@ def test_outcomes_that_end_a_message_at_once() -> None:
     assert decide(1, Skip("a duplicate"), POLICY, 0.0) == PassOver("a duplicate")
 
 
+def test_a_reason_may_be_anything() -> None:
+    """Above all the error that led to it; a dead letter must be storable as text."""
+    assert decide(1, DeadLetter(ValueError("x")), POLICY, 0.0) == SetAside("x")  # type: ignore[arg-type]
+    assert decide(1, Skip(None), POLICY, 0.0) == PassOver("None")  # type: ignore[arg-type]
+    assert "cannot be shown" in decide(1, DeadLetter(Unspeakable()), POLICY, 0.0).reason  # type: ignore[arg-type, union-attr]
+
+
+@pytest.mark.parametrize("after", ["soon", datetime.timedelta(seconds=1), [5]])
+def test_a_delay_that_is_no_number_fails_the_attempt(after: object) -> None:
+    """With an error of the job's own, which then is retried like any other."""
+    with pytest.raises(TypeError, match="takes seconds as a number"):
+        Retry(after)  # type: ignore[arg-type]
+
+
 def test_what_does_not_decode_is_not_retried() -> None:
     """It would not decode the next time either."""
     error = BodyDecodeError(queue="q", id="1", reason="no JSON")
@@ -118,6 +134,19 @@ def test_an_error_that_cannot_be_shown_is_described_all_the_same() -> None:
         raise Unspeakable
     assert describe(caught.value).startswith("Unspeakable: (its text cannot be shown")
     assert "test_retry.py" in describe_traceback(caught.value)
+
+
+class Stubborn(Exception):
+    """Ends the program when it is shown."""
+
+    def __str__(self) -> str:
+        raise SystemExit(9)
+
+
+def test_showing_an_error_ends_no_worker() -> None:
+    """Whatever its __str__ raises."""
+    assert describe(Stubborn()).startswith("Stubborn: (its text cannot be shown")
+    assert "Stubborn" in describe_traceback(Stubborn())
 
 
 def test_a_description_is_one_line() -> None:
