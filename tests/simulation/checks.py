@@ -149,7 +149,7 @@ class Checks:
         if entry.session in (0, OPERATOR):
             if now is None and tenure is not None:
                 # A seek that the owner has not read yet is lost with what was there.
-                state.last = max(tenure.base, min(state.last, tenure.done))
+                state.last = None
             if tenure is not None:
                 tenure.deleted |= bool(new.get("deleted"))
                 if old.get("seek", 0) != new.get("seek", 0) and now is not None:
@@ -160,6 +160,9 @@ class Checks:
         owner, next_owner = old.get("owner", ""), new.get("owner", "")
         if now is None:
             raise Violation("2", f"a worker leaves garbage in {queue} at zxid {entry.zxid}")
+        if last is None:
+            # After garbage only the owner knows; it must be somewhere in its run.
+            last = now if tenure is None else max(tenure.base, min(now, tenure.done))
         if now < last:
             raise Violation("2", f"{queue} went back from {last} to {now} at zxid {entry.zxid}")
         if old.get("seek", 0) != new.get("seek", 0):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 from kazoo.protocol.states import KazooState
 
 from qdo.coordination.client import Client
-from qdo.coordination.layout import WorkerNode
+from qdo.coordination.layout import WORKER_STEM, WorkerNode
 from qdo.coordination.lease import Lease
-from qdo.coordination.member import WORKER_STEM, Member
+from qdo.coordination.member import Member
 from qdo.coordination.membership import Registration
 from qdo.coordination.performer import Performer
 from tests.simulation.client import LinkClient, LinkPerformer

@@ -36,11 +36,11 @@ class Tenure:
 
 
 class QueueHistory:
-    """What is known of one queue; `last` is the last position that could be read."""
+    """What is known of one queue; `last` is None while nobody but its owner can know it."""
 
     __slots__ = ("fence", "last", "tenures")
 
     def __init__(self) -> None:
-        self.last = 0
+        self.last: int | None = 0
         self.tenures: list[Tenure] = []
         self.fence = 0
