@@ -283,10 +283,18 @@ def _name(place: int) -> str:
     return f"process {place + 1}"
 
 
+def _signal_name(number: int) -> str:
+    """Return the name of a signal; most real-time ones have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _obituary(child: Child, code: int, *, stopping: bool) -> tuple[int, str]:
     """Return log level and words for the end of a child."""
     if code == 0:
         return logging.INFO, f"{child.name} (pid {child.pid}) finished"
-    how = f"ended with exit code {code}" if code > 0 else f"died of {signal.Signals(-code).name}"
+    how = f"ended with exit code {code}" if code > 0 else f"died of {_signal_name(-code)}"
     level = logging.INFO if stopping and code == -signal.SIGTERM else logging.WARNING
     return level, f"{child.name} (pid {child.pid}) {how}"

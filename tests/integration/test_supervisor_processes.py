@@ -65,6 +65,17 @@ def test_a_killed_child_is_replaced_at_once_and_the_others_go_on():
         assert proc.wait() == 0
 
 
+def test_a_child_that_died_of_a_nameless_signal_is_replaced_as_well():
+    """Most real-time signals have no name."""
+    with parent("serve") as proc:
+        (first,) = up(proc, 1)
+        os.kill(first, signal.SIGRTMIN + 6)
+        up(proc, 2)
+        proc.wait_for_line(rf"died of signal {signal.SIGRTMIN + 6}")
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 0
+
+
 def test_children_that_keep_dying_are_started_ever_more_slowly():
     with parent("leave", "1") as proc:
         pauses = proc.wait_for_line(r"starts again in ([\d.]+) s", count=4)
