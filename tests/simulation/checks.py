@@ -161,8 +161,10 @@ class Checks:
         if now is None:
             raise Violation("2", f"a worker leaves garbage in {queue} at zxid {entry.zxid}")
         if last is None:
-            # After garbage only the owner knows; it must be somewhere in its run.
-            last = now if tenure is None else max(tenure.base, min(now, tenure.done))
+            # After garbage only the owner knows: somewhere in its run, or where it was sent.
+            last = now
+            if tenure is not None and now not in tenure.seeks:
+                last = max(tenure.base, min(now, tenure.done))
         if now < last:
             raise Violation("2", f"{queue} went back from {last} to {now} at zxid {entry.zxid}")
         if old.get("seek", 0) != new.get("seek", 0):

@@ -8,12 +8,16 @@ from typing import Any
 
 from qdo.coordination.layout import Layout
 from tests.simulation.broker import Broker
-from tests.simulation.checks import Checks
+from tests.simulation.checks import Checks, Violation
 from tests.simulation.link import Link
 from tests.simulation.model import Coordinator
 from tests.simulation.registration import SimulatedMember
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
+
+
+SPINS = 20
+"""Turns of the loop in a row after which something is due at once."""
 
 
 class Process:
@@ -51,6 +55,7 @@ class Process:
         self._held: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._wake_at = float("inf")
+        self._spins = 0
         self.members: list[SimulatedMember] = []
         self.member = self._new_member()
 
@@ -112,6 +117,9 @@ class Process:
             return
         self.member.step(0.0)
         wanted = self.member.wanted_at()
+        self._spins = self._spins + 1 if wanted <= self.schedule.now else 0
+        if self._spins > SPINS:
+            raise Violation("spin", f"the loop of {self.member.name} does not come to rest")
         if wanted != float("inf"):
             self._wake(max(wanted, self.schedule.now + 0.005))
 
