@@ -15,7 +15,6 @@ from tests.simulation.registration import SimulatedMember
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
 
-
 SPINS = 20
 """Turns of the loop in a row after which something is due at once."""
 
