@@ -58,9 +58,12 @@ def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.C
     :raises DatabaseError: anything else, such as a missing permission.
     """
     with translated(path):
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        # Absolute, or SQLite may take a name that begins with "file:" for a URI with options,
+        # such as one that keeps nothing on disk.
+        absolute = os.path.abspath(path)
+        os.makedirs(os.path.dirname(absolute), exist_ok=True)
         connection = sqlite3.connect(
-            path,
+            absolute,
             timeout=BUSY_TIMEOUT_SECONDS,
             isolation_level=None,
             check_same_thread=False,

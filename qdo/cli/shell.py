@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
@@ -37,6 +38,7 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
     Every error that qdo raises on purpose becomes one line on stderr, without a traceback
     unless --debug is given. A reader of stdout that goes away early, such as `head`, is none.
     """
+    _replace_closed_streams()
     state = {"debug": False}
     try:
         code = _invoke(command, program, sys.argv[1:] if arguments is None else arguments, state)
@@ -58,6 +60,18 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
     except KeyboardInterrupt:
         say(f"{program}: interrupted")
         return INTERRUPTED
+
+
+def _replace_closed_streams() -> None:
+    """Put the null device where a standard stream was closed, as some supervisors do.
+
+    Python has None there, and the next file that is opened would get the stream's number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - kept open
+            os.set_inheritable(stream.fileno(), True)  # worker processes need it as well
+            setattr(sys, name, stream)
 
 
 def _invoke(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 import sqlite3
@@ -56,6 +57,25 @@ def test_a_full_disk_behind_stdout(tmp_path: Path) -> None:
         )
     assert ended.returncode == 1
     assert ended.stderr == b"qdo: [Errno 28] No space left on device\n"
+
+
+def test_closed_standard_streams(tmp_path: Path) -> None:
+    """Started without any of them, as `<&- >&- 2>&-` does, commands do their work all the same."""
+    (tmp_path / "work.py").write_text(
+        "import pathlib\ndef job(message, context): pathlib.Path('done').touch()\n"
+    )
+
+    def close() -> None:
+        os.closerange(0, 3)
+
+    for arguments in (
+        (*QDO, "send", "--app", "a", "q", "1"),
+        (*QDO, "send", "--app", "a", "q", "--file", "-"),
+        (*QDO, "queues", "--app", "a"),
+        (*WORKER, "--app", "a", "--job", "work:job", "--burst"),
+    ):
+        assert command(*arguments, cwd=tmp_path, preexec=close).code == 0
+    assert (tmp_path / "done").exists()
 
 
 def test_no_room_for_the_file(tmp_path: Path) -> None:

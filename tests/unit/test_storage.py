@@ -48,6 +48,16 @@ def test_settings_are_safe(path: str, durable: bool, synchronous: int) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("name", ["file:x.db", "file:x.db?mode=memory", ":memory:", "a b%20.db"])
+def test_no_name_is_taken_for_anything_but_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Some builds of SQLite read URIs, and one with mode=memory keeps nothing."""
+    monkeypatch.chdir(tmp_path)
+    open_database(name, KIND).close()
+    assert (tmp_path / name).stat().st_size > 0
+
+
 def test_an_empty_file_is_filled(path: str) -> None:
     """Somebody touched the file: it holds nothing that could be lost."""
     os.makedirs(os.path.dirname(path))
