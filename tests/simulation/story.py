@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from qdo.coordination import member
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+
+from qdo.coordination import checkpoints, member, ownership
 from tests.simulation.checks import Violation
 from tests.simulation.faults import FAULTS, lose_answers, write_garbage
 from tests.simulation.switches import Switches
@@ -22,17 +26,29 @@ def play(
 
 
 def _play(world: World) -> None:
-    real = vars(member)["clock"]
-    # The clock is the one thing the member does not get from its client.
-    vars(member)["clock"] = lambda: world.schedule.now
+    batch = world.random.choice((1, 2, checkpoints.BATCH))
+    with ExitStack() as patches:
+        # The clock is the one thing the member does not get from its client.
+        patches.enter_context(_patched(member, "clock", lambda: world.schedule.now))
+        # Few queues fill a batch: what follows when one is full is to be played too.
+        patches.enter_context(_patched(checkpoints, "BATCH", batch))
+        patches.enter_context(_patched(ownership, "BATCH", batch))
+        try:
+            tell(world)
+        except Violation:
+            raise
+        except Exception as error:
+            raise Violation("crash", f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _patched(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    names = vars(module)
+    real, names[name] = names[name], value
     try:
-        tell(world)
-    except Violation:
-        raise
-    except Exception as error:
-        raise Violation("crash", f"{type(error).__name__}: {error}") from error
+        yield
     finally:
-        vars(member)["clock"] = real
+        names[name] = real
 
 
 def describe(world: World) -> str:
