@@ -82,27 +82,32 @@ class Checkpoints:
         """Send what is due, in transactions of different queues."""
         if not self._dirty or now < self._next or self.in_flight >= IN_FLIGHT:
             return
-        batch: list[tuple[Slot, QueueNode]] = []
-        full = False
-        kept: dict[str, Slot] = {}
-        dirty, self._dirty = self._dirty, kept
-        for queue, slot in dirty.items():
+        room = (IN_FLIGHT - self.in_flight) * BATCH
+        chosen = self._choose(room)
+        for start in range(0, len(chosen), BATCH):
+            self._send(chosen[start : start + BATCH], now)
+        # Stretch when the coordinator is slow: never more than half of the time in flight.
+        pause = max(self._interval, min(2 * self._round_trip, MAX_STRETCH_SECONDS))
+        self._next = now if len(chosen) == room else now + pause
+
+    def _choose(self, room: int) -> list[tuple[Slot, QueueNode]]:
+        """Take at most `room` queues that have something to record, the longest waiting first."""
+        chosen: list[tuple[Slot, QueueNode]] = []
+        settled = []
+        for queue, slot in self._dirty.items():
+            if len(chosen) == room:
+                break
+            if slot.busy:
+                continue
+            settled.append(queue)
             claim = slot.claim
             if claim is None or slot.state not in (State.OWNED, State.RELEASING):
                 continue  # its release records the rest, or it is no longer ours
-            full = self.in_flight >= IN_FLIGHT
-            if slot.busy or full:
-                kept[queue] = slot
-            elif claim.done > slot.node.last and not slot.as_found:
-                batch.append((slot, slot.node.moved_to(claim.done, slot.node.position)))
-                if len(batch) == BATCH:
-                    self._send(batch, now)
-                    batch = []
-        if batch:
-            self._send(batch, now)
-        # Stretch when the coordinator is slow: never more than half of the time in flight.
-        pause = max(self._interval, min(2 * self._round_trip, MAX_STRETCH_SECONDS))
-        self._next = now if full else now + pause
+            if claim.done > slot.node.last and not slot.as_found:
+                chosen.append((slot, slot.node.moved_to(claim.done, slot.node.position)))
+        for queue in settled:
+            del self._dirty[queue]
+        return chosen
 
     def _send(self, batch: list[tuple[Slot, QueueNode]], now: float) -> None:
         queue_path = self._layout.queue

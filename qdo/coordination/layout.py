@@ -237,7 +237,10 @@ class QueueNode:
         return replace(self, owner=worker)
 
     def moved_to(self, last: int, position: str | None = None) -> QueueNode:
-        return replace(self, last=last, position=position)
+        # Not `replace`, which takes three times as long: 6 % of a checkpoint.
+        return QueueNode(
+            last, self.owner, self.seek, position, self.deleted, self.fault, self.extra
+        )
 
 
 def _parse_last(text: Any) -> tuple[int, str | None]:

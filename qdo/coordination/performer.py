@@ -16,7 +16,10 @@ from kazoo.exceptions import (
     RolledBackError,
     SessionExpiredError,
 )
+from kazoo.protocol import serialization as kazoo_requests
+from kazoo.protocol.serialization import CheckVersion, Delete, SetData, Transaction
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
+from kazoo.security import OPEN_ACL_UNSAFE
 
 from qdo.coordination.client import Client
 from qdo.coordination.machine import (
@@ -27,13 +30,13 @@ from qdo.coordination.machine import (
     Committed,
     Create,
     Created,
-    CreateOp,
     DeleteOp,
     Fault,
     Get,
     Listing,
     Node,
     NoNode,
+    Op,
     Refused,
     SetOp,
     Then,
@@ -87,18 +90,16 @@ class Performer:
         self._put(partial(_deliver_many, result, thens))
 
     def commit(self, request: Commit, then: Then) -> None:
-        """Perform a transaction."""
-        transaction = self._client.transaction()
-        for op in request.ops:
-            if isinstance(op, SetOp):
-                transaction.set_data(op.path, op.data, op.version)
-            elif isinstance(op, CheckOp):
-                transaction.check(op.path, op.version)
-            elif isinstance(op, CreateOp):
-                transaction.create(op.path, op.data)
-            elif isinstance(op, DeleteOp):
-                transaction.delete(op.path, op.version)
-        self._link(transaction.commit_async(), _committed, then)
+        """Perform a transaction.
+
+        Its requests are made here, not by kazoo's `TransactionRequest`, which takes every path
+        apart and checks every argument: 15 us for each queue of a checkpoint, a third of all.
+        """
+        root = self._client.chroot
+        operations = [_operation(root, op) for op in request.ops]
+        result = self._client.handler.async_result()
+        self._client._call(Transaction(operations), result)
+        self._link(result, _committed, then)
 
     def _link(self, result: Any, convert: Callable[[Any], Answer], then: Then) -> None:
         put = self._put
@@ -129,6 +130,18 @@ class Performer:
                 then(answer)
 
         self._link(self._client.get_async(request.path, watch=watcher), _node, got)
+
+
+def _operation(root: str, op: Op) -> SetData | CheckVersion | kazoo_requests.Create | Delete:
+    """Return kazoo's request for an operation, below the client's root."""
+    path = root + op.path
+    if isinstance(op, SetOp):
+        return SetData(path, op.data, op.version)
+    if isinstance(op, CheckOp):
+        return CheckVersion(path, op.version)
+    if isinstance(op, DeleteOp):
+        return Delete(path, op.version)
+    return kazoo_requests.Create(path, op.data, OPEN_ACL_UNSAFE, 0)
 
 
 def _deliver(result: Any, convert: Callable[[Any], Answer], then: Then) -> None:
