@@ -334,4 +334,4 @@ class Checks:
                 raise Violation("liveness", f"{owner} keeps {queue}, which it should give up")
             last, end = _position(value), self.broker.end(queue)
             if last is None or last < end:
-                raise Violation("3", f"{queue} of {owner} is stuck at {last} of {end}")
+                raise Violation("liveness", f"{queue} of {owner} is stuck at {last} of {end}")
