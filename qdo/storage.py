@@ -80,7 +80,14 @@ def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.C
 
 
 def _identify(connection: sqlite3.Connection, path: str, kind: Format) -> None:
-    if _check(connection, path, kind):
+    # In one transaction: another process may be making the file between two looks.
+    connection.execute("BEGIN")
+    try:
+        known = _check(connection, path, kind)
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    if known:
         return
     # Look again under the write lock: another process may be making the file just now.
     connection.execute("PRAGMA journal_mode = WAL")
