@@ -178,15 +178,16 @@ class FileWatch:
     """Notices that an open database is no longer the one that its path names.
 
     SQLite goes on writing to a deleted file without a word, and what it says is stored
-    would be gone with the process.
+    would be gone with the process. Without the log's index, which also holds the locks, two
+    processes would write at once.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._files = {name: _identity(name) for name in (path, f"{path}-wal")}
+        self._files = {name: _identity(name) for name in (path, f"{path}-wal", f"{path}-shm")}
 
     def check(self) -> None:
-        """Raise DatabaseReplacedError when the file or its log is not the one opened."""
+        """Raise DatabaseReplacedError when the file, its log or that's index is another."""
         for name, known in self._files.items():
             now = _identity(name)
             if known is None:

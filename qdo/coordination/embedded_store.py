@@ -17,8 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from qdo.coordination.embedded_tree import ROOT, Event, Node
-from qdo.errors import DatabaseError
-from qdo.storage import Format, open_database, translated
+from qdo.storage import FileWatch, Format, open_database, translated
 
 _FORMAT = Format(
     name="coordination",
@@ -128,11 +127,7 @@ class Store:
             self._db.execute("PRAGMA wal_autocheckpoint = 0")
             self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             self._log_file = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC)
-            self._identity = self._inode()
-
-    def _inode(self) -> tuple[int, int]:
-        found = os.stat(self.path)
-        return found.st_dev, found.st_ino
+            self._watch = FileWatch(self.path)
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -150,8 +145,7 @@ class Store:
         :raises DatabaseError: the file is out of use, or no longer under its name.
         """
         with self._guarded():
-            if self._inode() != self._identity:
-                raise DatabaseError(path=self.path, reason="it was replaced by another file")
+            self._watch.check()
             self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             self._found = self._db.execute(
                 "SELECT zxid, trimmed, sessions, unmerged,"
@@ -187,6 +181,8 @@ class Store:
         """Make everything committed so far durable; may take as long as a disk takes."""
         with translated(self.path):
             os.fdatasync(self._log_file)
+            # Only now is it certain that what was committed is in the files that others open.
+            self._watch.check()
             if self._merge:
                 self._merge = False
                 # Merges what it can without making anybody wait.

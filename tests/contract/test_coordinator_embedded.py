@@ -91,6 +91,18 @@ def test_file_replaced_by_another(client: Client, embedded_url: str) -> None:
     assert client.exists("/a") is None
 
 
+@pytest.mark.parametrize("suffixes", [("-wal",), ("-shm",), ("-wal", "-shm")])
+def test_log_removed(client: Client, embedded_url: str, suffixes: tuple[str, ...]) -> None:
+    """Who went on with the deleted log would see, and own, something else than all others."""
+    client.create("/a", b"")
+    for suffix in suffixes:
+        Path(f"{database_of(embedded_url)}{suffix}").unlink()
+    with pytest.raises(ConnectionLoss):
+        client.create("/b", b"")
+    wait(client, lambda: client.connected, "the client is connected to the file as it stands")
+    client.create("/c", b"")
+
+
 def test_locked_for_longer_than_the_timeout(client: Client, embedded_url: str) -> None:
     """While nobody can write nobody expires: requests fail, the session is there afterwards."""
     session = client.client_id

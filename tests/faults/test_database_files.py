@@ -99,7 +99,7 @@ def test_damage_found_while_reading_is_reported(path: str) -> None:
 # --- files that go away -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", ["", "-wal"])
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 def test_a_file_deleted_under_a_sender_is_an_error(path: str, suffix: str) -> None:
     """Nothing is acknowledged that nobody could ever read."""
     broker = connect(path)

@@ -188,7 +188,7 @@ def test_translated_keeps_the_cause() -> None:
     assert isinstance(caught.value.__cause__, PermissionError)
 
 
-@pytest.mark.parametrize("suffix", ["", "-wal"])
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 def test_a_removed_file_is_noticed(path: str, suffix: str) -> None:
     """SQLite itself would go on writing to a file that nobody can open any more."""
     connection = open_database(path, KIND)
