@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from qdo import doorbell
 from qdo.brokers.base import Outgoing
+from qdo.brokers.embedded_fork import ForkGuard
 from qdo.brokers.embedded_gate import Gate
 from qdo.brokers.embedded_native import Signal, inbox, signal, start_thread
 from qdo.brokers.embedded_schema import MESSAGES
@@ -147,6 +148,7 @@ class Writer:
                 self._connection.execute("PRAGMA secure_delete = OFF")
                 self._watch = FileWatch(path)
                 self._gate = Gate(path, bells)
+                self._fork_guard = ForkGuard(path, self._gate.close)
         except BaseException:
             self._connection.close()
             raise
@@ -196,8 +198,9 @@ class Writer:
             while self._step():
                 pass
         finally:
-            self._connection.close()
-            self._gate.close()
+            with self._fork_guard:
+                self._connection.close()
+                self._gate.close()
             if self._ended is not None:
                 self._ended.set()
 
@@ -237,7 +240,8 @@ class Writer:
     def _attempt(self, calls: list[_Call[Any]]) -> BaseException | None:
         """Commit `calls` in one transaction; return what went wrong."""
         try:
-            rings = self._commit(calls)
+            with self._fork_guard:
+                rings = self._commit(calls)
         except sqlite3.Error as error:
             translation = translate(self._path, error)
             translation.__cause__ = error

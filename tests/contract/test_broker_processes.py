@@ -53,6 +53,41 @@ while True:
     number += 1
 """
 
+_FORK = """
+import os, sys, threading
+from qdo.app import App
+
+app = App("app", broker=sys.argv[1])
+app.send("parent", 0)
+stop = threading.Event()
+
+def send():
+    while not stop.is_set():
+        app.send("parent", 0)
+
+threads = [threading.Thread(target=send) for _ in range(2)]
+for thread in threads: thread.start()
+asked, told = os.pipe()
+children = []
+for child in range(6):
+    pid = os.fork()
+    if pid == 0:
+        os.close(told)
+        for number in range(10): app.send(f"child-{child}", number)
+        os.read(asked, 1)  # until the parent has closed the broker
+        for number in range(10, 20): app.send(f"child-{child}", number)
+        if child % 2:
+            app.close()
+            os._exit(0)
+        sys.exit(0)
+    children.append(pid)
+stop.set()
+for thread in threads: thread.join()
+app.close()
+os.close(told)
+print(*(os.waitpid(pid, 0)[1] for pid in children))
+"""
+
 _LISTEN = """
 import sys, threading
 from qdo.brokers import open_broker
@@ -176,4 +211,23 @@ def test_a_dead_listener_does_not_disturb(url: str) -> None:
         dead.wait()
         broker.send(Outgoing("q", b"end"))
         assert said(living) == "end"
+    broker.close()
+
+
+def test_forked_processes_send_as_their_parent_does(tmp_path: Path) -> None:
+    """Forked amid its commits, and still sending after it has closed the broker."""
+    url = f"sqlite:{tmp_path / 'messages.db'}"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORK, url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("0 0 0 0 0 0\n", "")
+    broker = open_broker(url, "app")
+    for child in range(6):
+        rows = broker.reader(f"child-{child}", 0).fetch(100)
+        assert [row[1] for row in rows] == [b"%d" % number for number in range(20)]
     broker.close()

@@ -1,0 +1,85 @@
+"""Forking a process that has SQLite files open.
+
+SQLite notes, per process and file, which locks it holds. A forked child inherits the notes but
+not the locks. Its own connections would rely on them: the last connection of the parent would
+delete the log under the child, and a transaction that was under way at the fork would keep the
+child from writing for ever. So no fork happens within a transaction, and the child takes the
+locks that its notes speak of.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import fcntl
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from qdo.brokers.embedded_native import original
+
+# https://www.sqlite.org/fileformat2.html#the_lock_byte_page: the shared lock of a database, and
+# the one of its log's index by which SQLite knows that somebody uses it.
+_DATABASE_LOCK = (0x40000002, 510)
+_INDEX_LOCK = (128, 1)
+
+_kept: list[int] = []
+"""Never closed: closing any descriptor of a file gives up all locks of the process on it."""
+
+
+class ForkGuard:
+    """Keeps forks out of the transactions on a file: to be held around each of them.
+
+    :param forget: called in a forked child.
+    """
+
+    def __init__(self, path: str, forget: Callable[[], None]) -> None:
+        self._path = path
+        self._forget = forget
+        self._lock: Any = original("_thread", "allocate_lock", _thread.allocate_lock)()
+        _guards.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+
+    def begin_in_child(self) -> None:
+        """Take the locks that SQLite takes for its own, and let go of the rest."""
+        self._lock.release()
+        self._forget()
+        for path, (start, length) in (
+            (self._path, _DATABASE_LOCK),
+            (f"{self._path}-shm", _INDEX_LOCK),
+        ):
+            # If it is gone, so that there is nothing to share, `FileWatch` will say so.
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                _kept.append(descriptor)
+                fcntl.lockf(descriptor, fcntl.LOCK_SH, length, start)
+
+
+_guards: weakref.WeakSet[ForkGuard] = weakref.WeakSet()
+_held: list[ForkGuard] = []
+"""Those held for the fork under way."""
+
+
+def _before() -> None:
+    for guard in list(_guards):
+        guard.__enter__()
+        _held.append(guard)
+
+
+def _in_parent() -> None:
+    while _held:
+        _held.pop().__exit__()
+
+
+def _in_child() -> None:
+    while _held:
+        _held.pop().begin_in_child()
+
+
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
