@@ -190,7 +190,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--time-boundary", type=float, default=1.0, help="of SetPartitioner")
     parser.add_argument(
-        "--peer-queues", type=int, default=1000, help="most queues that SetPartitioner gets"
+        "--peer-queues", type=int, default=10_000, help="most queues that SetPartitioner gets"
     )
     parser.add_argument(
         "--peer-seconds", type=float, default=120.0, help="patience with SetPartitioner"
