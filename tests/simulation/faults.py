@@ -114,6 +114,15 @@ def deafen(world: World) -> None:
         process.deafness = world.random.choice((0.05, 0.3, 1.0))
 
 
+def daze(world: World) -> None:
+    """Stop a process for longer than its session lives; when it goes on it hears that late."""
+    process = world.one()
+    if process is not None:
+        process.deafness = world.random.choice((0.3, 1.0))
+        process.stop()
+        world.schedule.after(TIMEOUT * world.random.uniform(1.0, 1.6), process.resume)
+
+
 def slow_down(world: World) -> None:
     """Make a worker's network slow."""
     process = world.one()
@@ -168,6 +177,7 @@ FAULTS: tuple[Callable[[World], None], ...] = (
     kill,
     outage,
     deafen,
+    daze,
     slow_down,
     World.join,
     World.leave,

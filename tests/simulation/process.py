@@ -170,7 +170,7 @@ class Process:
         for function, arguments in held:
             gap += 0.002 * self.schedule.chance()
             self.schedule.after(gap, self.run, function, *arguments)
-        self.schedule.after(0.01 * self.schedule.chance(), self._hear)
+        self.schedule.after((0.01 + self.deafness) * self.schedule.chance(), self._hear)
         self.wake()
 
     def drain(self) -> None:
