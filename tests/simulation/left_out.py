@@ -385,6 +385,11 @@ MUTANTS: tuple[Mutant, ...] = (
                 "slot.node = node = _mended(node, slot.node)",
                 "slot.node = node",
             ),
+            _edit(
+                "ownership",
+                "sought = node.seek != slot.node.seek and node.fault is None",
+                "sought = node.seek != slot.node.seek or node.fault is not None",
+            ),
         ),
     ),
     Mutant(
