@@ -19,6 +19,7 @@ from qdo.cli.main import qdo as qdo_command
 from qdo.cli.shell import EXIT_CODES
 from qdo.cli.worker import worker as worker_command
 from qdo.settings import SPECIAL_VARIABLES, Declaration, declarations
+from qdo.worker import roster
 from tests.support.pages import Block, blocks_in, pages, read, section, table
 
 
@@ -65,6 +66,14 @@ def test_every_error_has_a_documented_exit_code() -> None:
     kinds = [each for each in vars(errors).values() if isinstance(each, type)]
     codes = {str(each.exit_code) for each in kinds if issubclass(each, errors.QdoError)}
     assert codes <= table("configuration", "exit-codes").keys()
+
+
+def test_the_time_until_a_hanging_worker_is_killed_is_documented() -> None:
+    """Whoever sets up a service has to know it."""
+    text = read("configuration")
+    assert f"{roster.DRAIN_MARGIN_SECONDS:g} seconds after `drain_seconds`" in text
+    assert f"{roster.ABORT_SECONDS:g} seconds after the second signal" in text
+    assert f"`drain_seconds` plus {roster.DRAIN_MARGIN_SECONDS:g}" in read("operations")
 
 
 def test_public_names_are_documented() -> None:
