@@ -153,6 +153,12 @@ class StaleClaimError(QdoError):
     after the recorded `last`"""
 
 
+class SpoiltNodeError(QdoError):
+    """the node of queue {queue!r} cannot be read: {reason}; repair it with `qdo seek`"""
+
+    exit_code = 5
+
+
 class NotFoundError(QdoError):
     """{what} {name!r} does not exist"""
 

@@ -16,7 +16,7 @@ from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, Rolle
 
 from qdo.coordination.client import Client
 from qdo.coordination.layout import Layout, QueueNode, WorkerNode
-from qdo.errors import NotFoundError
+from qdo.errors import NotFoundError, SpoiltNodeError
 
 Change = Callable[[QueueNode], QueueNode]
 
@@ -35,15 +35,30 @@ def seek(client: Client, layout: Layout, queue: str, last: int) -> QueueNode:
 
 
 def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
-    """Mark a queue as deleted: its owner gives it back, and nobody claims it."""
-    return _change(client, layout, queue, lambda node: replace(node, deleted=True))
+    """Mark a queue as deleted: its owner gives it back, and nobody claims it.
+
+    :raises SpoiltNodeError: the node cannot be read, and writing it would lose what it holds.
+    """
+    return _change(client, layout, queue, _deleted(queue))
 
 
 def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
     """Bring a queue that was marked as deleted back, from its beginning."""
     return _change(
-        client, layout, queue, lambda node: replace(node, deleted=False, last=0, position=None)
+        client,
+        layout,
+        queue,
+        lambda node: replace(node, deleted=False, last=0, position=None, fault=None),
     )
+
+
+def _deleted(queue: str) -> Change:
+    def change(node: QueueNode) -> QueueNode:
+        if node.fault is not None:
+            raise SpoiltNodeError(queue=queue, reason=node.fault)
+        return replace(node, deleted=True)
+
+    return change
 
 
 def _change(client: Client, layout: Layout, queue: str, change: Change) -> QueueNode:

@@ -9,6 +9,7 @@ import pytest
 from qdo.coordination import operator
 from qdo.coordination.client import Client, connect
 from qdo.coordination.layout import QueueNode, WorkerNode
+from qdo.errors import SpoiltNodeError
 from tests.support.fleet import LAYOUT, Fleet
 from tests.support.zookeeper import wait_until
 
@@ -152,6 +153,14 @@ def test_a_queue_with_garbage_waits_for_its_repair(
     assert watcher.get(LAYOUT.queue("broken"))[0] == garbage
     operator.seek(watcher, LAYOUT, "broken", 7)
     fleet.wait(lambda: ("broken", 8) in {(q, n) for q, n, _ in fleet.ledger}, "it is repaired")
+
+
+def test_a_spoilt_node_is_not_marked_as_deleted(watcher: Client) -> None:
+    """Marking would write the node, and what can still be read in it would be lost."""
+    watcher.create(LAYOUT.queue("broken"), b'{"last": "12x"}', makepath=True)
+    with pytest.raises(SpoiltNodeError, match="qdo seek"):
+        operator.mark_deleted(watcher, LAYOUT, "broken")
+    assert watcher.get(LAYOUT.queue("broken"))[0] == b'{"last": "12x"}'
 
 
 def test_an_empty_node_is_a_queue_of_which_nothing_was_processed(
