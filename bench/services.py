@@ -25,7 +25,7 @@ PEERS = Path(__file__).parent / ".venv-peers"
 REQUIREMENTS = Path(__file__).parent / "requirements.txt"
 JAVA_OPTIONS = ("-Xms256m", "-Xmx1g")
 """A server in earnest: it keeps its last 500 transactions in memory, and one that records 250
-queues takes some 200 KB there."""
+queues takes over 100 KB there."""
 
 
 def free_port() -> int:
