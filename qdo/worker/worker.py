@@ -48,6 +48,7 @@ from qdo.brokers import open_broker
 from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock
 from qdo.settings import Settings
+from qdo.storage import absolute
 from qdo.worker.burst import Burst
 from qdo.worker.discovery import Discovery, Retention
 from qdo.worker.dispatcher import Dispatcher
@@ -135,6 +136,12 @@ class Worker:
 
     def _serve(self) -> int:
         settings = self.settings
+        _log.info(
+            "app %s, broker %s, coordinator %s",
+            self.app.name,
+            absolute(settings.broker),
+            absolute(settings.coordinator),
+        )
         executor = GreenletExecutor()
         self._pipeline = Pipeline(
             self.app,
