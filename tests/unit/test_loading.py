@@ -128,7 +128,7 @@ def test_targets_that_lead_nowhere(target: str, reason: str) -> None:
     with pytest.raises(JobImportError) as caught:
         load_job(target)
     assert reason in str(caught.value)
-    assert "write it as MODULE:FUNCTION" in str(caught.value)
+    assert "write MODULE:APP" in str(caught.value)
 
 
 @pytest.mark.parametrize(
