@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kazoo.exceptions import KazooException
 from kazoo.protocol.serialization import Create
-from kazoo.protocol.states import Callback, ZnodeStat
+from kazoo.protocol.states import Callback, EventType, ZnodeStat
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 
 from qdo.coordination.client import Client, connect
@@ -59,7 +59,17 @@ class World:
         self.clients[name].close()
 
     def watch(self, name: str) -> Callable[[Any], None]:
-        return lambda event: self.events.append((name, event.type, event.path))
+        """Return a watcher that notes what happens to nodes.
+
+        kazoo also calls it, with NONE, when a connection drops, as one may on a busy machine:
+        that is no answer of the coordinator.
+        """
+
+        def note(event: Any) -> None:
+            if event.type != EventType.NONE:
+                self.events.append((name, event.type, event.path))
+
+        return note
 
     def settle(self) -> None:
         """Wait until all events of changes made so far have been delivered."""
