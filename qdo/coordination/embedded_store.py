@@ -192,11 +192,8 @@ class Store:
 
     def node(self, path: str) -> Node | None:
         """Return a node."""
-        try:  # `_guarded` would take longer than the query does, and there are many of these
+        with self._guarded():
             row = self._db.execute(_LOAD, _key(path)).fetchone()
-        except sqlite3.Error as error:
-            with self._guarded():
-                raise error
         return None if row is None else Node(*row)
 
     def names(self, path: str) -> Iterable[str]:
