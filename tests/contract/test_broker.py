@@ -532,22 +532,20 @@ def test_a_closed_broker_refuses_to_send(broker: Broker) -> None:
 def test_closing_waits_for_what_was_begun(broker: Broker, connect: Callable[..., Broker]) -> None:
     """Each send that runs while the broker closes is either stored or refused."""
     stored: list[str] = []
-    started = threading.Barrier(9)
+    first = threading.Event()
 
     def send() -> None:
-        started.wait()
         try:
             while True:
                 stored.append(broker.send(Outgoing("q", b"1")))
+                first.set()
         except UsageError:
             return
 
     threads = [threading.Thread(target=send) for _ in range(8)]
     for thread in threads:
         thread.start()
-    started.wait()
-    while not stored:
-        time.sleep(0)
+    assert first.wait(WAIT_SECONDS)
     broker.close()
     for thread in threads:
         thread.join(WAIT_SECONDS)
