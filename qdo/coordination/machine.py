@@ -20,8 +20,9 @@ any            `Unanswered`: the connection was lost first; it may have taken ef
 =============  ====================================================================
 
 A request with ``watch=True`` also arms a one-shot watch, whether or not the node exists; when
-it fires the driver calls `Machine.changed(path)` of the machine that armed it. A lost
-connection drops all watches without a call: machines read and arm again in `connected`.
+it fires the driver calls `Machine.changed(path)` of the machine that armed it, and never before
+it has passed on the answer of that request. A lost connection drops all watches without a call:
+machines read and arm again in `connected`.
 """
 
 from __future__ import annotations

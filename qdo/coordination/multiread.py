@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import EXCEPTIONS
-from kazoo.protocol.paths import _prefix_root
 from kazoo.protocol.serialization import GetData, MultiHeader
 from kazoo.protocol.states import ZnodeStat
 
@@ -62,9 +60,3 @@ class MultiRead:
 
 _STAT_BYTES = struct.calcsize("!qqqqiiiqiiq")
 
-
-def get_many_async(client: KazooClient, paths: Sequence[str]) -> Any:
-    """Send one request for the data of all `paths`; return an async result of the answers."""
-    result = client.handler.async_result()
-    client._call(MultiRead([_prefix_root(client.chroot, path) for path in paths]), result)
-    return result

@@ -17,7 +17,15 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 from kazoo.protocol import serialization as kazoo_requests
-from kazoo.protocol.serialization import CheckVersion, Delete, SetData, Transaction
+from kazoo.protocol.serialization import (
+    CheckVersion,
+    Delete,
+    Exists,
+    GetChildren,
+    GetData,
+    SetData,
+    Transaction,
+)
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 from kazoo.security import OPEN_ACL_UNSAFE
 
@@ -42,10 +50,11 @@ from qdo.coordination.machine import (
     Then,
     Unanswered,
 )
-from qdo.coordination.multiread import BATCH, get_many_async
+from qdo.coordination.multiread import BATCH, MultiRead
 
 Watcher = Callable[[WatchedEvent], None]
 
+_EPHEMERAL_SEQUENTIAL = 3
 _UNANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
 
 
@@ -53,6 +62,10 @@ class Performer:
     """Sends requests; `put` gets, for each answer, a function that delivers it.
 
     Requests of one client are performed in the order of the calls, and answered in that order.
+    An answer is put by kazoo's connection itself, before it takes up anything that the
+    coordinator says later: the event of a watch never overtakes the answer that armed it.
+    Through kazoo's own results it could, for those and the watches are two queues, each with a
+    thread; a machine that waits for the event would then wait for ever.
     """
 
     def __init__(self, client: Client, put: Callable[[Callable[[], object]], None]) -> None:
@@ -61,33 +74,32 @@ class Performer:
 
     def read(self, request: Get | Children | Create, then: Then, watcher: Watcher) -> None:
         """Perform a read, or the creation of an ephemeral node."""
-        client = self._client
+        path = self._client.chroot + request.path
         if isinstance(request, Create):
-            result = client.create_async(
-                request.path, request.data, ephemeral=True, sequence=True
+            self._send(
+                kazoo_requests.Create(path, request.data, OPEN_ACL_UNSAFE, _EPHEMERAL_SEQUENTIAL),
+                partial(_created, self._client.chroot),
+                then,
             )
-            self._link(result, _created, then)
         elif isinstance(request, Children):
             watch = watcher if request.watch else None
-            self._link(client.get_children_async(request.path, watch=watch), _listing, then)
+            self._send(GetChildren(path, watch), _listing, then)
         elif request.watch:
-            self._get_watched(request, then, watcher)
+            self._get_watched(path, then, watcher)
         else:
             self.read_many([(request, then)])
 
     def read_many(self, requests: list[tuple[Get, Then]]) -> None:
         """Perform reads without watches that stand next to each other, as one if that helps."""
+        root = self._client.chroot
         if len(requests) == 1 or self._client.address.path is not None:
             for request, then in requests:
-                self._link(self._client.get_async(request.path), _node, then)
+                self._send(GetData(root + request.path, None), _node, then)
             return
         for start in range(0, len(requests), BATCH):
             batch = requests[start : start + BATCH]
-            result = get_many_async(self._client, [request.path for request, _ in batch])
-            result.rawlink(partial(self._got_many, [then for _, then in batch]))
-
-    def _got_many(self, thens: list[Then], result: Any) -> None:
-        self._put(partial(_deliver_many, result, thens))
+            many = MultiRead([root + request.path for request, _ in batch])
+            self._client._call(many, _ManyReplies(self._put, [then for _, then in batch]))
 
     def commit(self, request: Commit, then: Then) -> None:
         """Perform a transaction.
@@ -96,20 +108,12 @@ class Performer:
         apart and checks every argument: 15 us for each queue of a checkpoint, a third of all.
         """
         root = self._client.chroot
-        operations = [_operation(root, op) for op in request.ops]
-        result = self._client.handler.async_result()
-        self._client._call(Transaction(operations), result)
-        self._link(result, _committed, then)
+        self._send(Transaction([_operation(root, op) for op in request.ops]), _committed, then)
 
-    def _link(self, result: Any, convert: Callable[[Any], Answer], then: Then) -> None:
-        put = self._put
+    def _send(self, request: Any, convert: Callable[[Any], Answer], then: Then) -> None:
+        self._client._call(request, _Reply(self._put, convert, then))
 
-        def deliver(result: Any) -> None:
-            put(partial(_deliver, result, convert, then))
-
-        result.rawlink(deliver)
-
-    def _get_watched(self, request: Get, then: Then, watcher: Watcher) -> None:
+    def _get_watched(self, path: str, then: Then, watcher: Watcher) -> None:
         """Read a node and watch it; a missing one is watched through `exists`.
 
         The node may appear between the two requests; then it is read after all, which leaves
@@ -118,18 +122,59 @@ class Performer:
 
         def got(answer: Answer) -> None:
             if isinstance(answer, NoNode):
-                result = self._client.exists_async(request.path, watch=watcher)
-                self._link(result, _existence, looked)
+                self._send(Exists(path, watcher), _existence, looked)
             else:
                 then(answer)
 
         def looked(answer: Answer) -> None:
             if isinstance(answer, Listing):
-                self._get_watched(request, then, watcher)
+                self._get_watched(path, then, watcher)
             else:
                 then(answer)
 
-        self._link(self._client.get_async(request.path, watch=watcher), _node, got)
+        self._send(GetData(path, watcher), _node, got)
+
+
+class _Reply:
+    """What kazoo's connection sets the answer of one request on."""
+
+    def __init__(
+        self,
+        put: Callable[[Callable[[], object]], None],
+        convert: Callable[[Any], Answer],
+        then: Then,
+    ) -> None:
+        self._put = put
+        self._convert = convert
+        self._then = then
+
+    def set(self, value: Any) -> None:
+        """Deliver what the coordinator answered."""
+        self._put(lambda: self._then(self._convert(value)))
+
+    def set_exception(self, error: Exception) -> None:
+        """Deliver an error; one that no machine knows is raised where answers are delivered."""
+        self._put(lambda: self._then(_answer_of(error)))
+
+
+class _ManyReplies:
+    """The same for a request of several reads."""
+
+    def __init__(self, put: Callable[[Callable[[], object]], None], thens: list[Then]) -> None:
+        self._put = put
+        self._thens = thens
+
+    def set(self, values: list[Any]) -> None:
+        """Deliver to each what was read for it."""
+        self._put(partial(self._deliver, values))
+
+    def set_exception(self, error: Exception) -> None:
+        """Deliver the error to all."""
+        self._put(partial(self._deliver, [error] * len(self._thens)))
+
+    def _deliver(self, values: list[Any]) -> None:
+        for then, value in zip(self._thens, values, strict=True):
+            then(_answer_of(value) if isinstance(value, Exception) else _node(value))
 
 
 def _operation(root: str, op: Op) -> SetData | CheckVersion | kazoo_requests.Create | Delete:
@@ -144,32 +189,12 @@ def _operation(root: str, op: Op) -> SetData | CheckVersion | kazoo_requests.Cre
     return kazoo_requests.Create(path, op.data, OPEN_ACL_UNSAFE, 0)
 
 
-def _deliver(result: Any, convert: Callable[[Any], Answer], then: Then) -> None:
-    error = result.exception
-    if error is None:
-        then(convert(result.value))
-    elif isinstance(error, NoNodeError):
-        then(NoNode())
-    elif isinstance(error, _UNANSWERED):
-        then(Unanswered())
-    else:
-        raise error
-
-
-def _deliver_many(result: Any, thens: list[Then]) -> None:
-    if isinstance(result.exception, _UNANSWERED):
-        for then in thens:
-            then(Unanswered())
-    elif result.exception is not None:
-        raise result.exception
-    else:
-        for then, value in zip(thens, result.value, strict=True):
-            if isinstance(value, NoNodeError):
-                then(NoNode())
-            elif isinstance(value, Exception):
-                raise value
-            else:
-                then(_node(value))
+def _answer_of(error: Exception) -> Answer:
+    if isinstance(error, NoNodeError):
+        return NoNode()
+    if isinstance(error, _UNANSWERED):
+        return Unanswered()
+    raise error
 
 
 def _node(value: tuple[bytes, ZnodeStat]) -> Answer:
@@ -186,8 +211,8 @@ def _listing(names: list[str]) -> Answer:
     return Listing(tuple(names))
 
 
-def _created(path: str) -> Answer:
-    return Created(path)
+def _created(root: str, path: str) -> Answer:
+    return Created(path.removeprefix(root))
 
 
 def _committed(results: list[Any]) -> Answer:

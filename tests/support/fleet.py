@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -155,10 +156,23 @@ class Fleet:
 
     def wait(self, condition: Callable[[], bool], what: str, timeout_seconds: float = 30.0) -> None:
         """Wait for a condition with a deadline."""
-        wait_until(condition, timeout_seconds, f"{what}; loads {self.loads()}")
+        wait_until(condition, timeout_seconds, lambda: f"{what}; found {self.found()}")
 
-    def loads(self) -> list[Any]:
-        return [(member.name, len(engine.claims)) for member, engine in self.members]
+    def found(self) -> list[Any]:
+        """Return what each member has, and how many of its queues are in each other state."""
+        return [
+            (
+                member.name,
+                len(engine.claims),
+                Counter(
+                    slot.state.value
+                    for slot in (member._ownership.slots.values() if member._ownership else ())
+                ),
+                member.settled(),
+                member.is_leader(),
+            )
+            for member, engine in self.members
+        ]
 
     def close(self) -> None:
         self._stop.set()

@@ -48,13 +48,17 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_until(
-    condition: Callable[[], bool], timeout_seconds: float, what: str, pause_seconds: float = 0.02
+    condition: Callable[[], bool],
+    timeout_seconds: float,
+    what: str | Callable[[], str],
+    pause_seconds: float = 0.02,
 ) -> None:
-    """Wait for `condition`; raise TimeoutError naming `what` when the time is over."""
+    """Wait for `condition`; raise TimeoutError saying `what` when the time is over."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout_seconds:g} s: {what}")
+            said = what if isinstance(what, str) else what()
+            raise TimeoutError(f"not within {timeout_seconds:g} s: {said}")
         time.sleep(pause_seconds)
 
 
