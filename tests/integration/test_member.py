@@ -182,10 +182,10 @@ def test_a_queue_marked_as_deleted_is_given_back_until_it_is_reset(
     fleet.create_queues(["short-lived"])
     fleet.wait(lambda: fleet.balanced(1), "the queue is owned")
     operator.mark_deleted(watcher, LAYOUT, "short-lived")
-    fleet.wait(lambda: not fleet.owned(), "it is given back")
-    node = QueueNode.parse(watcher.get(LAYOUT.queue("short-lived"))[0])
-    assert node.deleted
-    assert node.owner == ""
+    path = LAYOUT.queue("short-lived")
+    fleet.wait(lambda: not QueueNode.parse(watcher.get(path)[0]).owner, "it is given back")
+    assert not fleet.owned()
+    assert QueueNode.parse(watcher.get(path)[0]).deleted
     started = len(fleet.ledger)
     operator.reset(watcher, LAYOUT, "short-lived")
     fleet.wait(lambda: len(fleet.ledger) > started, "it is processed again")
