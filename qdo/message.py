@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import datetime
 import time
+import uuid
 from collections.abc import Mapping
 from typing import Any
+
+from qdo import headers as known_headers
 
 GREGORIAN_OFFSET = 0x01B21DD213814000
 """100 ns intervals between 1582-10-15 and the Unix epoch."""
@@ -48,11 +51,16 @@ def message_id(position: int, node: int) -> str:
     )
 
 
+def new_id() -> str:
+    """Return an id for a message that has no position yet."""
+    return str(uuid.uuid4())
+
+
 class Message:
     """One item of a queue, as delivered to a job.
 
     :ivar queue: name of its queue.
-    :ivar body: the decoded JSON value.
+    :ivar body: the decoded JSON value, or bytes where bytes were sent.
     :ivar key: key given by the sender, or None.
     :ivar headers: mapping of str to str, given by the sender.
     :ivar position: UUIDv1 time of the message; grows within a queue.
@@ -99,12 +107,16 @@ class Message:
 
     @property
     def id(self) -> str:
-        """Unique id: the broker's own, or the UUIDv1 of the position.
+        """Unique id, as sending returned it: the broker's own, or the UUIDv1 of the position.
 
-        Made on demand: building a UUID takes longer than the whole rest of a message.
+        It stays the same when a delayed message gets its position, and when a dead letter is
+        sent again. Made on demand: building a UUID takes longer than the whole rest of a
+        message.
         """
         known = self._id
-        return known if isinstance(known, str) else message_id(self.position, known)
+        if isinstance(known, str):
+            return known
+        return self.headers.get(known_headers.ID) or message_id(self.position, known)
 
     @property
     def time(self) -> float:
