@@ -4,7 +4,7 @@
 step       what happens
 ========== ====================================================================================
 fetch      take the rows that are left, or the batch fetched ahead, or ask the broker
-decode     body and headers from JSON
+decode     headers and body from JSON; the body stays bytes where the headers say so
 run        call the job, while the claim is open, the lease runs and the turn lasts
 outcome    done: ``claim.done`` moves to the message; retry: the queue waits, so that order is
            kept; dead letter: stored durably, only then is the message passed; skip: passed
@@ -34,6 +34,7 @@ from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock as boot_clock
 from qdo.coordination.slots import Claim
 from qdo.errors import BodyDecodeError
+from qdo.headers import is_raw
 from qdo.message import Message
 from qdo.worker.counters import Counters
 from qdo.worker.executors.base import Executor, JobCall
@@ -169,12 +170,13 @@ class Pipeline:
         message: Message | None = None
         try:
             for position, body, key, headers in rows:
+                given = _NO_HEADERS if headers is None else loads(headers)
                 slot.message = message = Message(
                     queue,
                     position,
-                    loads(body),
+                    body if given and is_raw(given) else loads(body),
                     key,
-                    _NO_HEADERS if headers is None else loads(headers),
+                    given,
                     fence,
                     attempt,
                     node,
