@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qdo.outcomes import DeadLetter as DeadLetter
     from qdo.outcomes import Retry as Retry
     from qdo.outcomes import Skip as Skip
+    from qdo.sending import NewMessage as NewMessage
     from qdo.settings import Settings as Settings
     from qdo.worker.worker import Worker as Worker
 
@@ -27,6 +28,7 @@ _HOMES = {
     "App": "qdo.app",
     "DeadLetter": "qdo.outcomes",
     "Message": "qdo.message",
+    "NewMessage": "qdo.sending",
     "QdoError": "qdo.errors",
     "Retry": "qdo.outcomes",
     "Settings": "qdo.settings",
@@ -38,6 +40,7 @@ __all__ = [
     "App",
     "DeadLetter",
     "Message",
+    "NewMessage",
     "QdoError",
     "Retry",
     "Settings",

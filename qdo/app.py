@@ -14,13 +14,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from qdo.callbacks import check_call, check_job, described
-from qdo.encoding import outgoing
 from qdo.errors import SettingsError, UsageError
 from qdo.message import Message
+from qdo.placement import ExecutorName, check_placement
+from qdo.sending import AnyMessage, Moment, check_terms, outgoing, outgoing_of
 from qdo.settings import Settings, check_names, load
 
 if TYPE_CHECKING:
-    from qdo.brokers.base import Broker
+    from qdo.brokers.base import Broker, Outgoing
 
 JobFunction = Callable[[Message, Any], Any]
 ContextFactory = Callable[[], AbstractContextManager[Any]]
@@ -38,11 +39,20 @@ class Job:
     :ivar queues: glob of the queues it is for.
     :ivar checkpoint: "interval" records progress every `checkpoint_seconds`; "message" also
         after every message, before the next one of the queue starts.
+    :ivar executor: where it runs, None for the setting `executor`; ``async def`` jobs run on
+        an asyncio loop.
+    :ivar timeout_seconds: how long one message may take, None for any time.
+    :ivar memory_mib: resident memory at which its process is killed (executor "process").
+    :ivar recycle_after: messages after which its process is replaced (executor "process").
     """
 
     function: JobFunction
     queues: str = "*"
     checkpoint: Checkpoint = "interval"
+    executor: ExecutorName | None = None
+    timeout_seconds: float | None = None
+    memory_mib: int | None = None
+    recycle_after: int | None = None
 
     @property
     def name(self) -> str:
@@ -98,15 +108,28 @@ class App:
     # --- jobs and hooks ---
 
     def job(
-        self, queues: str = "*", checkpoint: Checkpoint = "interval"
+        self,
+        queues: str = "*",
+        checkpoint: Checkpoint = "interval",
+        *,
+        executor: ExecutorName | None = None,
+        timeout_seconds: float | None = None,
+        memory_mib: int | None = None,
+        recycle_after: int | None = None,
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the job for queues that match a glob.
 
         Where several globs match, the one with the most literal characters wins, so a job for
         ``mail-*`` takes precedence over a job for ``*``.
 
-        :raises UsageError: it cannot be called with (message, context), is asynchronous or a
-            generator, or the glob has its job already.
+        :param executor: "greenlet", "thread" or "process"; the setting `executor` otherwise.
+            An ``async def`` function runs on the worker's asyncio loop.
+        :param timeout_seconds: how long one message may take; what happens then depends on
+            the executor, see the page "Executors and deadlines" of the documentation.
+        :param memory_mib: resident memory at which a job's process is killed.
+        :param recycle_after: messages after which a job's process is replaced.
+        :raises UsageError: it cannot be called with (message, context), is a generator, the
+            glob has its job already, or options contradict each other.
         """
         if callable(queues):
             raise UsageError(reason="write @app.job() with parentheses")
@@ -117,9 +140,11 @@ class App:
 
         def register(function: _Function) -> _Function:
             check_job(function)
+            check_placement(function, executor, timeout_seconds, memory_mib, recycle_after)
+            placed = (executor, timeout_seconds, memory_mib, recycle_after)
             if any(job.queues == queues for job in self._jobs):
                 raise UsageError(reason=f"app {self.name!r} has a job for {queues!r} already")
-            self._jobs.append(Job(function, queues, checkpoint))
+            self._jobs.append(Job(function, queues, checkpoint, *placed))
             self._jobs.sort(key=_literal_characters, reverse=True)
             return function
 
@@ -208,27 +233,86 @@ class App:
         body: Any,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        *,
+        delay_seconds: float | None = None,
+        at: Moment | None = None,
+        dedup_key: str | None = None,
+        dedup_seconds: float | None = None,
     ) -> str:
         """Store one message and return its id; it is durable when this returns.
 
-        :param body: what JSON can hold: dict, list, str, int, float, bool, None.
+        :param body: what JSON can hold (dict, list, str, int, float, bool, None), or bytes,
+            which the job gets as bytes.
+        :param headers: text by name. With bytes `content-type` says what they are.
+        :param delay_seconds: deliver it so much later, not now.
+        :param at: deliver it at this time: a datetime with a zone, or a Unix time in seconds.
+        :param dedup_key: store nothing and return the id of the first, where a message with this
+            key was sent to the queue in the `dedup_seconds` of the first, 300 by default.
         :raises QueueNameError: no znode can have this name.
-        :raises UsageError: JSON cannot hold the body.
+        :raises UsageError: JSON cannot hold the body, or a value will not do.
         :raises MessageTooLargeError: the broker takes no body of this size.
+        :raises UnsupportedError: the broker cannot delay or deduplicate.
         :raises UnreachableError: the broker cannot be reached.
         """
-        message = outgoing(queue, body, key, headers)
-        return self.broker.send(message)
+        message = outgoing(
+            queue,
+            body,
+            key,
+            headers,
+            delay_seconds=delay_seconds,
+            at=at,
+            dedup_key=dedup_key,
+            dedup_seconds=dedup_seconds,
+        )
+        return self.broker.send_many(self._accepted([message]))[0]
 
-    def send_many(self, messages: Iterable[tuple[Any, ...]]) -> list[str]:
+    def send_many(self, messages: Iterable[AnyMessage]) -> list[str]:
         """Store many messages in one go, all or none, and return their ids.
 
         :param messages: tuples ``(queue, body)``, ``(queue, body, key)`` or
-            ``(queue, body, key, headers)``; order within a queue is kept.
+            ``(queue, body, key, headers)``, dicts with the parameters of `send`, or
+            `qdo.NewMessage`; order within a queue is kept.
         :raises: as `send`.
         """
-        checked = [outgoing(*message) for message in messages]
-        return self.broker.send_many(checked)
+        return self.broker.send_many(self._accepted(list(map(outgoing_of, messages))))
+
+    async def asend(
+        self,
+        queue: str,
+        body: Any,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        delay_seconds: float | None = None,
+        at: Moment | None = None,
+        dedup_key: str | None = None,
+        dedup_seconds: float | None = None,
+    ) -> str:
+        """Do as `send`, for coroutines: their loop goes on meanwhile.
+
+        One that is cancelled, as by a time-out, may have sent its message nevertheless.
+        """
+        message = outgoing(
+            queue,
+            body,
+            key,
+            headers,
+            delay_seconds=delay_seconds,
+            at=at,
+            dedup_key=dedup_key,
+            dedup_seconds=dedup_seconds,
+        )
+        return (await self.broker.asend_many(self._accepted([message])))[0]
+
+    async def asend_many(self, messages: Iterable[AnyMessage]) -> list[str]:
+        """Do as `send_many`, for coroutines: see `asend`."""
+        return await self.broker.asend_many(self._accepted(list(map(outgoing_of, messages))))
+
+    def _accepted(self, messages: list[Outgoing]) -> list[Outgoing]:
+        for message in messages:
+            if message.terms is not None:
+                check_terms(self.broker.capabilities, message.terms, self.settings.broker)
+        return messages
 
     @property
     def broker(self) -> Broker:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from io import BufferedReader
 from typing import Any
 
-from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.base import Broker, Outgoing, Terms
 from qdo.errors import BodyError, LineError, QdoError, QueueNameError
 from qdo.names import check_queue_name
 
@@ -40,12 +40,14 @@ class Form:
 
     :ivar queue: the queue of all of them, or None: each names its own in `queue_field`.
     :ivar max_bytes: the largest body that the broker takes.
+    :ivar terms: when they are to be stored.
     """
 
     queue: str | None
     queue_field: str | None
     key_field: str | None
     max_bytes: int
+    terms: Terms | None = None
 
     def message(self, line: bytes) -> Outgoing | Fault:
         """Return the message of a line; its body is the line as it stands."""
@@ -64,7 +66,7 @@ class Form:
         if isinstance(key, Fault):
             return key
         try:
-            return Outgoing(check_queue_name(queue), line, key)
+            return Outgoing(check_queue_name(queue), line, key, None, self.terms)
         except QueueNameError as error:
             return Fault(LineError, str(error))
 

@@ -197,7 +197,7 @@ class Odd:
 
 
 @pytest.mark.parametrize(
-    "body", [b"bytes", {1, 2}, float("nan"), float("inf"), Odd(), [Odd()], "\ud800", range(3)]
+    "body", [[b"bytes"], {1, 2}, float("nan"), float("inf"), Odd(), [Odd()], "\ud800", range(3)]
 )
 def test_bodies_that_json_cannot_hold(app: App, body: Any) -> None:
     """They are refused with what can be sent instead; nothing is stored."""
