@@ -93,8 +93,8 @@ class Checkpoints:
             full = self.in_flight >= IN_FLIGHT
             if slot.busy or full:
                 kept[queue] = slot
-            elif claim.done > slot.node.last and not slot.as_found:
-                batch.append((slot, slot.node.moved_to(claim.done, slot.node.position)))
+            elif (node := slot.progressed()) is not slot.node:
+                batch.append((slot, node))
                 if len(batch) == BATCH:
                     self._send(batch, now)
                     batch = []
@@ -138,7 +138,7 @@ class Checkpoints:
             slot.version = version
             if slot.again:
                 self._owner.reread(slot)
-            elif slot.claim is not None and slot.claim.done > node.last:
+            elif slot.progressed() is not node:
                 self._dirty[slot.queue] = slot
 
     def _refused(self, batch: list[tuple[Slot, QueueNode]], answer: Refused) -> None:

@@ -320,6 +320,7 @@ class Ownership(Machine):
         slot.state = State.OWNED
         slot.claim = Claim(slot.queue, fence, node.last, self._lease)
         self._own.listed[slot.queue] = None
+        slot.claim.marks = node.marks
         # When the outcome was in doubt the node may have been marked or spoilt since.
         if self._wanted(slot.queue) and not (node.deleted or node.fault):
             self._listener.claimed(slot.claim)
@@ -426,9 +427,9 @@ class Ownership(Machine):
             self._begin_release(slot)
         elif sought:
             claim.open = False
-            slot.claim = Claim(slot.queue, claim.fence, node.last, self._lease)
+            slot.claim = Claim(slot.queue, claim.fence, node.last, self._lease, node.marks)
             self._listener.moved(claim, slot.claim)
-        elif claim.done > node.last:
+        elif slot.progressed() is not node:
             # It was the own late write, or somebody's who left `last` alone: we stay here.
             self._checkpoints.mark(slot)
 
