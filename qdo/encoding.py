@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,14 @@ from qdo.errors import UsageError
 from qdo.headers import CONTENT_TYPE, RAW, RESERVED, is_json
 
 _dumps = functools.partial(ujson.dumps, ensure_ascii=False, escape_forward_slashes=False)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+decode_strictly = json.JSONDecoder(parse_constant=_refuse_constant).decode
+"""The standard library's decoder, not ujson's, which lets "-", 01 and raw tabs pass."""
 
 
 def encoded(

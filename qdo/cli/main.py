@@ -12,7 +12,11 @@ COMMANDS = {
     "send": ("qdo.cli.send", "send", "Send messages: one, or JSON lines from a file."),
     "queues": ("qdo.cli.status", "queues", "List queues: owner, progress, backlog."),
     "workers": ("qdo.cli.status", "workers", "List the registered workers."),
-    "dead-letters": ("qdo.cli.status", "dead_letters", "List messages set aside after failing."),
+    "dead-letters": (
+        "qdo.cli.dead_letters",
+        "dead_letters",
+        "List, show, retry, discard, export what was set aside.",
+    ),
     "seek": ("qdo.cli.seek", "seek", "Let a queue go on after another position."),
     "tree": ("qdo.cli.tree", "tree", "Show the znodes of the coordinator with their values."),
     "config": ("qdo.cli.config", "config", "List every setting with its value and origin."),

@@ -1,4 +1,4 @@
-"""`qdo queues`, `qdo workers`, `qdo dead-letters`."""
+"""`qdo queues`, `qdo workers`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from qdo.brokers.base import DeadLetterRecord
 from qdo.cli.output import emit, iso_time, say
 from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
@@ -33,18 +32,17 @@ def queues(glob: str, form: str, settings: Settings) -> None:
         for item in items:
             item["owner"] = f"{item['owner']} (gone)" if item["owner_gone"] else item["owner"]
             item["last"] = item["fault"] or item["last_time"]
-    emit(
-        "qdo.queues/1",
-        items,
-        form,
-        {
-            "queue": "QUEUE",
-            "owner": "OWNER",
-            "last": "LAST",
-            "backlog": "BACKLOG",
-            "dead_letters": "DEAD LETTERS",
-        },
-    )
+    columns = {
+        "queue": "QUEUE",
+        "owner": "OWNER",
+        "last": "LAST",
+        "backlog": "BACKLOG",
+        "delayed": "DELAYED",
+        "dead_letters": "DEAD LETTERS",
+    }
+    if not any(each.delayed for each in found):
+        del columns["delayed"]  # most apps delay nothing
+    emit("qdo.queues/1", items, form, columns)
 
 
 def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
@@ -56,6 +54,7 @@ def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
         "last_time": format_position(each.last) if each.last else None,
         "backlog": each.backlog,
         "oldest": str(each.oldest) if each.oldest else None,
+        "delayed": each.delayed,
         "dead_letters": each.dead_letters,
         "fault": each.fault,
     }
@@ -99,45 +98,3 @@ def _worker_item(each: status.WorkerStatus) -> dict[str, Any]:
 
 def _moment(value: Any) -> str | None:
     return iso_time(value) if isinstance(value, int | float) else value
-
-
-@click.command("dead-letters")
-@click.argument("glob", default="*")
-@with_settings("app", "broker")
-@output_option
-def dead_letters(glob: str, form: str, settings: Settings) -> None:
-    """List messages that were set aside after their last attempt, with the error."""
-    require_app(settings)
-    with reached(settings, coordinator=False) as reach:
-        found = status.dead_letters(reach.broker, glob) if reach.broker else []
-    if not found:
-        say("no dead letters")
-    items = [_letter_item(each) for each in found]
-    emit(
-        "qdo.dead-letters/1",
-        items,
-        form,
-        {
-            "queue": "QUEUE",
-            "time": "SENT",
-            "dead_time": "SET ASIDE",
-            "attempts": "ATTEMPTS",
-            "error": "ERROR",
-        },
-    )
-
-
-def _letter_item(letter: DeadLetterRecord) -> dict[str, Any]:
-    return {
-        "queue": letter.queue,
-        "position": str(letter.position),
-        "time": format_position(letter.position),
-        "dead_time": iso_time(letter.dead_at),
-        "attempts": letter.attempts,
-        "error": letter.error,
-        "traceback": letter.traceback,
-        "worker": letter.worker,
-        "fence": letter.fence,
-        "key": letter.key,
-        "body": letter.body.decode(errors="backslashreplace"),
-    }
