@@ -141,10 +141,11 @@ class App:
         def register(function: _Function) -> _Function:
             check_job(function)
             check_placement(function, executor, timeout_seconds, memory_mib, recycle_after)
-            placed = (executor, timeout_seconds, memory_mib, recycle_after)
+            placed: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
+            placed |= {"memory_mib": memory_mib, "recycle_after": recycle_after}
             if any(job.queues == queues for job in self._jobs):
                 raise UsageError(reason=f"app {self.name!r} has a job for {queues!r} already")
-            self._jobs.append(Job(function, queues, checkpoint, *placed))
+            self._jobs.append(Job(function, queues, checkpoint, **placed))
             self._jobs.sort(key=_literal_characters, reverse=True)
             return function
 

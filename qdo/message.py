@@ -13,11 +13,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from qdo import headers as known_headers
+from qdo.stopping import SIGN
 
 GREGORIAN_OFFSET = 0x01B21DD213814000
 """100 ns intervals between 1582-10-15 and the Unix epoch."""
 
+STOPPING_SHARE = 0.9
+"""After this part of its time a job is told that it should stop."""
+
 _NO_HEADERS: Mapping[str, str] = {}
+
+
+def _clock() -> float:
+    """Return the seconds on the clock of `Message.deadline`."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def position_now() -> int:
@@ -73,6 +82,7 @@ class Message:
 
     __slots__ = (
         "_id",
+        "_stop_at",
         "attempt",
         "body",
         "deadline",
@@ -117,6 +127,23 @@ class Message:
         if isinstance(known, str):
             return known
         return self.headers.get(known_headers.ID) or message_id(self.position, known)
+
+    def limit(self, seconds: float) -> None:
+        """Set the deadline to so many seconds from now; executors do, before the job runs."""
+        now = _clock()
+        self.deadline = now + seconds
+        self._stop_at = now + STOPPING_SHARE * seconds
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a job should come to an end now, if it can.
+
+        True while the worker drains, and once nine tenths of the job's `timeout_seconds` are
+        over. A job that stops early raises, `qdo.Retry` for one: returning means done.
+        """
+        if SIGN.raised():
+            return True
+        return self.deadline is not None and _clock() >= getattr(self, "_stop_at", self.deadline)
 
     @property
     def time(self) -> float:

@@ -27,6 +27,7 @@ SPECIAL_VARIABLES = frozenset(
     {
         CONFIG_VARIABLE,
         "QDO_CHILD",  # how a parent hands its settings to a worker process
+        "QDO_EXECUTOR",  # how a worker process hands them to a job's process
         "QDO_CHURN_DB",  # where workers.churn keeps its totals
         "QDO_REQUIRE_ZOOKEEPER",  # tests fail, not skip, where there is no ZooKeeper
     }
@@ -89,6 +90,18 @@ class Settings:
     )
     concurrency: int = _setting(
         100, "jobs that run at once in one process", checks.between(1, 100_000), "jobs"
+    )
+    executor: str = _setting(
+        "greenlet",
+        "where jobs run that do not say it themselves: greenlet, thread or process",
+        checks.one_of("greenlet", "thread", "process"),
+    )
+    executor_processes: int = _setting(
+        16,
+        "child processes that each job with executor 'process' may have in one worker process: "
+        "as many of its messages run at once",
+        checks.between(1, 1024),
+        "processes",
     )
     burst: bool = _setting(False, "end once every queue is empty, instead of waiting for messages")
     session_timeout_seconds: float = _setting(

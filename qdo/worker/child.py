@@ -76,6 +76,7 @@ def _work(settings: Any, target: str | None, pipe: socket.socket) -> int:
         settings,
         registrar=Registrar(settings, parent.on_session),
         exit_process=os._exit,
+        target=target or "",
     )
     _obey_signals(worker)
     gevent.spawn(parent.watch, lambda: _parent_died(worker))

@@ -37,7 +37,7 @@ from qdo.errors import BodyDecodeError
 from qdo.headers import is_raw
 from qdo.message import Message
 from qdo.worker.counters import Counters
-from qdo.worker.executors.base import Executor, JobCall
+from qdo.worker.executors.base import Executor, JobCall, NotStarted
 from qdo.worker.fetching import Fetcher, Row, Rows
 from qdo.worker.outcome import Outcomes
 from qdo.worker.retry import Policy, describe
@@ -188,6 +188,11 @@ class Pipeline:
         except JobAborted:
             self.counters.unsuccessful += 1
             raise
+        except NotStarted:
+            # Nothing of this row was run. It is read again, once the queue may be worked on.
+            self.counters.attempts -= 1
+            self._fetcher.clear(slot)
+            return Turn.MORE
         except BaseException as error:  # noqa: BLE001 - SystemExit of a job ends no worker
             row = position, body, key, headers
             if message is None or message.position != position:
@@ -243,7 +248,7 @@ class Pipeline:
             return None
         work = self._works.get(job)
         if work is None:
-            call = self._executor.bind(job.function)
+            call = self._executor.bind(job)
             work = self._works[job] = Work(job.name, call, job.checkpoint == "message")
         return work
 

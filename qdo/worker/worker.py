@@ -47,14 +47,16 @@ from qdo.app import App
 from qdo.brokers import open_broker
 from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock
+from qdo.message import Message
 from qdo.settings import Settings
+from qdo.stopping import SIGN
 from qdo.worker.burst import Burst
 from qdo.worker.discovery import Discovery, Retention
 from qdo.worker.dispatcher import Dispatcher
 from qdo.worker.drain import Drain
 from qdo.worker.duties import Duties
 from qdo.worker.enrolment import Enrolment
-from qdo.worker.executors.greenlet import GreenletExecutor
+from qdo.worker.executors.choice import Executors
 from qdo.worker.pipeline import Pipeline
 from qdo.worker.registrar import Enrolled, Registrar
 from qdo.worker.retry import Policy
@@ -71,8 +73,11 @@ class Worker:
     """A worker process of an app.
 
     :param registrar: makes registrations; by default at the settings' coordinator.
-    :param exit_process: called from a native thread, with the exit code, when the worker was
-        asked to stop for the third time.
+    :param exit_process: called with the exit code when the process must end at once: from a
+        native thread when the worker was asked to stop for the third time, and when jobs in
+        threads go on at the end.
+    :param target: the app as MODULE:APP, for jobs with the executor "process"; "" when it was
+        made around the job that the settings name.
     """
 
     def __init__(
@@ -82,12 +87,14 @@ class Worker:
         *,
         registrar: Registrar | None = None,
         exit_process: Callable[[int], None] | None = None,
+        target: str | None = None,
     ) -> None:
         self.app = app
         self.settings = settings
         self.state = "starting"
         self._registrar = registrar if registrar is not None else Registrar(settings)
         self._exit_process = exit_process
+        self._executors = Executors(settings, target, self._may_start)
         self._stop_requests = 0
         self._news = Event()
         self._alarm: Any = None
@@ -117,8 +124,10 @@ class Worker:
 
         0: stopped in good order; 1: a job could not be finished, or a part of the worker died.
 
+        :raises UsageError: a job cannot run where it is told to.
         :raises UnreachableError: broker or coordinator cannot be reached at the start.
         """
+        self._executors.check(self.app.jobs)
         self._alarm = gevent.get_hub().loop.async_()
         self._alarm.start(self._news.set)
         try:
@@ -129,17 +138,17 @@ class Worker:
             return code
         finally:
             self.state = "stopped"
+            SIGN.show(False)
             self._alarm.stop()
             self._alarm.close()
             self._alarm = None
 
     def _serve(self) -> int:
         settings = self.settings
-        executor = GreenletExecutor()
         self._pipeline = Pipeline(
             self.app,
             self._broker,
-            executor,
+            self._executors,
             policy=Policy(
                 settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds
             ),
@@ -172,7 +181,8 @@ class Worker:
                     self._work()
                 finally:
                     clean = self._drain()
-                    executor.close()
+                    self._leave_if_stuck()
+                    self._executors.close()
             _log.info("step 4: the job context is torn down")
         finally:
             self._enrolment.close()
@@ -219,6 +229,7 @@ class Worker:
     def _drain(self) -> bool:
         """Stop as the module's docstring says; return whether everything was finished."""
         self.state = "draining"
+        SIGN.show(True)
         _log.info("step 1: taking nothing new")
         self._duties.end("registration", "discovery", "retention", "burst")
         member = self._enrolment.member
@@ -235,6 +246,29 @@ class Worker:
         counts = ", ".join(f"{n} {name}" for name, n in self._pipeline.counters.dump().items())
         _log.info("in all: %s", counts)
         return clean
+
+    def _leave_if_stuck(self) -> None:
+        """End the process if jobs go on in threads that nothing can stop.
+
+        Closing the session would free their queues while their messages still run. Whoever
+        buries this process closes it: then nothing of it runs any more.
+        """
+        under_way = self._executors.under_way()
+        if under_way and self._exit_process is not None:
+            _log.error(
+                "%d jobs cannot be stopped: this process ends at once, without tearing down the"
+                " job context; their queues are free when it is dead",
+                under_way,
+            )
+            self._exit_process(1)
+
+    def _may_start(self, message: Message) -> bool:
+        """Return whether a message of a turn under way may (still) be started."""
+        slot = self._dispatcher.slots.get(message.queue)
+        claim = None if slot is None else slot.claim
+        if claim is None or not claim.open or claim.fence != message.fence:
+            return False
+        return clock() < claim.lease.until
 
     # --- duties -------------------------------------------------------------
 
