@@ -162,7 +162,8 @@ def test_export(cli: Run, broker: Broker) -> None:
     broker.bury(letter("r", 3, body=b"7", headers='{"content-type":"application/json"}'))
     ended = cli("export", "r")
     assert ended.err == "exported 4 dead letters\n"
-    items = {int(item["position"]) - FIRST: item for item in map(json.loads, ended.out.splitlines())}
+    told = list(map(json.loads, ended.out.splitlines()))
+    items = {int(item["position"]) - FIRST: item for item in told}
     assert base64.b64decode(items[0]["body_base64"]) == raw
     assert items[0]["headers"] == {"content-type": "image/png"}
     assert base64.b64decode(items[1]["body_base64"]) == b'{"a":'
@@ -218,7 +219,9 @@ def test_retry_by_filter(cli: Run, broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("verb", ["retry", "discard"])
-@pytest.mark.parametrize("arguments", [("q0",), ("q0", "17", "--all"), ("q0", "17", "--error", "x")])
+@pytest.mark.parametrize(
+    "arguments", [("q0",), ("q0", "17", "--all"), ("q0", "17", "--error", "x")]
+)
 def test_acting_on_a_queue_needs_ids_or_a_filter(
     cli: Run, broker: Broker, verb: str, arguments: tuple[str, ...]
 ) -> None:
