@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from qdo.callbacks import check_call, check_job, described
 from qdo.errors import SettingsError, UsageError
+from qdo.events import Event
 from qdo.message import Message
 from qdo.placement import ExecutorName, check_placement
+from qdo.policies import literal_characters
+from qdo.policy import Policy
 from qdo.sending import AnyMessage, Moment, check_terms, outgoing, outgoing_of
 from qdo.settings import Settings, check_names, load
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 JobFunction = Callable[[Message, Any], Any]
 ContextFactory = Callable[[], AbstractContextManager[Any]]
 FailureHook = Callable[[Message, Any, BaseException], Any]
+Observer = Callable[[Event], Any]
 Checkpoint = Literal["interval", "message"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -44,6 +48,7 @@ class Job:
     :ivar timeout_seconds: how long one message may take, None for any time.
     :ivar memory_mib: resident memory at which its process is killed (executor "process").
     :ivar recycle_after: messages after which its process is replaced (executor "process").
+    :ivar policy: what follows from failed attempts, None for what the settings say.
     """
 
     function: JobFunction
@@ -53,6 +58,7 @@ class Job:
     timeout_seconds: float | None = None
     memory_mib: int | None = None
     recycle_after: int | None = None
+    policy: Policy | None = None
 
     @property
     def name(self) -> str:
@@ -95,6 +101,7 @@ class App:
         self._jobs: list[Job] = []
         self._job_context: ContextFactory = _empty_context
         self._job_failure: FailureHook = _ignore_failure
+        self._observers: list[Observer] = []
         self._settings: Settings | None = None
         self._lock = threading.Lock()
         self._broker: Broker | None = None
@@ -116,6 +123,7 @@ class App:
         timeout_seconds: float | None = None,
         memory_mib: int | None = None,
         recycle_after: int | None = None,
+        policy: Policy | None = None,
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the job for queues that match a glob.
 
@@ -128,6 +136,8 @@ class App:
             the executor, see the page "Executors and deadlines" of the documentation.
         :param memory_mib: resident memory at which a job's process is killed.
         :param recycle_after: messages after which a job's process is replaced.
+        :param policy: what follows from failed attempts, whole as it is given; the setting
+            `policies` wins over it, and without it `attempts` and the back-off settings hold.
         :raises UsageError: it cannot be called with (message, context), is a generator, the
             glob has its job already, or options contradict each other.
         """
@@ -137,12 +147,15 @@ class App:
             raise UsageError(
                 reason=f"checkpoint={checkpoint!r} is neither 'interval' nor 'message'"
             )
+        if policy is not None and not isinstance(policy, Policy):
+            raise UsageError(reason=f"policy={policy!r} is no policy: write qdo.Policy(...)")
 
         def register(function: _Function) -> _Function:
             check_job(function)
             check_placement(function, executor, timeout_seconds, memory_mib, recycle_after)
             placed: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
             placed |= {"memory_mib": memory_mib, "recycle_after": recycle_after}
+            placed["policy"] = policy
             if any(job.queues == queues for job in self._jobs):
                 raise UsageError(reason=f"app {self.name!r} has a job for {queues!r} already")
             self._jobs.append(Job(function, queues, checkpoint, **placed))
@@ -183,6 +196,23 @@ class App:
         check_call(hook, ("message", "context", "error"), "job_failure")
         self._job_failure = hook
         return hook
+
+    def observer(self, hook: _Function) -> _Function:
+        """Register the decorated function: it is called with a `qdo.Event` for each attempt.
+
+        There may be several. It runs in the turn of the queue and should be quick; what it raises
+        is logged and changes nothing.
+
+        :raises UsageError: it cannot be called with (event).
+        """
+        check_call(hook, ("event",), "observer")
+        self._observers.append(hook)
+        return hook
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Every registered observer, in the order of registration."""
+        return tuple(self._observers)
 
     @property
     def job_context(self) -> ContextFactory:
@@ -368,4 +398,4 @@ def _ignore_failure(message: Message, context: Any, error: BaseException) -> Non
 
 
 def _literal_characters(job: Job) -> int:
-    return sum(character not in "*?[]" for character in job.queues)
+    return literal_characters(job.queues)

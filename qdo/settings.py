@@ -19,6 +19,7 @@ from typing import Any
 from qdo import checks
 from qdo.checks import Check
 from qdo.errors import SettingsError, UnknownSettingError
+from qdo.policies import QueuePolicy, read_tables
 
 CONFIG_VARIABLE = "QDO_CONFIG"
 """Names the TOML file when no flag does."""
@@ -143,7 +144,8 @@ class Settings:
     )
     attempts: int = _setting(
         10,
-        "how often a failing message is tried before it becomes a dead letter",
+        "how often a failing message is tried before its policy ends it: as a dead letter, unless "
+        "the job or `policies` say otherwise",
         checks.between(1, 1_000_000),
         "attempts",
     )
@@ -155,6 +157,11 @@ class Settings:
     )
     backoff_max_seconds: float = _setting(
         60.0, "longest pause between attempts", checks.between(0, 86_400), "seconds"
+    )
+    policies: tuple[QueuePolicy, ...] = _setting(
+        (),
+        "what holds for failing messages of some queues: [[policies]] tables with queues (a glob), "
+        "attempts, backoff_seconds, backoff_max_seconds, then and [[policies.rules]]",
     )
     retention_seconds: float = _setting(
         604_800.0,
@@ -207,7 +214,7 @@ class Settings:
 class Declaration:
     """What is known about one setting.
 
-    :ivar kind: "str", "int", "float" or "bool".
+    :ivar kind: "str", "int", "float", "bool", or "tables" for what only a file can express.
     """
 
     name: str
@@ -228,6 +235,7 @@ class Declaration:
         return "--" + self.name.replace("_", "-")
 
 
+_KINDS = {"tuple[QueuePolicy, ...]": "tables"}
 _declared: dict[str, Declaration] = {}
 
 
@@ -236,7 +244,7 @@ def declarations() -> Iterable[Declaration]:
     if not _declared:
         for each in dataclasses.fields(Settings):
             if each.metadata:
-                kind = str(each.type)
+                kind = _KINDS.get(str(each.type), str(each.type))
                 _declared[each.name] = Declaration(
                     each.name, kind, each.default, **_described(each.metadata)
                 )
@@ -347,6 +355,8 @@ def _variable_hint(variable: str, known: Iterable[str]) -> str:
 
 def _converted(declaration: Declaration, value: Any, origin: str) -> Any:
     """Return `value` in the setting's type; text is parsed, as the environment has only text."""
+    if declaration.kind == "tables":
+        return _read_tables(declaration.name, value, origin)
     try:
         result = _READERS[declaration.kind](value)
     except (TypeError, ValueError):
@@ -365,6 +375,16 @@ def _converted(declaration: Declaration, value: Any, origin: str) -> Any:
 
 def _told(origin: str) -> str:
     return "" if origin == DEFAULT else f" (from {origin})"
+
+
+def _read_tables(name: str, value: Any, origin: str) -> tuple[QueuePolicy, ...]:
+    if isinstance(value, (list, tuple)):
+        return read_tables(value, origin)
+    raise SettingsError(
+        name=name,
+        reason=f"tables cannot be written as {value!r}{_told(origin)}, nor in any other way in the "
+        f"environment: write [[{name}]] tables into the TOML file ({CONFIG_VARIABLE} names it)",
+    )
 
 
 def _read_str(value: Any) -> str | None:

@@ -48,6 +48,8 @@ from qdo.brokers import open_broker
 from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock
 from qdo.message import Message
+from qdo.policies import check_policies
+from qdo.policy import Policy
 from qdo.settings import Settings
 from qdo.stopping import SIGN
 from qdo.worker.burst import Burst
@@ -57,9 +59,9 @@ from qdo.worker.drain import Drain
 from qdo.worker.duties import Duties
 from qdo.worker.enrolment import Enrolment
 from qdo.worker.executors.choice import Executors
+from qdo.worker.hands import Hands
 from qdo.worker.pipeline import Pipeline
 from qdo.worker.registrar import Enrolled, Registrar
-from qdo.worker.retry import Policy
 from qdo.worker.wakes import Wakes
 from qdo.worker.watchdog import Watchdog
 
@@ -78,6 +80,7 @@ class Worker:
         threads go on at the end.
     :param target: the app as MODULE:APP, for jobs with the executor "process"; "" when it was
         made around the job that the settings name.
+    :param hands: where to keep word of the messages in hand for whoever survives this process.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Worker:
         registrar: Registrar | None = None,
         exit_process: Callable[[int], None] | None = None,
         target: str | None = None,
+        hands: Hands | None = None,
     ) -> None:
         self.app = app
         self.settings = settings
@@ -95,6 +99,10 @@ class Worker:
         self._registrar = registrar if registrar is not None else Registrar(settings)
         self._exit_process = exit_process
         self._executors = Executors(settings, target, self._may_start)
+        self._hands = hands
+        self._policy = Policy(
+            settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds
+        )
         self._stop_requests = 0
         self._news = Event()
         self._alarm: Any = None
@@ -119,15 +127,22 @@ class Worker:
         if self._alarm is not None:
             self._alarm.send()
 
+    def _stop_for_job(self, reason: str) -> None:
+        """Drain because a job said so; a worker that drains already is asked nothing more."""
+        if not self._stop_requests:
+            _log.warning("a job asks this worker to stop: %s", reason)
+            self.request_stop()
+
     def run(self) -> int:
         """Work until asked to stop, or with `burst` until all is done; return the exit code.
 
         0: stopped in good order; 1: a job could not be finished, or a part of the worker died.
 
-        :raises UsageError: a job cannot run where it is told to.
+        :raises UsageError: a job cannot run where it is told to, or policies contradict.
         :raises UnreachableError: broker or coordinator cannot be reached at the start.
         """
         self._executors.check(self.app.jobs)
+        check_policies(self.app.jobs, self.settings.policies, self._policy)
         self._alarm = gevent.get_hub().loop.async_()
         self._alarm.start(self._news.set)
         try:
@@ -149,9 +164,10 @@ class Worker:
             self.app,
             self._broker,
             self._executors,
-            policy=Policy(
-                settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds
-            ),
+            policy=self._policy,
+            policies=settings.policies,
+            on_stop=self._stop_for_job,
+            hands=self._hands,
             fetch=settings.fetch,
             turn_seconds=settings.turn_seconds,
         )
