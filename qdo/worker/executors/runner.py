@@ -47,6 +47,7 @@ def main() -> int:
         # A handler, not SIG_IGN: that one would be inherited by programs that the job starts.
         signal.signal(number, _not_yet)
     channel = socket.socket(fileno=told["channel"])
+    channel.setblocking(True)
     os.set_inheritable(channel.fileno(), False)
     SIGN.adopt(told["sign"])
     with channel:
