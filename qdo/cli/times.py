@@ -15,7 +15,7 @@ def seconds_of(text: str, flag: str) -> float:
 
     :raises UsageError: it is none; says which option it was given to.
     """
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw]?)", text.strip())
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text.strip())
     if found is None:
         raise UsageError(reason=f"{flag} {text!r} is no duration: write 90, 15m, 2h or 7d")
     return float(found.group(1)) * _UNITS[found.group(2)]
@@ -26,7 +26,7 @@ def moment_of(text: str, flag: str) -> float:
 
     :raises UsageError: it is neither; says which option it was given to.
     """
-    if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text):
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text):
         return float(text)
     try:
         moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
