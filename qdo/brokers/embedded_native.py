@@ -39,6 +39,11 @@ def inbox() -> queue.SimpleQueue[Any]:
     return made
 
 
+def native_lock() -> Any:
+    """Return a lock for moments in which no greenlet is switched, between any threads."""
+    return original("_thread", "allocate_lock", _thread.allocate_lock)()
+
+
 def sleep(seconds: float) -> None:
     """Block the calling native thread."""
     original("time", "sleep", time.sleep)(seconds)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import queue
 import sqlite3
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -19,7 +18,14 @@ from typing import Any, Generic, TypeVar
 from qdo import doorbell
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded_gate import Gate
-from qdo.brokers.embedded_native import LoopSignal, Settable, inbox, signal, start_thread
+from qdo.brokers.embedded_native import (
+    LoopSignal,
+    Settable,
+    inbox,
+    native_lock,
+    signal,
+    start_thread,
+)
 from qdo.brokers.embedded_schema import MESSAGES
 from qdo.errors import UsageError
 from qdo.message import position_now
@@ -152,7 +158,7 @@ class Writer:
         self._clock = clock
         self._pid = os.getpid()
         self._closed = False
-        self._closing = threading.Lock()  # so that no call comes behind the last
+        self._closing = native_lock()  # so that no call comes behind the last
         self._ended: Settable | None = None
         self._calls: queue.SimpleQueue[_Call[Any] | None] = inbox()
         self._connection = open_database(path, MESSAGES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from qdo import Message
+from qdo import App, Message
 from qdo.brokers.base import Outgoing
+from qdo.settings import load
+from tests.support.cli import WORKER, command
 from tests.support.engine import Engine, until
 
 
@@ -133,3 +136,47 @@ def test_a_retried_dead_letter_is_run_again(make: Callable[..., Engine]) -> None
         until(lambda n=number: len(seen) == n + 2)  # type: ignore[misc]
     assert seen == [(sent, 1, None), (sent, 1, "1"), (sent, 1, "2"), (sent, 1, "3")]
     assert engine.broker.dead_letters() == []
+
+
+JOBS = """
+import qdo
+
+app = qdo.App("a")
+
+
+@app.job("greenlet")
+def from_a_greenlet(message, context):
+    app.send("seen", ["greenlet", message.body], dedup_key=f"greenlet {message.body}")
+
+
+@app.job("thread", executor="thread")
+def from_a_thread(message, context):
+    app.send("seen", ["thread", message.body], dedup_key=f"thread {message.body}")
+
+
+@app.job("async")
+async def from_a_coroutine(message, context):
+    await app.asend("seen", ["async", message.body], dedup_key=f"async {message.body}")
+
+
+@app.job("process", executor="process")
+def from_a_process(message, context):
+    app.send("seen", ["process", message.body], dedup_key=f"process {message.body}")
+"""
+KINDS = ["async", "greenlet", "process", "thread"]
+
+
+def test_jobs_send_wherever_they_run(tmp_path: Path) -> None:
+    """In a real worker: from greenlets, native threads, processes and coroutines."""
+    (tmp_path / "sending_jobs.py").write_text(JOBS)
+    with App("a", broker=f"sqlite:{tmp_path}/qdo-data/messages.db") as app:
+        app.use(load(environ={}))
+        app.send_many([(kind, number) for number in range(50) for kind in KINDS])
+        ended = command(*WORKER, "--burst", "sending_jobs:app", cwd=tmp_path)
+        assert ended.code == 0, ended.err
+        assert app.broker.dead_letters() == []
+        rows = app.broker.reader("seen", 0).fetch(1000)
+    found = [tuple(json.loads(row[1])) for row in rows]
+    assert sorted(found) == [(kind, number) for kind in KINDS for number in range(50)]
+    for kind in KINDS:
+        assert [number for one, number in found if one == kind] == list(range(50))
