@@ -6,7 +6,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,7 @@ class Shop:
         self.name = name
         self.errors: list[BaseException] = []
         self.engine: Engine
+        self._strangers = set(children(os.getpid()))
 
     def open(self, **settings: Any) -> Shop:
         app = importlib.import_module(self.name).app
@@ -140,6 +141,9 @@ class Shop:
         self.engine = Engine(self.folder, app=app, target=target, **chosen)
         app.failure(self._failed)
         return self
+
+    def processes(self) -> list[int]:
+        return [pid for pid in children(os.getpid()) if pid not in self._strangers]
 
     def _failed(self, message: Message, context: Any, error: BaseException) -> None:
         self.errors.append(error)
@@ -168,7 +172,7 @@ def shop(
     one = Shop(tmp_path, name)
     yield one
     one.engine.close()
-    assert children(os.getpid()) == []
+    assert one.processes() == []
     sys.modules.pop(name, None)
 
 
@@ -303,7 +307,7 @@ def test_an_idle_process_that_died_costs_nothing(shop: Shop) -> None:
     engine.send("plain", 1)
     engine.start("plain")
     until(lambda: shop.done("plain") == ["1"])
-    (pid,) = children(os.getpid())
+    (pid,) = shop.processes()
     os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(pid))
     engine.send("plain", 2)
@@ -391,7 +395,7 @@ def test_a_process_that_will_not_leave_is_killed(
     engine.send("plain", 1)
     engine.start("plain")
     until(lambda: shop.done("plain") == ["1"])
-    (pid,) = children(os.getpid())
+    (pid,) = shop.processes()
     os.kill(pid, signal.SIGSTOP)
     engine.stop()
     assert engine.join() == 0

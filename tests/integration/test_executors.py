@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import threading
 import time
@@ -254,10 +255,8 @@ def test_a_process_whose_threads_go_on_ends_at_once(make: Callable[..., Engine])
     def job(message: Message, context: Any) -> None:
         began.set()
         while not leave.is_set():
-            try:
+            with contextlib.suppress(JobInterrupt):
                 leave.wait(0.01)
-            except JobInterrupt:
-                pass
 
     engine.send("q", 1)
     engine.start("q")
