@@ -7,6 +7,7 @@ queue.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 
 class Outcome(Exception):
@@ -17,8 +18,9 @@ class Retry(Outcome):
     """Run this message again, `after` seconds from now (None: the policy's back-off)."""
 
     def __init__(self, after: float | None = None) -> None:
-        if after is not None and not (isinstance(after, (int, float)) and math.isfinite(after)):
-            raise TypeError(f"Retry(after={after!r}): give a number of seconds, or nothing")
+        value: Any = after
+        if not (value is None or (isinstance(value, (int, float)) and math.isfinite(value))):
+            raise TypeError(f"Retry(after={value!r}): give a number of seconds, or nothing")
         super().__init__(f"retry after {after} s" if after is not None else "retry")
         self.after = after
 

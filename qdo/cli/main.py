@@ -18,6 +18,7 @@ COMMANDS = {
         "List, show, retry, discard, export what was set aside.",
     ),
     "seek": ("qdo.cli.seek", "seek", "Let a queue go on after another position."),
+    "unblock": ("qdo.cli.unblock", "unblock_queue", "Let a blocked queue go on."),
     "tree": ("qdo.cli.tree", "tree", "Show the znodes of the coordinator with their values."),
     "config": ("qdo.cli.config", "config", "List every setting with its value and origin."),
     "demo": ("qdo.cli.demo", "demo", "Watch queues being shared out among three workers."),
