@@ -105,6 +105,18 @@ class Settings:
         "processes",
     )
     burst: bool = _setting(False, "end once every queue is empty, instead of waiting for messages")
+    max_messages: int = _setting(
+        0,
+        "end after having started jobs for so many messages, in each process; 0 is no limit",
+        checks.between(0, 1_000_000_000),
+        "messages",
+    )
+    max_seconds: float = _setting(
+        0.0,
+        "end after having run for so long; 0 is no limit",
+        checks.between(0, 31_536_000),
+        "seconds",
+    )
     session_timeout_seconds: float = _setting(
         10.0,
         "after this long without contact the coordinator gives a worker's queues to others; "

@@ -58,7 +58,9 @@ from qdo.worker.dispatcher import Dispatcher
 from qdo.worker.drain import Drain
 from qdo.worker.duties import Duties
 from qdo.worker.enrolment import Enrolment
+from qdo.worker.executors.base import Executor
 from qdo.worker.executors.choice import Executors
+from qdo.worker.executors.limited import LimitedExecutor
 from qdo.worker.hands import Hands
 from qdo.worker.pipeline import Pipeline
 from qdo.worker.registrar import Enrolled, Registrar
@@ -163,7 +165,7 @@ class Worker:
         self._pipeline = Pipeline(
             self.app,
             self._broker,
-            self._executors,
+            self._limited(self._executors),
             policy=self._policy,
             policies=settings.policies,
             on_stop=self._stop_for_job,
@@ -220,6 +222,7 @@ class Worker:
                 ("discovery", self._discover_for_ever),
                 ("retention", self._retire_for_ever),
                 *((("burst", self._finish_burst),) if self.settings.burst else ()),
+                *((("limit", self._finish_in_time),) if self.settings.max_seconds else ()),
             ):
                 self._duties.start(name, duty)
             while not self._should_stop():
@@ -247,7 +250,7 @@ class Worker:
         self.state = "draining"
         SIGN.show(True)
         _log.info("step 1: taking nothing new")
-        self._duties.end("registration", "discovery", "retention", "burst")
+        self._duties.end("registration", "discovery", "retention", "burst", "limit")
         member = self._enrolment.member
         if member is not None:
             self._describe(member)
@@ -351,7 +354,24 @@ class Worker:
         burst = Burst(self.app, self._broker, self._registrar, self._own_done, clock)
         while (pause := burst.step()) is not None:
             gevent.sleep(pause)
-        _log.info("every queue is done: this worker, started with burst, ends")
+        self._finish("every queue is done: this worker, started with burst, ends")
+
+    def _finish_in_time(self) -> None:
+        """End the worker when it has run for `max_seconds`."""
+        gevent.sleep(self.settings.max_seconds)
+        self._finish(f"{self.settings.max_seconds:g} s, the max_seconds of this worker, are over")
+
+    def _limited(self, executor: Executor) -> Executor:
+        """Return an executor that ends the worker after `max_messages`."""
+        most = self.settings.max_messages
+        if not most:
+            return executor
+        reason = f"{most} messages, the max_messages of this worker, were started"
+        return LimitedExecutor(executor, most, lambda: self._finish(reason))
+
+    def _finish(self, reason: str) -> None:
+        """Have the worker drain and end by itself."""
+        _log.info("%s", reason)
         self._finished = True
         self._news.set()
 
