@@ -32,6 +32,7 @@ def queues(glob: str, form: str, settings: Settings) -> None:
         for item in items:
             item["owner"] = f"{item['owner']} (gone)" if item["owner_gone"] else item["owner"]
             item["last"] = item["fault"] or item["last_time"]
+            item["failing"] = _trouble(item["failing"], item["blocked"])
     columns = {
         "queue": "QUEUE",
         "owner": "OWNER",
@@ -39,13 +40,25 @@ def queues(glob: str, form: str, settings: Settings) -> None:
         "backlog": "BACKLOG",
         "delayed": "DELAYED",
         "dead_letters": "DEAD LETTERS",
+        "failing": "FAILING",
     }
+    if not any(each.marks for each in found):
+        del columns["failing"]
     if not any(each.delayed for each in found):
         del columns["delayed"]  # most apps delay nothing
     emit("qdo.queues/1", items, form, columns)
 
 
+def _trouble(failing: dict[str, Any] | None, blocked: dict[str, Any] | None) -> str | None:
+    """Return how the message at the head of a queue fails, in words."""
+    if blocked is not None:
+        since = iso_time(blocked["since"])
+        return f"blocked since {since}, {blocked['attempts']} attempts: {blocked['error']}"
+    return f"{failing['attempts']} attempts: {failing['error']}" if failing is not None else None
+
+
 def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
+    marks = each.marks
     return {
         "queue": each.queue,
         "owner": each.owner,
@@ -57,6 +70,8 @@ def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
         "delayed": each.delayed,
         "dead_letters": each.dead_letters,
         "fault": each.fault,
+        "failing": marks.dump() if marks is not None and not marks.blocked else None,
+        "blocked": marks.dump() if marks is not None and marks.blocked else None,
     }
 
 

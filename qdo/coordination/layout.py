@@ -4,8 +4,8 @@
 node                      kind                  value
 ========================  ====================  ==================================================
 workers/worker-N          ephemeral sequential  ``{"queues": [...]}``; ``"reread"`` after a seek
-queues/<queue>            persistent            ``{"last": "N"}``; ``owner``, ``seek``, ``position``,
-                                                ``failing`` or ``blocked``
+queues/<queue>            persistent            ``{"last": "N"}``; ``owner``, ``seek``,
+                                                ``position``, ``failing`` or ``blocked``
 assignments/worker-N      persistent            ``{"queues": [...]}``
 rebalancer                persistent            ``{"worker": "worker-N"}``; its version is a fence
 election/candidate-N      ephemeral sequential  ``{"worker": "worker-N"}``

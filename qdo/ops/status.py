@@ -10,7 +10,7 @@ from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.coordination.client import Client
-from qdo.coordination.layout import Layout, QueueNode, WorkerNode
+from qdo.coordination.layout import Layout, Marks, QueueNode, WorkerNode
 from qdo.coordination.reads import read_children, read_nodes
 
 
@@ -27,6 +27,8 @@ class QueueStatus:
     :ivar delayed: messages that are not due yet; they are not in the backlog.
     :ivar dead_letters: messages set aside.
     :ivar fault: why the queue's node cannot be read; such a queue stands still.
+    :ivar marks: of the message that fails, None while none does; the queue stands still if they
+        say that it is blocked.
     """
 
     queue: str
@@ -38,6 +40,7 @@ class QueueStatus:
     dead_letters: int
     fault: str | None
     delayed: int = 0
+    marks: Marks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ def _queue_status(
         dead_letters=dead,
         fault=node.fault,
         delayed=backlog.delayed if backlog else 0,
+        marks=node.marks,
     )
 
 

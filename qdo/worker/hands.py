@@ -18,10 +18,13 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 PLACE_BYTES = 1024
 """Holds the longest names: 200 characters of at most 4 bytes, and a worker's."""
 _WORDS = PLACE_BYTES // 8
+_POSITION: Literal["l", "q"] = "l" if struct.calcsize("l") == 8 else "q"
+"""Format of a position. A store as "l" takes 28 ns, as "q" or "Q" 70 to 100 ns (CPython 3.11)."""
 _LENGTHS = struct.Struct("<HH")
 _NAMES_AT = 8 + _LENGTHS.size
 
@@ -50,7 +53,7 @@ class Hands:
             # Sparse: what is never used takes no memory.
             os.ftruncate(fd, size)
             self._memory = mmap.mmap(fd, size)
-        self.positions = memoryview(self._memory).cast("Q")
+        self.positions = memoryview(self._memory).cast(_POSITION)
         # The lowest places are used first, so that few pages are ever touched.
         self._free = [] if fd is None else list(range(_WORDS * places, 0, -_WORDS))
 

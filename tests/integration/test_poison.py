@@ -28,7 +28,9 @@ import qdo
 app = qdo.App("poison", backoff_seconds=0.02, backoff_max_seconds=0.1)
 out = open("out", "a", 1)
 
-@app.job(policy=qdo.Policy(attempts=3, backoff_seconds=0.02, backoff_max_seconds=0.1, then={then!r}))
+policy = qdo.Policy(attempts=3, backoff_seconds=0.02, backoff_max_seconds=0.1, then={then!r})
+
+@app.job(policy=policy)
 def job(message, context):
     out.write(f"{{message.queue}} {{message.body}} {{message.attempt}} {{os.getpid()}}\\n")
     if message.body == "poison":
