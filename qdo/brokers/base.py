@@ -161,6 +161,9 @@ class Broker(abc.ABC):
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
         """Call `wake(queues)` soon after messages for them become readable.
 
+        While somebody listens, delayed messages become readable when they are due; those that
+        are due already are readable when this returns.
+
         Called from a greenlet or thread of the broker; `wake` must not block. A name may
         come without need, never the other way round. Returns a function that stops it.
         """

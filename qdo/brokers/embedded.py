@@ -132,6 +132,8 @@ class EmbeddedBroker(Broker):
 
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
         delays = Delays(self._reading, self._path, self._app, self._writer, self._clock)
+        while delays.step() == 0:
+            pass  # what is due by now can be read when this returns, also by a worker in burst
         with translated(self._path):
             listener = Listener(
                 self._reading, self._path, self._app, self._bells, wake, LOOK_SECONDS, delays.step

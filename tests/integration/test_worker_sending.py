@@ -138,6 +138,22 @@ def test_a_retried_dead_letter_is_run_again(make: Callable[..., Engine]) -> None
     assert engine.broker.dead_letters() == []
 
 
+def test_a_burst_processes_what_is_due_at_its_start(tmp_path: Path) -> None:
+    """Though nobody ran when it became due; it does not wait for what is not due."""
+    with App("a", broker=f"sqlite:{tmp_path}/qdo-data/messages.db") as app:
+        app.use(load(environ={}))
+        app.send("q", "due", delay_seconds=0.1)
+        app.send("q", "later", delay_seconds=3600)
+        due = time.time() + 0.1
+        until(lambda: time.time() > due, "the time has come")
+        job = ("--app", "a", "--job", "workers.echo:job")
+        ended = command(*WORKER, "--burst", *job, cwd=tmp_path)
+        assert ended.code == 0, ended.err
+        assert "due" in ended.out
+        assert "later" not in ended.out
+        assert app.broker.backlog("q", 0).delayed == 1
+
+
 JOBS = """
 import qdo
 
