@@ -402,18 +402,6 @@ def test_tree(cli: Run, client: Client, coordinator: str) -> None:
     assert everything[:2] == ["/mozilla/services/qdo", "└─ a"]
 
 
-def test_dead_letters(cli: Run, broker: Broker) -> None:
-    """A row each in the table, whatever the error; everything of it in JSON."""
-    ended = cli("dead-letters", "--app", "a", "-o", "json")
-    [item] = json.loads(ended.out)["items"]
-    assert (item["queue"], item["body"], item["attempts"]) == ("q5", '{"n":1}', 10)
-    assert item["error"] == "ValueError: no\n such thing"
-    table = cli("dead-letters", "--app", "a").out.splitlines()
-    assert len(table) == 2
-    assert "ValueError: no such thing" in table[1]
-    assert cli("dead-letters", "--app", "a", "x*").out == ""
-
-
 def test_ten_thousand_queues_take_moments(
     cli: Run, zookeeper_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

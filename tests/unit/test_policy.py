@@ -8,18 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdo.describe import describe, describe_traceback
 from qdo.errors import BodyDecodeError
 from qdo.outcomes import DeadLetter, Retry, Skip
-from qdo.worker.retry import (
-    PassOver,
-    Policy,
-    RetryLater,
-    SetAside,
-    backoff,
-    decide,
-    describe,
-    describe_traceback,
-)
+from qdo.policy import PassOver, Policy, RetryLater, SetAside, backoff, decide
 
 POLICY = Policy(attempts=10, backoff_seconds=0.5, backoff_max_seconds=60.0, jitter="full")
 
@@ -133,7 +125,7 @@ def test_an_error_that_cannot_be_shown_is_described_all_the_same() -> None:
     with pytest.raises(Unspeakable) as caught:
         raise Unspeakable
     assert describe(caught.value).startswith("Unspeakable: (its text cannot be shown")
-    assert "test_retry.py" in describe_traceback(caught.value)
+    assert "test_policy.py" in describe_traceback(caught.value)
 
 
 class Stubborn(Exception):

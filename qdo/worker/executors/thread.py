@@ -1,0 +1,161 @@
+"""Runs jobs in native threads, for libraries that block and code that computes.
+
+One thread per job under way, made when needed and kept; there are never more than jobs under
+way at once, that is `concurrency`.
+
+A job is interrupted by an exception that the interpreter raises in its thread at the next step of
+Python. That must never hit the thread after its job: see `_Lane._seal`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qdo.message import Message
+from qdo.worker.executors.base import Executor, JobCall, JobInterrupt
+from qdo.worker.executors.native import (
+    Mailbox,
+    Pending,
+    allocate_lock,
+    leave_gevent,
+    native_sleep,
+    raise_in_thread,
+    start_thread,
+    take_back,
+)
+from qdo.worker.executors.waiting import Wait
+
+if TYPE_CHECKING:
+    from qdo.app import Job, JobFunction
+
+
+class ThreadExecutor(Executor):
+    """A pool of native threads."""
+
+    def __init__(self) -> None:
+        self._mailbox = Mailbox()
+        self._running = 0
+        self._idle: list[_Lane] = []
+
+    def bind(self, job: Job) -> JobCall:
+        """Return a call that hands the message to a thread and waits for it."""
+
+        def call(message: Message, context: Any) -> None:
+            if job.timeout_seconds is not None:
+                message.limit(job.timeout_seconds)
+            lane = self._idle.pop() if self._idle else _Lane(self._mailbox)
+            self._running += 1
+            try:
+                pending = lane.begin(job.function, message, context)
+                Wait(job, message, pending, lane.interrupt, JobInterrupt).run()
+            finally:
+                self._running -= 1
+                self._idle.append(lane)
+
+        return call
+
+    def under_way(self) -> int:
+        """Return how many jobs run now."""
+        return self._running
+
+    def close(self) -> None:
+        """End the idle threads; one whose job never ends goes with the process."""
+        for lane in self._idle:
+            lane.end()
+        self._idle.clear()
+
+
+class _Lane:
+    """A native thread that runs one job after the other."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._work: tuple[JobFunction, Message, Any, Pending] | None = None
+        self._wake = allocate_lock()
+        self._wake.acquire()
+        self._sealed = True
+        self._wanted = False
+        self._interrupting = False
+        self._ident: int = start_thread(self._run, ())
+
+    # --- on the event loop's thread ---
+
+    def begin(self, function: JobFunction, message: Message, context: Any) -> Pending:
+        pending = Pending(self._mailbox)
+        self._work = function, message, context, pending
+        self._wanted = False
+        self._wake.release()
+        return pending
+
+    def interrupt(self) -> None:
+        """Raise JobInterrupt in the job, unless it has ended."""
+        self._wanted = True
+        self._interrupting = True
+        if not self._sealed:
+            raise_in_thread(self._ident, JobInterrupt)
+        self._interrupting = False
+
+    def end(self) -> None:
+        """End the thread, which must be idle."""
+        self._work = None
+        self._wake.release()
+
+    # --- on its own thread ---
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._wake.acquire()
+                work, self._work = self._work, None
+                if work is None:
+                    return
+                self._attempt(*work)
+                del work
+        finally:
+            leave_gevent()
+
+    def _attempt(
+        self, function: JobFunction, message: Message, context: Any, pending: Pending
+    ) -> None:
+        error: BaseException | None = None
+        late: BaseException | None = None
+        try:
+            try:
+                self._unseal()
+                function(message, context)
+            except BaseException as raised:  # noqa: BLE001 - the waiting greenlet raises it
+                error = raised
+            late = self._seal()
+        except JobInterrupt as raised:
+            # It came between the end of the job and the seal.
+            late = raised
+            self._seal()
+        pending.finish(error if error is not None else late)
+        error = late = None
+
+    def _unseal(self) -> None:
+        """Open the job to interruptions, and raise one that was wanted before it began."""
+        ident = self._ident
+        self._sealed = False
+        if self._wanted:
+            take_back(ident)
+            raise JobInterrupt
+
+    def _seal(self) -> BaseException | None:
+        """Close the job to interruptions: none comes after this has returned.
+
+        The loop's thread says that it interrupts before it looks whether that is still allowed;
+        this thread forbids it before it looks whether somebody is about to. Whichever is first,
+        both see it. What was asked for and not raised yet is taken back; what is raised just
+        here is returned.
+        """
+        late: BaseException | None = None
+        while True:
+            try:
+                self._sealed = True
+                while self._interrupting:
+                    native_sleep(0)
+                take_back(self._ident)
+                return late
+            except JobInterrupt as error:
+                late = error
