@@ -7,7 +7,7 @@ from typing import Protocol
 
 from qdo.coordination.lease import Lease
 from qdo.coordination.slots import Claim
-from tests.simulation.checks import Broker, Checks
+from tests.simulation.checks import Broker, Checks, marks_behind
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
 
@@ -160,6 +160,7 @@ class Engine:
         self.schedule.note("%s ends %d of %r", self.worker, position, claim)
         self.checks.ended(claim, position)
         claim.done = position
+        claim.marks = marks_behind(position)
         if self.member is not None:
             self.member.progress(claim)
         if work.next is not None:

@@ -17,7 +17,7 @@ def seek(world: World) -> None:
     queue = world.random.choice(world.queues())
     end = world.broker.end(queue) // 10
     target = 10 * world.random.randint(0, end)
-    _operate(world, queue, lambda node: replace(node.moved_to(target), seek=node.seek + 1))
+    _operate(world, queue, lambda node: _sought(node, target))
 
 
 def mark_deleted(world: World) -> None:
@@ -30,7 +30,7 @@ def mark_deleted(world: World) -> None:
             _operate,
             world,
             queue,
-            lambda node: replace(node.moved_to(0), seek=node.seek + 1, deleted=False),
+            lambda node: replace(_sought(node, 0), deleted=False),
         )
 
 
@@ -41,9 +41,13 @@ def seek_hastily(world: World) -> None:
     _operate(
         world,
         queue,
-        lambda node: replace(node.moved_to(target), seek=node.seek + 1),
+        lambda node: _sought(node, target),
         telling=False,
     )
+
+
+def _sought(node: QueueNode, target: int) -> QueueNode:
+    return replace(node.moved_to(target), seek=node.seek + 1, marks=None)
 
 
 def _operate(
