@@ -203,6 +203,15 @@ def test_a_listener_without_delays_does_not_write(path: str, broker: EmbeddedBro
     assert broker.commits == commits
 
 
+def test_listeners_can_be_stopped_while_they_are_woken(broker: EmbeddedBroker) -> None:
+    """At whatever moment: stopping does not ring a bell that its listener has closed."""
+    for number in range(200):
+        stop = broker.listen(lambda names: None)
+        for _ in range(number % 3):
+            broker.send(Outgoing("q", b"1"))
+        stop()
+
+
 def test_a_file_of_the_first_format_is_taken_over(path: str) -> None:
     """What is in it stays, and delays and keys work."""
     old = Format(MESSAGES.name, MESSAGES.application_id, 1, VERSION_1)
