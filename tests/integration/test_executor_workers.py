@@ -15,7 +15,7 @@ from qdo.app import App
 from tests.support.procs import ROOT, Proc, alive, children, descendants, wait_until
 
 JOBS = """
-import ctypes, os, time
+import asyncio, ctypes, os, time
 import qdo
 
 app = qdo.App("held")
@@ -40,6 +40,29 @@ def in_thread(message, context):
 @app.job("process*", executor="process")
 def in_process(message, context):
     held(message)
+
+@app.job("waits", executor="thread", timeout_seconds=0.2)
+def waits(message, context):
+    if message.body == "long":
+        time.sleep(60)
+    time.sleep(0.01)
+    app.send("echo", message.body)
+
+@app.job("async", timeout_seconds=5)
+async def on_loop(message, context):
+    await asyncio.sleep(0.01)
+    await asyncio.to_thread(time.sleep, 0.01)
+    await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 80)
+    app.send("echo", message.body)
+
+@app.job("sends", executor="process")
+def sends(message, context):
+    time.sleep(0.01)
+    app.send("echo", message.body)
+
+@app.job("echo")
+def echo(message, context):
+    say("echo", message.body)
 
 @app.job("quick")
 def quick(message, context):
@@ -99,6 +122,17 @@ def test_a_job_that_never_yields_loses_no_session(held: Held, queue: str, how: s
         assert worker.wait() == 0
         assert "session is over" not in worker.output
     assert len(held.said("begin")) == 1
+
+
+def test_every_executor_in_a_worker_that_gevent_has_patched(held: Held) -> None:
+    """Waiting, helper threads and sending work in each; so does a deadline."""
+    held.app.send_many([("waits", "long"), ("waits", "a"), ("async", "b"), ("sends", "c")])
+    config = held.folder / "qdo.toml"
+    config.write_text("attempts = 1\n")
+    with held.start("-c", str(config), "--burst") as worker:
+        assert worker.wait() == 0
+        assert "JobTimeoutError" in worker.output
+    assert sorted(words[0] for words in held.said("echo")) == ["a", "b", "c"]
 
 
 def test_no_job_process_outlives_a_killed_worker(held: Held) -> None:

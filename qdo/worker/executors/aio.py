@@ -128,9 +128,6 @@ class JobLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__(_selector())
         self._helpers = _Helpers()
-        if sys.platform == "linux" and sys.version_info < (3, 12):
-            # The default waits for each subprocess in a thread, which gevent makes a greenlet.
-            asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import gevent
+from gevent import monkey
+
 from qdo.message import Message
 from qdo.worker.executors.base import Executor, JobCall, JobInterrupt
 from qdo.worker.executors.native import (
@@ -27,6 +30,9 @@ from qdo.worker.executors.waiting import Wait
 
 if TYPE_CHECKING:
     from qdo.app import Job, JobFunction
+
+ROUSE_SECONDS = 0.02
+"""How long the event loop of a job's thread may take to show that the job waits in it."""
 
 
 class ThreadExecutor(Executor):
@@ -75,7 +81,11 @@ class _Lane:
         self._wake.acquire()
         self._sealed = True
         self._wanted = False
+        self._delivered = False
         self._interrupting = False
+        self._serial = 0
+        self._hub: Any = None
+        self._greenlet: Any = None
         self._ident: int = start_thread(self._run, ())
 
     # --- on the event loop's thread ---
@@ -83,15 +93,30 @@ class _Lane:
     def begin(self, function: JobFunction, message: Message, context: Any) -> Pending:
         pending = Pending(self._mailbox)
         self._work = function, message, context, pending
-        self._wanted = False
+        self._serial += 1
+        self._wanted = self._delivered = False
         self._wake.release()
         return pending
 
     def interrupt(self) -> None:
-        """Raise JobInterrupt in the job, unless it has ended."""
+        """Raise JobInterrupt in the job, unless it has ended.
+
+        Code that waits in gevent's manner, as patched libraries do, waits in its thread's own
+        event loop: that loop raises it. Where it does not turn, the job is at work.
+        """
         self._wanted = True
+        self._delivered = False
+        if self._hub is None:
+            self._strike(self._serial)
+        else:
+            self._hub.loop.run_callback_threadsafe(self._rouse, self._serial)
+            gevent.spawn_later(ROUSE_SECONDS, self._strike, self._serial)
+
+    def _strike(self, serial: int) -> None:
+        """Have the interpreter raise it at the next step of Python."""
         self._interrupting = True
-        if not self._sealed:
+        if not self._sealed and not self._delivered and serial == self._serial:
+            self._delivered = True
             raise_in_thread(self._ident, JobInterrupt)
         self._interrupting = False
 
@@ -103,6 +128,8 @@ class _Lane:
     # --- on its own thread ---
 
     def _run(self) -> None:
+        if monkey.is_module_patched("socket"):
+            self._greenlet, self._hub = gevent.getcurrent(), gevent.get_hub()
         try:
             while True:
                 self._wake.acquire()
@@ -133,11 +160,18 @@ class _Lane:
         pending.finish(error if error is not None else late)
         error = late = None
 
+    def _rouse(self, serial: int) -> None:
+        """Raise it in the job, which waits: this thread's event loop calls."""
+        if not self._sealed and not self._delivered and serial == self._serial:
+            self._delivered = True
+            self._greenlet.throw(JobInterrupt)
+
     def _unseal(self) -> None:
         """Open the job to interruptions, and raise one that was wanted before it began."""
         ident = self._ident
         self._sealed = False
         if self._wanted:
+            self._delivered = True
             take_back(ident)
             raise JobInterrupt
 
