@@ -15,7 +15,8 @@ machines: they read the published format with a parser of their own.
 8. Fences grow strictly per queue.
 
 And "marks": those of a failing message go with its queue, from claim to release to claim, until
-`last` passes it or an operator moves the queue; "fence": only the elected rebalancer writes assignments; "liveness": nothing is stuck.
+`last` passes it or an operator moves the queue; "fence": only the elected rebalancer writes
+assignments; "liveness": nothing is stuck.
 """
 
 from __future__ import annotations
