@@ -26,8 +26,8 @@ from qdo.brokers import open_broker
 
 terms.MOVE_MESSAGES = 7
 broker = open_broker(sys.argv[1], "app")
-broker.listen(lambda names: print("woken", flush=True))
 print("listening", flush=True)
+broker.listen(lambda names: print("woken", flush=True))
 sys.stdin.read()
 """
 
