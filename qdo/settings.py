@@ -156,8 +156,8 @@ class Settings:
     )
     attempts: int = _setting(
         10,
-        "how often a failing message is tried before its policy ends it: as a dead letter, unless "
-        "the job or `policies` say otherwise",
+        "how often a failing message is tried before its policy ends it, by default as a dead "
+        "letter",
         checks.between(1, 1_000_000),
         "attempts",
     )

@@ -201,9 +201,10 @@ class Outcomes:
         slot.waited = True
         self._observing.tell(message, "retry", told)
         _log.warning(
-            "%s: attempt %d of message %s failed, the next one in %.2f s: %s",
+            "%s: attempt %d of %d of message %s failed, the next one in %.2f s: %s",
             _where(slot),
             message.attempt,
+            self._policy_for(slot.queue).terms(error).attempts,
             message.id,
             decision.after_seconds,
             told,
