@@ -118,6 +118,8 @@ def move_due(transaction: Transaction, now: int) -> int:
     Some may be left for the next transaction.
     """
     due = _take(transaction, now)
+    if not due:
+        return 0  # another listener was first; nobody need be woken
     transaction.append([each.outgoing() for each in due])
     transaction.connection.executemany(_REMOVE, [(each.number,) for each in due])
     for queue, count in Counter(each.queue for each in due).items():
