@@ -391,7 +391,7 @@ def _told(origin: str) -> str:
 
 def _read_tables(name: str, value: Any, origin: str) -> tuple[QueuePolicy, ...]:
     if isinstance(value, (list, tuple)):
-        return read_tables(value, origin)
+        return read_tables(value, _told(origin))
     raise SettingsError(
         name=name,
         reason=f"tables cannot be written as {value!r}{_told(origin)}, nor in any other way in the "

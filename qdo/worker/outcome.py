@@ -282,7 +282,7 @@ class Outcomes:
             key=row[2],
             headers=row[3],
             error=decision.reason,
-            traceback=describe_traceback(error),
+            traceback=_traceback(error),
             attempts=message.attempt,
             worker=slot.member.name if slot.member is not None else "",
             fence=claim.fence,
@@ -323,6 +323,12 @@ class Outcomes:
             "%s: %s, tried again in %.2f s: %s", _where(slot), what, pause, describe(error)
         )
         return self._wait(slot, pause)
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback of an error, nothing of one that was never raised."""
+    raised = error.__traceback__ is not None or error.__cause__ is not None
+    return describe_traceback(error) if raised else ""
 
 
 def _where(slot: Slot) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from qdo.errors import BodyDecodeError, PolicyError, WorkerCrashedError
 from qdo.outcomes import DeadLetter, Retry, Skip, Stop
 from qdo.policy import (
     ENDS,
+    LONGEST_SECONDS,
     BlockQueue,
     Decision,
     PassOver,
@@ -250,6 +252,7 @@ ERRORS: list[BaseException] = [
     LyingSkip(),
     Retry(),
     Retry(after=3),
+    Retry(after=1e300),
     Retry(after=-1),
     DeadLetter("d"),
     Skip("s"),
@@ -289,7 +292,7 @@ def test_a_decision_is_made_on_any_error(
     terms = policy.terms(error)
     if isinstance(decision, RetryLater):
         assert attempt < terms.attempts
-        limit = max(3.0, terms.backoff_max_seconds)
+        limit = max(LONGEST_SECONDS if type(error) is Retry else 0.0, terms.backoff_max_seconds)
         assert 0 <= decision.after_seconds <= limit
     else:
         assert isinstance(decision.reason, str)
@@ -363,3 +366,12 @@ def test_a_retry_takes_only_numbers(after: Any) -> None:
     """Whatever else is an error of the job, which says so."""
     with pytest.raises(TypeError, match="give a number of seconds"):
         Retry(after=after)
+
+
+@pytest.mark.parametrize(
+    "outcome", [Retry(after=3), Retry(), DeadLetter("d"), Skip("s"), Stop("x")], ids=repr
+)
+def test_outcomes_go_from_process_to_process(outcome: Exception) -> None:
+    """With what they say."""
+    again = pickle.loads(pickle.dumps(outcome))
+    assert (type(again), vars(again), str(again)) == (type(outcome), vars(outcome), str(outcome))
