@@ -56,7 +56,10 @@ class ThreadExecutor(Executor):
                 Wait(job, message, pending, lane.interrupt, JobInterrupt).run()
             finally:
                 self._running -= 1
-                self._idle.append(lane)
+                if lane.interrupted:
+                    lane.end()
+                else:
+                    self._idle.append(lane)
 
         return call
 
@@ -69,10 +72,12 @@ class ThreadExecutor(Executor):
         for lane in self._idle:
             lane.end()
         self._idle.clear()
+        if not self._running:
+            self._mailbox.close()
 
 
 class _Lane:
-    """A native thread that runs one job after the other."""
+    """A native thread that runs one job after the other, until one was interrupted."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
@@ -89,6 +94,11 @@ class _Lane:
         self._ident: int = start_thread(self._run, ())
 
     # --- on the event loop's thread ---
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether its last job was told to end; its thread is not used again then."""
+        return self._wanted
 
     def begin(self, function: JobFunction, message: Message, context: Any) -> Pending:
         pending = Pending(self._mailbox)
@@ -129,7 +139,9 @@ class _Lane:
 
     def _run(self) -> None:
         if monkey.is_module_patched("socket"):
-            self._greenlet, self._hub = gevent.getcurrent(), gevent.get_hub()
+            hub: Any = gevent.get_hub()
+            hub.handle_error = self._on_loop_error
+            self._greenlet, self._hub = gevent.getcurrent(), hub
         try:
             while True:
                 self._wake.acquire()
@@ -145,26 +157,33 @@ class _Lane:
         self, function: JobFunction, message: Message, context: Any, pending: Pending
     ) -> None:
         error: BaseException | None = None
-        late: BaseException | None = None
         try:
             try:
                 self._unseal()
                 function(message, context)
             except BaseException as raised:  # noqa: BLE001 - the waiting greenlet raises it
                 error = raised
-            late = self._seal()
-        except JobInterrupt as raised:
-            # It came between the end of the job and the seal.
-            late = raised
             self._seal()
-        pending.finish(error if error is not None else late)
-        error = late = None
+        except JobInterrupt as late:
+            # It came between the end of the job and the seal: nobody can tell any more whether
+            # the job returned.
+            self._seal()
+            error = late if error is None else error
+        pending.finish(error)
+        error = None
 
     def _rouse(self, serial: int) -> None:
         """Raise it in the job, which waits: this thread's event loop calls."""
         if not self._sealed and not self._delivered and serial == self._serial:
             self._delivered = True
             self._greenlet.throw(JobInterrupt)
+
+    def _on_loop_error(self, context: Any, kind: Any, value: Any, trace: Any) -> None:
+        """Pass on an interruption that hit this thread's event loop while the job waited in it."""
+        if isinstance(kind, type) and issubclass(kind, JobInterrupt):
+            self._hub.loop.run_callback(self._greenlet.throw, JobInterrupt)
+        else:
+            type(self._hub).handle_error(self._hub, context, kind, value, trace)
 
     def _unseal(self) -> None:
         """Open the job to interruptions, and raise one that was wanted before it began."""
@@ -175,21 +194,20 @@ class _Lane:
             take_back(ident)
             raise JobInterrupt
 
-    def _seal(self) -> BaseException | None:
+    def _seal(self) -> None:
         """Close the job to interruptions: none comes after this has returned.
 
         The loop's thread says that it interrupts before it looks whether that is still allowed;
         this thread forbids it before it looks whether somebody is about to. Whichever is first,
         both see it. What was asked for and not raised yet is taken back; what is raised just
-        here is returned.
+        here is dropped, for the job has ended.
         """
-        late: BaseException | None = None
         while True:
             try:
                 self._sealed = True
                 while self._interrupting:
                     native_sleep(0)
                 take_back(self._ident)
-                return late
-            except JobInterrupt as error:
-                late = error
+                return
+            except JobInterrupt:
+                continue
