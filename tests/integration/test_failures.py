@@ -370,3 +370,35 @@ def test_without_observers_the_job_itself_is_called(engine: Engine) -> None:
     def job(message: Message, context: Any) -> None: ...
 
     assert Observing(()).bind(job) is job
+
+
+class Unspeakable(Exception):
+    """Cannot be shown."""
+
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
+def test_an_error_that_cannot_be_shown_ends_as_any_other(engine: Engine, then: Any) -> None:
+    """Neither the log nor the record nor an observer makes the worker fail."""
+    events: list[qdo.Event] = []
+    engine.app.observer(events.append)
+
+    @engine.app.job(policy=qdo.Policy(attempts=2, then=then, **FAST))
+    def job(message: Message, context: Any) -> str:
+        if message.body == "bad":
+            raise Unspeakable
+        return "garbage that nobody reads"
+
+    engine.send("q", "bad", "two")
+    engine.send("other", "one")
+    engine.start("q", "other")
+    last = "block" if then == "block" else "done"
+    until(lambda: [each.outcome for each in events if each.queue == "q"][-1:] == [last])
+    until(lambda: any(each.queue == "other" for each in events))
+    outcomes = [each.outcome for each in events if each.queue == "q"]
+    assert outcomes == ["retry", then, *(["done"] if then != "block" else [])]
+    assert "cannot be shown" in str(events[0].error if events[0].queue == "q" else events[1].error)
