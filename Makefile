@@ -37,6 +37,7 @@ bench: $(STAMP) zookeeper
 	$(BIN)/python -m bench.throughput
 	$(BIN)/python -m bench.latency
 	$(BIN)/python -m bench.handover
+	$(BIN)/python -m bench.executors
 
 # Made anew whenever what it holds may have changed.
 $(STAMP): setup.py pyproject.toml .ci/prepare

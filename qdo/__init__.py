@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from qdo.policy import Rule as Rule
     from qdo.sending import NewMessage as NewMessage
     from qdo.settings import Settings as Settings
+    from qdo.stopping import JobInterrupt as JobInterrupt
     from qdo.worker.worker import Worker as Worker
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _HOMES = {
     "App": "qdo.app",
     "DeadLetter": "qdo.outcomes",
     "Event": "qdo.events",
+    "JobInterrupt": "qdo.stopping",
     "Message": "qdo.message",
     "NewMessage": "qdo.sending",
     "Policy": "qdo.policy",
@@ -48,6 +50,7 @@ __all__ = [
     "App",
     "DeadLetter",
     "Event",
+    "JobInterrupt",
     "Message",
     "NewMessage",
     "Policy",

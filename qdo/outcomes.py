@@ -13,6 +13,17 @@ from typing import Any
 class Outcome(Exception):
     """How an attempt ended, said by the job itself."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go from process to process with all attributes; the text alone would not do."""
+        return _rebuilt, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuilt(kind: type[Outcome], args: tuple[Any, ...], state: dict[str, Any]) -> Outcome:
+    outcome = kind.__new__(kind, *args)
+    outcome.args = args
+    outcome.__dict__.update(state)
+    return outcome
+
 
 class Retry(Outcome):
     """Run this message again, `after` seconds from now (None: the policy's back-off).

@@ -85,14 +85,14 @@ class QueuePolicy:
             ) from error
 
 
-def read_tables(value: Any, origin: str) -> tuple[QueuePolicy, ...]:
+def read_tables(value: Any, told: str = "") -> tuple[QueuePolicy, ...]:
     """Return the tables of the setting `policies`; checks all but exceptions, imports nothing.
 
-    :param origin: where they come from, for error messages.
+    :param told: where they come from, in brackets, for error messages.
     :raises UnknownSettingError: a key is none.
     :raises PolicyError: a value will not do.
     """
-    tables = tuple(_table(each, f"policies in {origin}") for each in value)
+    tables = tuple(_table(each, f"policies{told}") for each in value)
     seen: set[str] = set()
     for table in tables:
         if table.queues in seen:

@@ -36,6 +36,8 @@ Kinds: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
 ENDS: tuple[Then, ...] = get_args(Then)
 MAX_ATTEMPTS = 1_000_000
 MAX_SECONDS = 86_400.0
+LONGEST_SECONDS = 10 * 366 * MAX_SECONDS
+"""The longest pause that a job can ask for: timers overflow somewhere behind it."""
 
 _LONGEST_EXPONENT = 62
 """Doubling stops to matter long before; a float must not overflow at attempt 2000."""
@@ -319,6 +321,6 @@ def _reason(error: BaseException) -> str:
 def _asked_delay(error: BaseException) -> float | None:
     try:
         after = error.after  # type: ignore[attr-defined]
-        return max(0.0, float(after)) if math.isfinite(after) else None
+        return min(max(0.0, float(after)), LONGEST_SECONDS) if math.isfinite(after) else None
     except BaseException:  # noqa: BLE001 - see `_reason`
         return None

@@ -156,8 +156,8 @@ class Settings:
     )
     attempts: int = _setting(
         10,
-        "how often a failing message is tried before its policy ends it: as a dead letter, unless "
-        "the job or `policies` say otherwise",
+        "how often a failing message is tried before its policy ends it, by default as a dead "
+        "letter",
         checks.between(1, 1_000_000),
         "attempts",
     )
@@ -391,7 +391,7 @@ def _told(origin: str) -> str:
 
 def _read_tables(name: str, value: Any, origin: str) -> tuple[QueuePolicy, ...]:
     if isinstance(value, (list, tuple)):
-        return read_tables(value, origin)
+        return read_tables(value, _told(origin))
     raise SettingsError(
         name=name,
         reason=f"tables cannot be written as {value!r}{_told(origin)}, nor in any other way in the "

@@ -1,4 +1,4 @@
-"""Whether this process is on its way down: what `Message.stopping` looks at.
+"""How a job learns that it should end: what `Message.stopping` looks at, and what is raised.
 
 The sign is one byte. A worker that runs jobs in child processes shares the page it stands on, so
 that a job there can see it while it computes: no thread, no message, no lock.
@@ -9,6 +9,15 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+
+
+class JobInterrupt(BaseException):
+    """Raised inside a job that must end now: its time is over, or its worker aborts it.
+
+    Raised where the executor "greenlet" or "thread" runs it. Not an `Exception`, so that
+    ``except Exception`` in a job does not take it for a failure of its own. A job may catch it to
+    clean up, and then raise it again or say with an outcome how its attempt ended.
+    """
 
 
 class StopSign:

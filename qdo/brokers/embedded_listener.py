@@ -46,6 +46,8 @@ class Listener:
         self._look_seconds = look_seconds
         self._move = move
         self._stopping = False
+        self._closed = False
+        self._closing = threading.Lock()  # so that none rings a bell that is closed
         # First the bell, then the look: what is sent from here on is announced.
         self._bell = Doorbell(bells)
         try:
@@ -61,7 +63,9 @@ class Listener:
         """End it; no call of `wake` follows. Idempotent."""
         self._stopping = True
         if self._thread.is_alive():
-            self._bell.ring_self()
+            with self._closing:
+                if not self._closed:
+                    self._bell.ring_self()
             if threading.current_thread() is not self._thread:
                 self._thread.join()
 
@@ -82,7 +86,9 @@ class Listener:
                 poll.poll(math.ceil(self._step_or_warn() * 1000))
                 self._bell.drain()
         finally:
-            self._bell.close()
+            with self._closing:
+                self._closed = True
+                self._bell.close()
 
     def _step_or_warn(self) -> float:
         try:

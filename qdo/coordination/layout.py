@@ -173,6 +173,8 @@ def encode_queues(queues: Iterable[str]) -> bytes:
     return encode({"queues": sorted(queues)})
 
 
+VERDICTS = ("skip", "dead-letter")
+"""What an operator may decide on a message, to be acted upon by the owner of its queue."""
 MARKS_ERROR_CHARACTERS = 300
 """An error in a queue node is cut there: nodes of thousands of queues must stay small."""
 
@@ -221,7 +223,7 @@ class Marks:
             bool(value.get("crashed", False)),
             _moment(value.get("due")),
             _moment(value.get("since")),
-            str(value.get("verdict", "")),
+            verdict if (verdict := value.get("verdict")) in VERDICTS else "",
         )
 
     def dump(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A message that kills its process leaves no exception behind. So each turn keeps word of what it
 runs in a place of its own, and when the process has died its parent reads them, and adds an
-attempt to each message that was in hand (`qdo.worker.crashes`). Where the parent has no
+attempt to each message that was in hand (`qdo.coordination.crashes`). Where the parent has no
 memory to share, as for a worker run by a test, the same is written to memory of no use to
 anybody, so that the loop over messages need not ask: one store of 8 bytes.
 
@@ -16,9 +16,11 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
+
+from qdo.coordination.crashes import InHand
 
 PLACE_BYTES = 1024
 """Holds the longest names: 200 characters of at most 4 bytes, and a worker's."""
@@ -27,15 +29,6 @@ _POSITION: Literal["l", "q"] = "l" if struct.calcsize("l") == 8 else "q"
 """Format of a position. A store as "l" takes 28 ns, as "q" or "Q" 70 to 100 ns (CPython 3.11)."""
 _LENGTHS = struct.Struct("<HH")
 _NAMES_AT = 8 + _LENGTHS.size
-
-
-@dataclass(frozen=True, slots=True)
-class InHand:
-    """A message that a process had in hand when it died."""
-
-    queue: str
-    worker: str
-    position: int
 
 
 class Hands:
@@ -81,7 +74,10 @@ def label(queue: str, worker: str) -> bytes:
 
 def make_memory() -> int:
     """Return the descriptor of memory for a child, which makes it as large as it needs."""
-    return os.memfd_create("qdo-hands")
+    if hasattr(os, "memfd_create"):  # Linux
+        return os.memfd_create("qdo-hands")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def read(fd: int) -> list[InHand]:

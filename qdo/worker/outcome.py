@@ -201,9 +201,10 @@ class Outcomes:
         slot.waited = True
         self._observing.tell(message, "retry", told)
         _log.warning(
-            "%s: attempt %d of message %s failed, the next one in %.2f s: %s",
+            "%s: attempt %d of %d of message %s failed, the next one in %.2f s: %s",
             _where(slot),
             message.attempt,
+            self._policy_for(slot.queue).terms(error).attempts,
             message.id,
             decision.after_seconds,
             told,
@@ -281,7 +282,7 @@ class Outcomes:
             key=row[2],
             headers=row[3],
             error=decision.reason,
-            traceback=describe_traceback(error),
+            traceback=_traceback(error),
             attempts=message.attempt,
             worker=slot.member.name if slot.member is not None else "",
             fence=claim.fence,
@@ -322,6 +323,12 @@ class Outcomes:
             "%s: %s, tried again in %.2f s: %s", _where(slot), what, pause, describe(error)
         )
         return self._wait(slot, pause)
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback of an error, nothing of one that was never raised."""
+    raised = error.__traceback__ is not None or error.__cause__ is not None
+    return describe_traceback(error) if raised else ""
 
 
 def _where(slot: Slot) -> str:

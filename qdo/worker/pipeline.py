@@ -159,7 +159,8 @@ class Pipeline:
             return Turn.MORE
         if not slot.label:
             slot.label = label(slot.queue, member.name)
-            self._observing.workers[slot.queue] = member.name
+            if self._observing:
+                self._observing.workers[slot.queue] = member.name
         slot.hand = self._hands.take(slot.label)
         try:
             if work.every_message or _is_marked(claim):

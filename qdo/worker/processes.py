@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from qdo.coordination.crashes import InHand
 from qdo.settings import Settings
 from qdo.worker import hands
 from qdo.worker.sessions import Session
@@ -48,7 +49,7 @@ class Child:
         self.pipe, far_end = socket.socketpair()
         self.pipe.setblocking(False)
         self._hands = hands.make_memory()
-        self.in_hand: list[hands.InHand] = []
+        self.in_hand: list[InHand] = []
         told = {
             "settings": dataclasses.asdict(settings),
             "target": target,

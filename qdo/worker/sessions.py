@@ -13,14 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kazoo.exceptions import KazooException
-
 from qdo.coordination.client import Client, connect
+from qdo.coordination.crashes import InHand, count_crash
 from qdo.coordination.layout import Layout
 from qdo.describe import describe
 from qdo.errors import UnreachableError
-from qdo.worker.crashes import count_crash
-from qdo.worker.hands import InHand
 
 RETRY_SECONDS = 0.2
 
@@ -110,14 +107,13 @@ class Closer(threading.Thread):
             session.id,
         )
 
-
     def _count(self, session: Session, client: Client) -> None:
         """Count the attempts that ended with the process; never in the way of the closing."""
         if not self._in_hand or not session.root:
             return
         try:
             counted = count_crash(client, Layout(session.root), self._in_hand, self._reason)
-        except (KazooException, UnreachableError) as error:
+        except UnreachableError as error:
             _log.warning("%s: its attempts cannot be counted: %s", self._who, describe(error))
             return
         if counted:

@@ -35,8 +35,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from qdo import log
+from qdo.coordination.crashes import InHand
 from qdo.settings import Settings
-from qdo.worker.hands import InHand
 from qdo.worker.processes import CHILD_ARGV, Child, adopt_orphans, next_ended
 from qdo.worker.roster import Action, Ask, GiveUp, Kill, Restart, Roster, Spawn, Stop
 from qdo.worker.sessions import Closer, prepare_closing

@@ -13,7 +13,8 @@ import pytest
 from qdo.brokers.base import DeadLetterRecord, Outgoing, Terms
 from qdo.brokers.embedded import EmbeddedBroker
 from qdo.brokers.embedded_schema import MESSAGES
-from qdo.brokers.embedded_terms import TRIM
+from qdo.brokers.embedded_terms import TRIM, move_due
+from qdo.brokers.embedded_writer import Writer
 from qdo.errors import DatabaseError
 from qdo.message import position_of_time
 from qdo.storage import Format, open_database
@@ -201,6 +202,25 @@ def test_a_listener_without_delays_does_not_write(path: str, broker: EmbeddedBro
     stop()
     other.close()
     assert broker.commits == commits
+
+
+def test_who_finds_nothing_to_move_wakes_nobody(path: str, broker: EmbeddedBroker) -> None:
+    """Of many listeners all but one come too late at each due time."""
+    writer = Writer(path, "app", f"{path}.bells")
+    assert writer.run(lambda transaction: (move_due(transaction, 0), transaction.rings)) == (
+        0,
+        False,
+    )
+    writer.close()
+
+
+def test_listeners_can_be_stopped_while_they_are_woken(broker: EmbeddedBroker) -> None:
+    """At whatever moment: stopping does not ring a bell that its listener has closed."""
+    for number in range(200):
+        stop = broker.listen(lambda names: None)
+        for _ in range(number % 3):
+            broker.send(Outgoing("q", b"1"))
+        stop()
 
 
 def test_a_file_of_the_first_format_is_taken_over(path: str) -> None:

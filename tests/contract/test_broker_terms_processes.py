@@ -26,8 +26,7 @@ from qdo.brokers import open_broker
 
 terms.MOVE_MESSAGES = 7
 broker = open_broker(sys.argv[1], "app")
-broker.listen(lambda names: print("woken", flush=True))
-print("listening", flush=True)
+broker.listen(lambda names: None)
 sys.stdin.read()
 """
 
@@ -50,7 +49,7 @@ import sys
 from qdo.brokers import open_broker
 
 broker = open_broker(sys.argv[1], "app")
-while letters := broker.find_dead_letters()[:5]:
+while letters := broker.find_dead_letters()[:2]:
     broker.retry_dead_letters([(each.queue, each.position) for each in letters])
     print("retried", flush=True)
 """
@@ -131,12 +130,10 @@ def test_whoever_moves_may_be_killed_at_any_moment(url: str, broker: Broker) -> 
     chance.shuffle(batch)
     broker.send_many(batch)
     kills = 0
-    while broker.backlog("q", 0).delayed:
+    while left := broker.backlog("q", 0).delayed:
+        enough = max(0, left - chance.randrange(1, 80))
         with child(_MOVE, url) as one, child(_MOVE, url) as two:
-            assert (said(one), said(two)) == ("listening", "listening")
-            for _ in range(chance.randrange(1, 12)):
-                if broker.backlog("q", 0).delayed:
-                    said(chance.choice((one, two)))
+            wait_until(lambda: broker.backlog("q", 0).delayed <= enough, "some have moved")  # noqa: B023
             kill(one)
             kill(two)
             kills += 1
@@ -167,20 +164,21 @@ def test_what_a_killed_sender_was_told_will_arrive(url: str, broker: Broker) -> 
 
 def test_a_letter_is_always_a_letter_or_a_message(url: str, broker: Broker) -> None:
     """Whoever sends dead letters again may be killed at any moment: none is lost or doubled."""
-    for number in range(400):
+    for number in range(600):
         body = b"%d" % number
         broker.bury(
             DeadLetterRecord("q", number + 1, body, None, None, "E", "", 1, "w", 1, float(number))
         )
+    everything = Counter(b"%d" % number for number in range(600))
     chance = random.Random(20120129)
     for _ in range(8):
         with child(_RETRY_FOR_EVER, url) as operator:
             for _ in range(chance.randrange(1, 6)):
-                assert said(operator) == "retried"
+                said(operator)
             kill(operator)
         letters = [letter.body for letter in broker.dead_letters("q")]
-        assert Counter(stored(broker, "q") + letters) == Counter(b"%d" % n for n in range(400))
-    assert 0 < len(broker.dead_letters("q")) < 400
+        assert Counter(stored(broker, "q") + letters) == everything
+    assert stored(broker, "q")
 
 
 def test_senders_of_several_processes_share_keys(url: str, broker: Broker) -> None:

@@ -260,12 +260,12 @@ def test_bad_coordinator_file(cli: Run, spoil: Callable[[str], None]) -> None:
 
 def test_nothing_there_yet(cli: Run) -> None:
     """Looking makes no files; a hint says why there is nothing to see."""
-    for name in ("queues", "workers", "tree", "dead-letters"):
+    for name, version in (("queues", 1), ("workers", 1), ("tree", 1), ("dead-letters", 2)):
         ended = cli(name, "--app", "a")
         assert (ended.code, ended.out) == (0, ""), name
         assert ended.err, name
         ended = cli(name, "--app", "a", "-o", "json")
-        assert json.loads(ended.out) == {"schema": f"qdo.{name}/1", "items": []}
+        assert json.loads(ended.out) == {"schema": f"qdo.{name}/{version}", "items": []}
     assert list(Path().iterdir()) == []
 
 

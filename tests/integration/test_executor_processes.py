@@ -6,12 +6,14 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qdo.brokers.base import Outgoing
 from qdo.errors import JobCrashedError, JobTimeoutError
 from qdo.message import Message
 from qdo.worker.executors import spawned, wire
@@ -116,6 +118,26 @@ def recycled(message, context):
 
 @app.job("plain*", executor="process")
 def plain(message, context):
+    act(message, context)
+
+ENDS = {
+    then: qdo.Policy(attempts=2, backoff_seconds=0.01, backoff_max_seconds=0.01, then=then)
+    for then in ("dead-letter", "skip", "block")
+}
+
+@app.job("poison-dead-letter-*", executor="process", timeout_seconds=1, memory_mib=128,
+         policy=ENDS["dead-letter"])
+def poison_to_dead_letters(message, context):
+    act(message, context)
+
+@app.job("poison-skip-*", executor="process", timeout_seconds=1, memory_mib=128,
+         policy=ENDS["skip"])
+def poison_to_skip(message, context):
+    act(message, context)
+
+@app.job("poison-block-*", executor="process", timeout_seconds=1, memory_mib=128,
+         policy=ENDS["block"])
+def poison_to_block(message, context):
     act(message, context)
 
 @app.job("greenlet")
@@ -236,6 +258,39 @@ def test_a_crash_costs_one_attempt(shop: Shop, poison: str, how: str) -> None:
     assert how in str(shop.errors[0])
     assert len(shop.letters()) == 1
     assert shop.letters()[0].startswith("JobCrashedError: ")
+
+
+POISONS = ("exit", "spin", "eat", "mute", "kill", "undecodable")
+
+
+@pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
+def test_every_poison_ends_as_the_policy_says(shop: Shop, then: str) -> None:
+    """Each in a queue of its own, all at once; another queue of the worker goes on meanwhile."""
+    engine = shop.open().engine
+    queues = {poison: f"poison-{then}-{poison}" for poison in POISONS}
+    for poison, queue in queues.items():
+        if poison == "undecodable":
+            engine.broker.send(Outgoing(queue, b"{no JSON", None, None))
+        else:
+            engine.send(queue, poison)
+        engine.send(queue, "after")
+    engine.start(*queues.values(), "greenlet")
+    counters = engine.worker._pipeline.counters
+    rounds = 0
+    while sum((counters.dead_lettered, counters.skipped, counters.blocked)) < len(POISONS):
+        engine.send("greenlet", rounds)
+        rounds += 1
+        began = time.monotonic()
+        until(lambda count=rounds: len(shop.said("quick")) == count)  # type: ignore[misc]
+        assert time.monotonic() - began < 1.0
+    assert rounds > 1
+    if then == "block":
+        assert counters.blocked == len(POISONS)
+        assert [shop.done(queue) for queue in queues.values()] == [[]] * len(POISONS)
+    else:
+        until(lambda: all(shop.done(queue) == ["after"] for queue in queues.values()))
+    assert len(shop.letters()) == (len(POISONS) if then == "dead-letter" else 0)
+    assert len(shop.errors) == 2 * len(POISONS) - 1  # what cannot be decoded is tried once
 
 
 @pytest.mark.parametrize("poison", ["spin", "c", "sleep"])

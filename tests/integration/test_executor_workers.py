@@ -15,7 +15,7 @@ from qdo.app import App
 from tests.support.procs import ROOT, Proc, alive, children, descendants, wait_until
 
 JOBS = """
-import ctypes, os, time
+import asyncio, ctypes, os, time
 import qdo
 
 app = qdo.App("held")
@@ -40,6 +40,37 @@ def in_thread(message, context):
 @app.job("process*", executor="process")
 def in_process(message, context):
     held(message)
+
+@app.job("waits", executor="thread", timeout_seconds=0.2)
+def waits(message, context):
+    if message.body == "long":
+        time.sleep(60)
+    time.sleep(0.01)
+    app.send("echo", message.body)
+
+@app.job("mixed-*", executor="thread", timeout_seconds=0.3)
+def mixed(message, context):
+    if message.body == "compute":
+        while True:
+            pass
+    while True:
+        time.sleep(0.001 * message.body)
+
+@app.job("async", timeout_seconds=5)
+async def on_loop(message, context):
+    await asyncio.sleep(0.01)
+    await asyncio.to_thread(time.sleep, 0.01)
+    await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 80)
+    app.send("echo", message.body)
+
+@app.job("sends", executor="process")
+def sends(message, context):
+    time.sleep(0.01)
+    app.send("echo", message.body)
+
+@app.job("echo")
+def echo(message, context):
+    say("echo", message.body)
 
 @app.job("quick")
 def quick(message, context):
@@ -99,6 +130,31 @@ def test_a_job_that_never_yields_loses_no_session(held: Held, queue: str, how: s
         assert worker.wait() == 0
         assert "session is over" not in worker.output
     assert len(held.said("begin")) == 1
+
+
+def test_every_executor_in_a_worker_that_gevent_has_patched(held: Held) -> None:
+    """Waiting, helper threads and sending work in each; so does a deadline."""
+    held.app.send_many([("waits", "long"), ("waits", "a"), ("async", "b"), ("sends", "c")])
+    config = held.folder / "qdo.toml"
+    config.write_text("attempts = 1\n")
+    with held.start("-c", str(config), "--burst") as worker:
+        assert worker.wait() == 0
+        assert "JobTimeoutError" in worker.output
+    assert sorted(words[0] for words in held.said("echo")) == ["a", "b", "c"]
+
+
+def test_deadlines_reach_threads_however_busy_the_process_is(held: Held) -> None:
+    """Some threads compute, others wait, for long and ever so shortly: all end."""
+    bodies = ["compute", 60_000, 1, "compute", 50, 0]
+    held.app.send_many([(f"mixed-{n}", body) for n, body in enumerate(bodies) for _ in range(5)])
+    config = held.folder / "qdo.toml"
+    config.write_text("attempts = 1\n")
+    with held.start("-c", str(config), "--burst") as worker:
+        assert worker.wait(60) == 0
+        assert "Traceback" not in worker.output
+    letters = held.app.broker.dead_letters()
+    assert len(letters) == 5 * len(bodies)
+    assert {letter.error.partition(":")[0] for letter in letters} == {"JobTimeoutError"}
 
 
 def test_no_job_process_outlives_a_killed_worker(held: Held) -> None:

@@ -415,6 +415,52 @@ def test_an_aborted_async_job_is_cancelled(make: Callable[..., Engine]) -> None:
     assert seen == ["begin", "end"]
 
 
+def test_tasks_that_async_jobs_leave_behind_are_cancelled_at_the_end(
+    make: Callable[..., Engine],
+) -> None:
+    engine = make()
+    seen: list[str] = []
+    left: list[asyncio.Task[None]] = []
+
+    async def linger() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            seen.append("cancelled")
+
+    @engine.app.job()
+    async def job(message: Message, context: Any) -> None:
+        left.append(asyncio.create_task(linger()))
+        await asyncio.sleep(0)
+        seen.append("done")
+
+    engine.send("q", 1)
+    engine.start("q")
+    until(lambda: seen)
+    engine.stop()
+    assert engine.join() == 0
+    assert seen == ["done", "cancelled"]
+
+
+def test_a_job_that_returns_too_late_is_done(make: Callable[..., Engine]) -> None:
+    """It was told to end and came to its end all the same."""
+    engine = make(attempts=1)
+
+    @engine.app.job(executor="thread", timeout_seconds=0.05)
+    def job(message: Message, context: Any) -> None:
+        try:
+            while True:
+                pass
+        except JobInterrupt:
+            return
+
+    engine.send("q", 1)
+    engine.start("q")
+    counters = engine.worker._pipeline.counters
+    until(lambda: counters.processed == 1)
+    assert engine.broker.dead_letters() == []
+
+
 def test_async_jobs_have_helper_threads(make: Callable[..., Engine]) -> None:
     """`asyncio.to_thread` and name look-ups, which asyncio gives to threads."""
     engine = make()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,8 @@ def job(message, context):
         raise ValueError("no")
     if message.body == "slow":
         time.sleep(60)
+    while message.body == "endless":
+        pass
 """
 
 
@@ -94,9 +95,11 @@ class Stage:
         self.app.close()
 
 
-@pytest.fixture(params=["embedded_url", "zookeeper_url"])
+@pytest.fixture
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path, request.getfixturevalue(request.param))
+    """On the embedded coordinator, or on the one that a test's parameter names."""
+    coordinator = getattr(request, "param", "embedded_url")
+    stage = Stage(tmp_path, request.getfixturevalue(coordinator))
     yield stage
     stage.close()
 
@@ -105,9 +108,11 @@ def send(stage: Stage, queue: str, *bodies: Any) -> None:
     stage.app.send_many([(queue, body) for body in bodies])
 
 
+BOTH = pytest.mark.parametrize("stage", ["embedded_url", "zookeeper_url"], indirect=True)
 RUNS = [("one", 1), ("poison", 1), ("poison", 2), ("poison", 3)]
 
 
+@BOTH
 @pytest.mark.parametrize("then", ["dead-letter", "skip"])
 def test_a_poison_message_is_ended_by_its_policy(stage: Stage, then: str) -> None:
     """It kills its process three times; then the queue goes on without it, in order."""
@@ -172,16 +177,17 @@ def test_attempts_survive_a_clean_stop(stage: Stage) -> None:
 
 def test_an_operators_kill_counts_no_attempt(stage: Stage) -> None:
     """A worker killed because it was told to stop did not die of its message."""
-    send(stage, "q", "slow")
+    send(stage, "q", "endless")
     proc = stage.start()
     wait_until(lambda: len(stage.runs("q")) == 1, "the attempt")
-    for _ in range(3):
+    for answer in ("workers drain", "jobs are aborted", "workers are killed"):
         proc.send(signal.SIGTERM)
-        threading.Event().wait(0.05)
+        proc.wait_for_line(answer)
     proc.wait()
     assert stage.node("q").marks is None
 
 
+@BOTH
 def test_kill_9_counts_an_attempt_of_the_message_in_hand(stage: Stage) -> None:
     """Only of the one in hand: messages done before it in the same process are untouched."""
     send(stage, "done", "one", "two")

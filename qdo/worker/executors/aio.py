@@ -72,6 +72,8 @@ class AsyncioExecutor(Executor):
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._ended.acquire(timeout=LEAVE_SECONDS)
             self._loop = None
+        if not self._running:
+            self._mailbox.close()
 
     def _started(self) -> JobLoop:
         if self._loop is None:
@@ -85,6 +87,7 @@ class AsyncioExecutor(Executor):
         try:
             asyncio.set_event_loop(loop)
             loop.run_forever()
+            loop.run_until_complete(_cancel_the_rest())
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
@@ -128,9 +131,6 @@ class JobLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__(_selector())
         self._helpers = _Helpers()
-        if sys.platform == "linux" and sys.version_info < (3, 12):
-            # The default waits for each subprocess in a thread, which gevent makes a greenlet.
-            asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
@@ -206,6 +206,14 @@ class _Helpers:
             else:
                 wake.acquire()
         leave_gevent()
+
+
+async def _cancel_the_rest() -> None:
+    """End the tasks that jobs have left behind."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
 
 
 def _selector() -> Any:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qdo.errors import JobTimeoutError
 from qdo.message import Message
+from qdo.stopping import JobInterrupt as JobInterrupt
 
 if TYPE_CHECKING:
     from qdo.app import Job
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
 JobCall: TypeAlias = Callable[[Message, Any], Any]
 """A job as the pipeline calls it: message and context in; what it returns is ignored, what
 it raises says how the attempt ended."""
-
-
-class JobInterrupt(BaseException):
-    """Raised inside a job that must end now: its time is over, or its worker aborts it.
-
-    Not an `Exception`, so that ``except Exception`` in a job does not take it for a failure of
-    its own.
-    """
 
 
 class NotStarted(BaseException):

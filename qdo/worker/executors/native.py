@@ -36,8 +36,9 @@ def take_back(ident: int) -> None:
 
 def leave_gevent() -> None:
     """End the event loop that gevent gave this thread, if code on it waited in its manner."""
-    if get_hub_if_exists() is not None:
-        gevent.get_hub().destroy(destroy_loop=True)
+    hub = get_hub_if_exists()
+    if hub is not None and not hub.dead:
+        hub.destroy(destroy_loop=True)
 
 
 class Mailbox:
@@ -59,8 +60,9 @@ class Mailbox:
             self._posted.popleft()()
 
     def close(self) -> None:
-        """Deliver nothing more; what threads post from now on is dropped."""
+        """Deliver nothing more; no thread posts anything from now on."""
         self._async.stop()
+        self._async.close()
 
 
 class Pending:

@@ -90,7 +90,9 @@ def _instance(name: str, module: str, text: str) -> RemoteError:
             return made
         except Exception:  # noqa: BLE001 - types may forbid any of this; then by name only
             known = None
-    by_name = type(name.rpartition(".")[2], (RemoteError,), {"__module__": module})
+    last = name.rpartition(".")[2]
+    shown = last if last.isidentifier() else RemoteError.__name__
+    by_name = type(shown, (RemoteError,), {"__module__": module})
     unknown: RemoteError = by_name(text)
     return unknown
 

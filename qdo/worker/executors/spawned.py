@@ -112,7 +112,7 @@ class Spawned:
         self._channel.settimeout(None if memory_mib is None else LOOK_SECONDS)
         head = self._read(memory_mib)
         if head.get("serial") != self.served:
-            raise Gone("its answer is to another message")
+            raise self._babbled("it is to another message")
         return head
 
     def _read(self, memory_mib: int | None = None) -> dict[str, Any]:
@@ -130,10 +130,15 @@ class Spawned:
         except ConnectionError as error:
             raise Gone("its channel broke") from error
         except wire.WireError as error:
-            raise Gone(f"it said what is no answer: {error}") from error
+            raise self._babbled(str(error)) from error
         if frame is None:
             raise Gone("its channel was closed")
         return frame[0]
+
+    def _babbled(self, what: str) -> Gone:
+        """Kill it: its job got hold of the channel, nothing it says can be believed."""
+        self._process.kill()
+        return Gone(f"it said what is no answer: {what}")
 
     def _look(self, memory_mib: int) -> None:
         if self.is_over(memory_mib):

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import gevent
+from gevent import monkey
+
 from qdo.message import Message
 from qdo.worker.executors.base import Executor, JobCall, JobInterrupt
 from qdo.worker.executors.native import (
@@ -27,6 +30,9 @@ from qdo.worker.executors.waiting import Wait
 
 if TYPE_CHECKING:
     from qdo.app import Job, JobFunction
+
+ROUSE_SECONDS = 0.02
+"""How long the event loop of a job's thread may take to show that the job waits in it."""
 
 
 class ThreadExecutor(Executor):
@@ -50,7 +56,10 @@ class ThreadExecutor(Executor):
                 Wait(job, message, pending, lane.interrupt, JobInterrupt).run()
             finally:
                 self._running -= 1
-                self._idle.append(lane)
+                if lane.interrupted:
+                    lane.end()
+                else:
+                    self._idle.append(lane)
 
         return call
 
@@ -63,10 +72,12 @@ class ThreadExecutor(Executor):
         for lane in self._idle:
             lane.end()
         self._idle.clear()
+        if not self._running:
+            self._mailbox.close()
 
 
 class _Lane:
-    """A native thread that runs one job after the other."""
+    """A native thread that runs one job after the other, until one was interrupted."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
@@ -75,23 +86,47 @@ class _Lane:
         self._wake.acquire()
         self._sealed = True
         self._wanted = False
+        self._delivered = False
         self._interrupting = False
+        self._serial = 0
+        self._hub: Any = None
+        self._greenlet: Any = None
         self._ident: int = start_thread(self._run, ())
 
     # --- on the event loop's thread ---
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether its last job was told to end; its thread is not used again then."""
+        return self._wanted
+
     def begin(self, function: JobFunction, message: Message, context: Any) -> Pending:
         pending = Pending(self._mailbox)
         self._work = function, message, context, pending
-        self._wanted = False
+        self._serial += 1
+        self._wanted = self._delivered = False
         self._wake.release()
         return pending
 
     def interrupt(self) -> None:
-        """Raise JobInterrupt in the job, unless it has ended."""
+        """Raise JobInterrupt in the job, unless it has ended.
+
+        Code that waits in gevent's manner, as patched libraries do, waits in its thread's own
+        event loop: that loop raises it. Where it does not turn, the job is at work.
+        """
         self._wanted = True
+        self._delivered = False
+        if self._hub is None:
+            self._strike(self._serial)
+        else:
+            self._hub.loop.run_callback_threadsafe(self._rouse, self._serial)
+            gevent.spawn_later(ROUSE_SECONDS, self._strike, self._serial)
+
+    def _strike(self, serial: int) -> None:
+        """Have the interpreter raise it at the next step of Python."""
         self._interrupting = True
-        if not self._sealed:
+        if not self._sealed and not self._delivered and serial == self._serial:
+            self._delivered = True
             raise_in_thread(self._ident, JobInterrupt)
         self._interrupting = False
 
@@ -103,6 +138,10 @@ class _Lane:
     # --- on its own thread ---
 
     def _run(self) -> None:
+        if monkey.is_module_patched("socket"):
+            hub: Any = gevent.get_hub()
+            hub.handle_error = self._on_loop_error
+            self._greenlet, self._hub = gevent.getcurrent(), hub
         try:
             while True:
                 self._wake.acquire()
@@ -118,44 +157,57 @@ class _Lane:
         self, function: JobFunction, message: Message, context: Any, pending: Pending
     ) -> None:
         error: BaseException | None = None
-        late: BaseException | None = None
         try:
             try:
                 self._unseal()
                 function(message, context)
             except BaseException as raised:  # noqa: BLE001 - the waiting greenlet raises it
                 error = raised
-            late = self._seal()
-        except JobInterrupt as raised:
-            # It came between the end of the job and the seal.
-            late = raised
             self._seal()
-        pending.finish(error if error is not None else late)
-        error = late = None
+        except JobInterrupt as late:
+            # It came between the end of the job and the seal: nobody can tell any more whether
+            # the job returned.
+            self._seal()
+            error = late if error is None else error
+        pending.finish(error)
+        error = None
+
+    def _rouse(self, serial: int) -> None:
+        """Raise it in the job, which waits: this thread's event loop calls."""
+        if not self._sealed and not self._delivered and serial == self._serial:
+            self._delivered = True
+            self._greenlet.throw(JobInterrupt)
+
+    def _on_loop_error(self, context: Any, kind: Any, value: Any, trace: Any) -> None:
+        """Pass on an interruption that hit this thread's event loop while the job waited in it."""
+        if isinstance(kind, type) and issubclass(kind, JobInterrupt):
+            self._hub.loop.run_callback(self._greenlet.throw, JobInterrupt)
+        else:
+            type(self._hub).handle_error(self._hub, context, kind, value, trace)
 
     def _unseal(self) -> None:
         """Open the job to interruptions, and raise one that was wanted before it began."""
         ident = self._ident
         self._sealed = False
         if self._wanted:
+            self._delivered = True
             take_back(ident)
             raise JobInterrupt
 
-    def _seal(self) -> BaseException | None:
+    def _seal(self) -> None:
         """Close the job to interruptions: none comes after this has returned.
 
         The loop's thread says that it interrupts before it looks whether that is still allowed;
         this thread forbids it before it looks whether somebody is about to. Whichever is first,
         both see it. What was asked for and not raised yet is taken back; what is raised just
-        here is returned.
+        here is dropped, for the job has ended.
         """
-        late: BaseException | None = None
         while True:
             try:
                 self._sealed = True
                 while self._interrupting:
                     native_sleep(0)
                 take_back(self._ident)
-                return late
-            except JobInterrupt as error:
-                late = error
+                return
+            except JobInterrupt:
+                continue

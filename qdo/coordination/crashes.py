@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
 
 from qdo.coordination.client import Client
 from qdo.coordination.layout import Layout, Marks, QueueNode
 from qdo.coordination.reads import Read, read_nodes
-from qdo.worker.hands import InHand
+from qdo.errors import CoordinatorUnreachableError
 
 TRIES = 3
 """A late checkpoint of the dead can get in between at most a few times."""
@@ -26,12 +26,21 @@ BATCH = 250
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A message that a process had in hand when it died."""
+
+    queue: str
+    worker: str
+    position: int
+
+
 def count_crash(client: Client, layout: Layout, in_hand: Sequence[InHand], reason: str) -> int:
     """Add an attempt to the marks of each message; return for how many that was done.
 
     :param client: in the session of the dead process.
-    :raises CoordinatorUnreachableError: the connection is lost.
-    :raises KazooException: the coordinator refused for another reason than a late checkpoint.
+    :raises CoordinatorUnreachableError: the connection is lost, or something else than a late
+        checkpoint is in the way.
     """
     counted = 0
     for start in range(0, len(in_hand), BATCH):
@@ -73,9 +82,13 @@ def _count(
         transaction.check(layout.worker(name), -1)
     for _, read, marked in changes:
         transaction.set_data(read.path, marked.encode(), read.version)
-    if _is_late(transaction.commit()):
-        return [each for each, _, _ in changes], 0
-    return [], len(changes)
+    try:
+        late = _is_late(transaction.commit())
+    except KazooException as error:
+        raise CoordinatorUnreachableError(
+            url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
+        ) from error
+    return ([each for each, _, _ in changes], 0) if late else ([], len(changes))
 
 
 def _is_of(read: Read | None, session: int) -> bool:
