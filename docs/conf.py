@@ -15,7 +15,7 @@ version = release
 
 extensions = ["sphinx.ext.autodoc"]
 root_doc = "index"
-exclude_patterns = ["_build", "changes"]
+exclude_patterns = ["_build"]
 default_role = "literal"
 highlight_language = "text"
 nitpicky = False
