@@ -13,13 +13,6 @@ def read(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def requirements(name: str) -> list[str]:
-    """Return the lines of a requirements file, none where it is not distributed."""
-    path = HERE / name
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [line for line in lines if line and not line.startswith("#")]
-
-
 def version() -> str:
     """Return the version without importing the package, which needs its dependencies."""
     found = re.search(r'^__version__ = "([^"]+)"', read("qdo/__init__.py"), re.MULTILINE)
@@ -51,8 +44,6 @@ TEST = [
     "types-ujson>=5.10",
     "tomli>=2.2,<3",  # mypy checks for Python 3.10, whatever Python it runs on
 ]
-# The peers that bench/ measures qdo against, in the same run.
-BENCH = requirements("bench/requirements.txt")
 
 setup(
     name="qdo",
@@ -65,7 +56,7 @@ setup(
     packages=find_packages(include=["qdo", "qdo.*", "workers", "workers.*"]),
     package_data={"qdo": ["py.typed"]},
     install_requires=REQUIRES,
-    extras_require={"aws": AWS, "web": WEB, "docs": DOCS, "test": TEST, "bench": BENCH},
+    extras_require={"aws": AWS, "web": WEB, "docs": DOCS, "test": TEST},
     entry_points={
         "console_scripts": [
             "qdo = qdo.cli.main:main",

@@ -162,18 +162,27 @@ def tree(pid: int) -> list[tuple[int, str]]:
 
 def cpu_seconds(pid: int) -> float:
     """Return the processor time of `pid` and everything that lives below it."""
-    total = 0
-    for member, _ in tree(pid):
-        if fields := _fields(member):
-            total += int(fields[11]) + int(fields[12])
-    return total / _TICKS_PER_SECOND
+    return sum(_cpu_of_each(pid).values())
+
+
+def _cpu_of_each(pid: int) -> dict[tuple[int, str], float]:
+    """Return the processor time of each process of a tree, by number and start."""
+    found = {}
+    for member in tree(pid):
+        if fields := _fields(member[0]):
+            found[member] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+    return found
 
 
 def idle_percent(pid: int, seconds: float) -> float:
-    """Return how much of a core the processes use while nothing is asked of them."""
-    before, start = cpu_seconds(pid), time.monotonic()
+    """Return how much of a core the processes use while nothing is asked of them.
+
+    A process that ends meanwhile takes what it used before with it: it is left out.
+    """
+    before, start = _cpu_of_each(pid), time.monotonic()
     _pause(seconds)
-    return 100 * (cpu_seconds(pid) - before) / (time.monotonic() - start)
+    used = sum(now - before.get(each, 0.0) for each, now in _cpu_of_each(pid).items())
+    return 100 * used / (time.monotonic() - start)
 
 
 def _pause(seconds: float) -> None:

@@ -23,6 +23,9 @@ from tests.support.zookeeper import Ensemble
 
 PEERS = Path(__file__).parent / ".venv-peers"
 REQUIREMENTS = Path(__file__).parent / "requirements.txt"
+JAVA_OPTIONS = ("-Xms256m", "-Xmx1g")
+"""A server in earnest: it keeps its last 500 transactions in memory, and one that records 250
+queues takes over 100 KB there."""
 
 
 def free_port() -> int:
@@ -99,7 +102,7 @@ def peer_names() -> list[str]:
 def zookeeper() -> Iterator[Ensemble]:
     """Run one ZooKeeper server."""
     with tempfile.TemporaryDirectory(prefix="bench-zookeeper-") as folder:
-        ensemble = Ensemble(Path(folder), 1)
+        ensemble = Ensemble(Path(folder), 1, JAVA_OPTIONS)
         ensemble.start()
         try:
             yield ensemble

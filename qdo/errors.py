@@ -50,8 +50,8 @@ class UnknownSettingError(SettingsError):
 
 
 class JobImportError(UsageError):
-    """cannot import the job {target!r}: {reason}; write it as MODULE:FUNCTION and
-    start in the folder that holds the module, or install it"""
+    """cannot import {target!r}: {reason}; write MODULE:APP, or --app NAME --job
+    MODULE:FUNCTION, and start in the folder that holds the module, or install it"""
 
 
 class JobModuleError(JobImportError):

@@ -149,6 +149,12 @@ def _version(connection: sqlite3.Connection, path: str, kind: Format) -> int:
     return int(version)
 
 
+def absolute(url: str) -> str:
+    """Return an address with its file's whole path, so that a log tells which file it is."""
+    path = url.removeprefix("sqlite:")
+    return url if path == url else f"sqlite:{os.path.abspath(path)}"
+
+
 @contextlib.contextmanager
 def translated(path: str) -> Iterator[None]:
     """Turn sqlite3's and the file system's errors into qdo's."""

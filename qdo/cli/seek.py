@@ -46,5 +46,7 @@ def seek(queue: str, target: str, really: bool, form: str, settings: Settings) -
         say("nothing was changed: add --execute to do it")
 
 
-def _shown(position: int) -> str:
+def _shown(position: int | None) -> str | None:
+    if position is None:
+        return None
     return format_position(position) if position else "earliest"

@@ -13,7 +13,9 @@ from qdo.settings import Settings
 SIGNALS = """\b
 Signals:
   SIGTERM, SIGINT  first: drain (take nothing new, finish, record, give back);
-                   second: abort running jobs and give their queues back"""
+                   second: abort running jobs and give their queues back;
+                   third: exit at once
+  SIGHUP           drain"""
 
 
 @click.command(
@@ -35,6 +37,7 @@ Signals:
     "burst",
     "max_messages",
     "max_seconds",
+    "connect_seconds",
     "session_timeout_seconds",
     "drain_seconds",
     "log_level",

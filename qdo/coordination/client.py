@@ -90,6 +90,7 @@ class Client(KazooClient):
         self.heard_at: float | None = None
         # kazoo has no types: here and below, super() is taken for Any.
         cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
+        self._calling: Any = self.handler.lock_object()
         retry = self._conn_retry.copy()
         if address.path is None:
             self._connection = _NetworkConnection(self, retry, logger=self.logger)
@@ -98,6 +99,16 @@ class Client(KazooClient):
             from qdo.coordination.embedded import EmbeddedConnection
 
             self._connection = EmbeddedConnection(self, retry, address.path, logger=self.logger)
+
+    def _call(self, request: Any, async_object: Any) -> Any:
+        """Queue a request; one caller at a time.
+
+        kazoo wakes its connection with a byte for each. Once some 280 of them wait the next one
+        blocks, and gevent lets no second greenlet write to the same socket: kazoo would take
+        that for a closed connection, report the request as failed, and still send it.
+        """
+        with self._calling:
+            return cast(Any, super())._call(request, async_object)
 
     def open(self, timeout_seconds: float = 15.0) -> None:
         """Connect, and make the chroot if the address has one.

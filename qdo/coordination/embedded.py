@@ -42,7 +42,8 @@ from qdo.coordination.embedded_store import BusyError, SessionRow, Store
 from qdo.coordination.embedded_tree import MAX_REQUEST_BYTES, Event, Outcome, size_of
 from qdo.errors import DatabaseError, DatabaseFullError, QdoError
 
-_BATCH = 512
+_BATCH_OPERATIONS = 512
+"""How many operations share a transaction; nobody else can write meanwhile."""
 _MEANWHILE_SECONDS = 0.05
 _COMMANDS = {
     b"ruok": "imok",
@@ -178,7 +179,8 @@ class EmbeddedConnection(ConnectionHandler):
         """Take what can be done in one transaction from the client's queue."""
         client = self.client
         batch: list[Pair] = []
-        while client._queue and len(batch) < _BATCH:
+        operations = 0
+        while client._queue and operations < _BATCH_OPERATIONS:
             request, answer = client._queue[0]
             fault = _fault_of(request)
             alone = fault is not None or request.type in (Auth.type, Close.type)
@@ -189,6 +191,7 @@ class EmbeddedConnection(ConnectionHandler):
             client._queue.popleft()
             client._pending.append((request, answer, 0))
             batch.append((request, answer))
+            operations += len(getattr(request, "operations", ())) or 1
             if alone:
                 break
         return batch

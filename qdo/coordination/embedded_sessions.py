@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections import deque
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from qdo.coordination.embedded_store import SessionRow
 
 _SLOT = struct.Struct("<q")
 _BLOCK = 4096
+_ON_TIME_SECONDS = 0.02
+_REMEMBERED_GAPS = 64
 
 
 def clock() -> float:
@@ -62,20 +65,18 @@ class Beats:
 class Watchdog:
     """Judges which sessions were silent for their whole time-out, as far as it could see.
 
-    Silence counts only while the judge itself was awake: after it slept, for instance with the
-    whole machine, all sessions get their full time-out again, as from a newly elected leader.
+    Time in which the judge itself did not run does not count as silence: when the whole machine
+    slept, or all of its processes were stopped, nobody is expired for it afterwards.
     """
 
     def __init__(self) -> None:
-        self._awake_since = 0.0
         self._due = float("inf")
+        self._asleep: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED_GAPS)
 
     def silent(self, rows: Iterable[SessionRow], beats: list[float], now: float) -> list[int]:
         """Return the sessions to expire, and note when to look again: see `due`."""
-        rows = list(rows)
-        shortest = min((row.timeout_milliseconds for row in rows), default=0) / 1000
-        if now - self._due > shortest / 4:
-            self._awake_since = now
+        if now > self._due + _ON_TIME_SECONDS:
+            self._asleep.append((self._due, now))
         ends = {row.id: self._end(row, beats) for row in rows}
         self._due = min((end for end in ends.values() if end > now), default=float("inf"))
         return [session for session, end in ends.items() if end <= now]
@@ -84,7 +85,8 @@ class Watchdog:
         if row.boot != boot():
             return 0.0
         last = beats[row.slot] if row.slot < len(beats) else 0.0
-        return max(last, self._awake_since) + row.timeout_milliseconds / 1000
+        asleep = sum(end - max(begin, last) for begin, end in self._asleep if end > last)
+        return last + asleep + row.timeout_milliseconds / 1000
 
     def due(self) -> float:
         """Return when the next session would be expired if it stayed silent."""

@@ -192,8 +192,11 @@ class Store:
 
     def node(self, path: str) -> Node | None:
         """Return a node."""
-        with self._guarded():
+        try:  # `_guarded` would take longer than the query does, and there are many of these
             row = self._db.execute(_LOAD, _key(path)).fetchone()
+        except sqlite3.Error as error:
+            with self._guarded():
+                raise error
         return None if row is None else Node(*row)
 
     def names(self, path: str) -> Iterable[str]:

@@ -435,7 +435,7 @@ class Ownership(Machine):
             self._checkpoints.mark(slot)
 
     def _lost(self, slot: Slot) -> None:
-        log.warning("%s: queue %s names another owner; it is dropped", self.name, slot.queue)
+        log.warning("%s: queue %s names this worker no more; it is dropped", self.name, slot.queue)
         if slot.queue in self._own.listed:
             del self._own.listed[slot.queue]
             self._own.rewrite = True

@@ -11,7 +11,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.layout import Layout, QueueNode
 from qdo.coordination.reads import read_nodes
 from qdo.errors import NotFoundError, UnsupportedError, UsageError
-from qdo.message import position_of_time
+from qdo.message import position_now, position_of_time
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -21,7 +21,7 @@ LATEST = "latest"
 class Seek:
     """What a seek of one queue does.
 
-    :ivar before: recorded position, 0 before the first message.
+    :ivar before: recorded position, 0 before the first message, None where it is garbage.
     :ivar after: position after which the queue goes on.
     :ivar waiting_before: messages behind `before`; more of them afterwards are processed again,
         fewer of them were passed over.
@@ -29,7 +29,7 @@ class Seek:
     """
 
     queue: str
-    before: int
+    before: int | None
     after: int
     waiting_before: int
     waiting_after: int
@@ -43,7 +43,7 @@ def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target
         (UTC where it names no zone).
     :raises NotFoundError: the coordinator has no such queue.
     :raises UnsupportedError: the broker cannot seek.
-    :raises UsageError: `target` is none of these.
+    :raises UsageError: `target` is none of these, or lies in the future.
     """
     if not broker.capabilities.seekable:
         raise UnsupportedError(
@@ -56,9 +56,15 @@ def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target
         raise NotFoundError(what="queue", name=queue)
     node = QueueNode.parse(found[0].data)
     after = _position(target, broker, queue)
+    head = broker.backlog(queue, 0).head
+    if after > max(head, position_now()):
+        raise UsageError(
+            reason=f"{target!r} lies ahead: messages sent until then would never run; "
+            f"`{LATEST}` passes over those that are there"
+        )
     return Seek(
         queue=queue,
-        before=node.last,
+        before=None if node.fault else node.last,
         after=after,
         waiting_before=broker.backlog(queue, node.last).count,
         waiting_after=broker.backlog(queue, after).count,

@@ -167,16 +167,18 @@ class Dispatcher:
 
     def _look_at_paused(self, now: float) -> None:
         paused, self._paused = self._paused, []
+        going_on = 0
         for slot in paused:
             if slot.state is not State.PAUSED or slot.claim is None:
                 continue
             if slot.claim.open and now < slot.claim.lease.until:
                 self._make_ready(slot)
+                going_on += 1
             else:
                 self._paused.append(slot)
         self._pause_check_at = now + PAUSE_CHECK_SECONDS
-        if not self._paused:
-            _log.info("the lease runs again: going on with %d queues", len(paused))
+        if going_on and not self._paused:
+            _log.info("the lease runs again: going on with %d queues", going_on)
 
     # --- turns -------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ from qdo.policies import check_policies
 from qdo.policy import Policy
 from qdo.settings import Settings
 from qdo.stopping import SIGN
+from qdo.storage import absolute
 from qdo.worker.burst import Burst
 from qdo.worker.discovery import Discovery, Retention
 from qdo.worker.dispatcher import Dispatcher
@@ -162,6 +163,12 @@ class Worker:
 
     def _serve(self) -> int:
         settings = self.settings
+        _log.info(
+            "app %s, broker %s, coordinator %s",
+            self.app.name,
+            absolute(settings.broker),
+            absolute(settings.coordinator),
+        )
         self._pipeline = Pipeline(
             self.app,
             self._broker,

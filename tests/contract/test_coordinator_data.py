@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import gevent
 import pytest
 from kazoo.exceptions import (
     BadVersionError,
@@ -220,3 +221,19 @@ def test_crowd_of_processes(coordinator_url: str, client: Client) -> None:
         for remote in remotes:
             remote.__exit__()
     assert client.get("/count")[0] == b"%d" % (50 * PROCESSES)
+
+
+def test_crowds_of_greenlets(coordinator_url: str) -> None:
+    """Far more requests at once than kazoo's wake-ups fit into a socket: none is given up."""
+    client = connect(coordinator_url, handler="gevent", session_timeout_seconds=8)
+    client.open(20)
+
+    def ask(_: int) -> list[bytes]:
+        answers = [client.get_async("/") for _ in range(1500)]
+        return [answer.get(timeout=30)[0] for answer in answers]
+
+    askers = [gevent.spawn(ask, number) for number in range(3)]
+    found = [asker.get(timeout=60) for asker in askers]
+    assert [len(each) for each in found] == [1500] * 3
+    client.stop()
+    client.close()

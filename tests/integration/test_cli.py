@@ -497,7 +497,7 @@ def test_debug_shows_where_an_error_came_from(cli: Run) -> None:
         ((), "name an app with its jobs as MODULE:APP, or give --app NAME and --job"),
         (("--app", "a"), "name an app with its jobs as MODULE:APP"),
         (("m:app", "--job", "m:f"), "both m:app and the job m:f (from --job) are named"),
-        (("nocolon",), "cannot import the job 'nocolon': it has no ':'"),
+        (("nocolon",), "cannot import 'nocolon': it has no ':'"),
         (("--app", "a", "--job", "m:f", "--processes", "0"), "processes: 0 is not from 1 to 1024"),
         (("m:app", "--proceses", "2"), "No such option '--proceses'. Did you mean '--processes'?"),
     ],

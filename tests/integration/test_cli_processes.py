@@ -152,7 +152,7 @@ def test_worker_without_zookeeper(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        ("no_such_module:job", "cannot import the job 'no_such_module:job': there is no module"),
+        ("no_such_module:job", "cannot import 'no_such_module:job': there is no module"),
         ("workers.echo:jbo", "module 'workers.echo' has no 'jbo' (did you mean 'job'?)"),
         ("broken:job", "failed while it was imported: ZeroDivisionError: division by zero"),
     ],

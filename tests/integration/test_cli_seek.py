@@ -82,6 +82,7 @@ def test_a_spoilt_node_is_repaired(coordinator: Client) -> None:
     [
         (("seek", "--app", "shop", "nowhere", "latest"), 6, "'nowhere' does not exist"),
         ((*SEEK, "yesterday"), 2, "is no place in a queue"),
+        ((*SEEK, "2999-01-01"), 2, "lies ahead"),
         (("seek", "orders", "latest"), 2, "--app"),
     ],
 )

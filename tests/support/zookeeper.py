@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 CLASSPATH = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar"
@@ -17,6 +17,11 @@ MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 TICK_MILLISECONDS = 500
 START_SECONDS = 60.0
 REQUIRED = "QDO_REQUIRE_ZOOKEEPER"
+SMALL = (
+    *("-Xms32m", "-Xmx160m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    "-XX:-UsePerfData",
+)
+"""Options of the Java machine: starts fast, and many fit on one computer."""
 
 
 def missing() -> str | None:
@@ -56,8 +61,16 @@ def wait_until(
 class Server:
     """One server process, alone or of an ensemble."""
 
-    def __init__(self, folder: Path, port: int, ensemble: str = "", number: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        port: int,
+        ensemble: str = "",
+        number: int = 0,
+        options: Sequence[str] = SMALL,
+    ) -> None:
         self.folder = folder
+        self._options = options
         self.port = port
         self.log = folder / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -89,8 +102,7 @@ class Server:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    "java", "-Xms32m", "-Xmx160m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-                    "-XX:-UsePerfData", "-Dzookeeper.skipACL=no", "-cp", CLASSPATH, MAIN,
+                    "java", *self._options, "-Dzookeeper.skipACL=no", "-cp", CLASSPATH, MAIN,
                     str(self._config),
                 ],
                 cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -160,7 +172,7 @@ class Server:
 class Ensemble:
     """One server, or several that form a quorum; start with `start`, end with `close`."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, options: Sequence[str] = SMALL) -> None:
         ports = free_ports(3 * size)
         lines = "".join(
             f"server.{number}=127.0.0.1:{quorum}:{election}\n"
@@ -170,7 +182,11 @@ class Ensemble:
         )
         self.servers = [
             Server(
-                folder / f"server-{number}", port, lines if size > 1 else "", number * (size > 1)
+                folder / f"server-{number}",
+                port,
+                lines if size > 1 else "",
+                number * (size > 1),
+                options,
             )
             for number, port in enumerate(ports[:size], 1)
         ]

@@ -183,6 +183,23 @@ def test_a_waiting_queue_comes_back_when_its_time_has_come(bench: Bench) -> None
     assert bench.dispatcher.due() == float("inf")
 
 
+def test_paused_queues_that_were_lost_are_not_said_to_go_on(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a long stop the log must not look as if messages were started without a lease."""
+    caplog.set_level("INFO")
+    bench.ends.update(a=[Turn.PAUSED])
+    bench.member.grant("a")
+    bench.run()
+    claim = bench.dispatcher.slots["a"].claim
+    assert claim is not None
+    assert bench.state("a") is State.PAUSED
+    bench.dispatcher.lost(claim)
+    bench.now += PAUSE_CHECK_SECONDS
+    bench.dispatcher.tick()
+    assert "runs again" not in caplog.text
+
+
 def test_paused_queues_go_on_when_the_lease_runs_again(bench: Bench) -> None:
     """By themselves, all of them, and not before."""
     bench.ends.update(a=[Turn.PAUSED], b=[Turn.PAUSED])
