@@ -35,6 +35,7 @@ docs: $(STAMP)
 # Each makes the virtual environment of the peers at first use.
 bench: $(STAMP) zookeeper
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.executors
 
 # Made anew whenever what it holds may have changed.
 $(STAMP): setup.py pyproject.toml .ci/prepare

@@ -33,10 +33,10 @@ from qdo.brokers import open_broker  # noqa: E402
 from qdo.brokers.base import Broker, Outgoing  # noqa: E402
 from qdo.coordination.lease import Lease, clock  # noqa: E402
 from qdo.coordination.slots import Claim  # noqa: E402
+from qdo.policy import Policy  # noqa: E402
 from qdo.worker.dispatcher import Dispatcher  # noqa: E402
 from qdo.worker.executors.greenlet import GreenletExecutor  # noqa: E402
 from qdo.worker.pipeline import Pipeline  # noqa: E402
-from qdo.worker.retry import Policy  # noqa: E402
 
 BODY_BYTES = 100
 FETCH = 1000

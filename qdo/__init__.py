@@ -14,11 +14,17 @@ if TYPE_CHECKING:
     from qdo import outcomes as outcomes
     from qdo.app import App as App
     from qdo.errors import QdoError as QdoError
+    from qdo.events import Event as Event
     from qdo.message import Message as Message
     from qdo.outcomes import DeadLetter as DeadLetter
     from qdo.outcomes import Retry as Retry
     from qdo.outcomes import Skip as Skip
+    from qdo.outcomes import Stop as Stop
+    from qdo.policy import Policy as Policy
+    from qdo.policy import Rule as Rule
+    from qdo.sending import NewMessage as NewMessage
     from qdo.settings import Settings as Settings
+    from qdo.stopping import JobInterrupt as JobInterrupt
     from qdo.worker.worker import Worker as Worker
 
 __version__ = "0.1.0"
@@ -26,22 +32,34 @@ __version__ = "0.1.0"
 _HOMES = {
     "App": "qdo.app",
     "DeadLetter": "qdo.outcomes",
+    "Event": "qdo.events",
+    "JobInterrupt": "qdo.stopping",
     "Message": "qdo.message",
+    "NewMessage": "qdo.sending",
+    "Policy": "qdo.policy",
     "QdoError": "qdo.errors",
     "Retry": "qdo.outcomes",
+    "Rule": "qdo.policy",
     "Settings": "qdo.settings",
     "Skip": "qdo.outcomes",
+    "Stop": "qdo.outcomes",
     "Worker": "qdo.worker.worker",
 }
 
 __all__ = [
     "App",
     "DeadLetter",
+    "Event",
+    "JobInterrupt",
     "Message",
+    "NewMessage",
+    "Policy",
     "QdoError",
     "Retry",
+    "Rule",
     "Settings",
     "Skip",
+    "Stop",
     "Worker",
     "__version__",
 ]

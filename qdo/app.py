@@ -14,17 +14,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from qdo.callbacks import check_call, check_job, described
-from qdo.encoding import outgoing
 from qdo.errors import SettingsError, UsageError
+from qdo.events import Event
 from qdo.message import Message
+from qdo.placement import ExecutorName, check_placement
+from qdo.policies import literal_characters
+from qdo.policy import Policy
+from qdo.sending import AnyMessage, Moment, check_terms, outgoing, outgoing_of
 from qdo.settings import Settings, check_names, load
 
 if TYPE_CHECKING:
-    from qdo.brokers.base import Broker
+    from qdo.brokers.base import Broker, Outgoing
 
 JobFunction = Callable[[Message, Any], Any]
 ContextFactory = Callable[[], AbstractContextManager[Any]]
 FailureHook = Callable[[Message, Any, BaseException], Any]
+Observer = Callable[[Event], Any]
 Checkpoint = Literal["interval", "message"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -38,11 +43,22 @@ class Job:
     :ivar queues: glob of the queues it is for.
     :ivar checkpoint: "interval" records progress every `checkpoint_seconds`; "message" also
         after every message, before the next one of the queue starts.
+    :ivar executor: where it runs, None for the setting `executor`; ``async def`` jobs run on
+        an asyncio loop.
+    :ivar timeout_seconds: how long one message may take, None for any time.
+    :ivar memory_mib: resident memory at which its process is killed (executor "process").
+    :ivar recycle_after: messages after which its process is replaced (executor "process").
+    :ivar policy: what follows from failed attempts, None for what the settings say.
     """
 
     function: JobFunction
     queues: str = "*"
     checkpoint: Checkpoint = "interval"
+    executor: ExecutorName | None = None
+    timeout_seconds: float | None = None
+    memory_mib: int | None = None
+    recycle_after: int | None = None
+    policy: Policy | None = None
 
     @property
     def name(self) -> str:
@@ -85,6 +101,7 @@ class App:
         self._jobs: list[Job] = []
         self._job_context: ContextFactory = _empty_context
         self._job_failure: FailureHook = _ignore_failure
+        self._observers: list[Observer] = []
         self._settings: Settings | None = None
         self._lock = threading.Lock()
         self._broker: Broker | None = None
@@ -98,15 +115,31 @@ class App:
     # --- jobs and hooks ---
 
     def job(
-        self, queues: str = "*", checkpoint: Checkpoint = "interval"
+        self,
+        queues: str = "*",
+        checkpoint: Checkpoint = "interval",
+        *,
+        executor: ExecutorName | None = None,
+        timeout_seconds: float | None = None,
+        memory_mib: int | None = None,
+        recycle_after: int | None = None,
+        policy: Policy | None = None,
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the job for queues that match a glob.
 
         Where several globs match, the one with the most literal characters wins, so a job for
         ``mail-*`` takes precedence over a job for ``*``.
 
-        :raises UsageError: it cannot be called with (message, context), is asynchronous or a
-            generator, or the glob has its job already.
+        :param executor: "greenlet", "thread" or "process"; the setting `executor` otherwise.
+            An ``async def`` function runs on the worker's asyncio loop.
+        :param timeout_seconds: how long one message may take; what happens then depends on
+            the executor, see the page "Executors and deadlines" of the documentation.
+        :param memory_mib: resident memory at which a job's process is killed.
+        :param recycle_after: messages after which a job's process is replaced.
+        :param policy: what follows from failed attempts, whole as it is given; the setting
+            `policies` wins over it, and without it `attempts` and the back-off settings hold.
+        :raises UsageError: it cannot be called with (message, context), is a generator, the
+            glob has its job already, or options contradict each other.
         """
         if callable(queues):
             raise UsageError(reason="write @app.job() with parentheses")
@@ -114,12 +147,18 @@ class App:
             raise UsageError(
                 reason=f"checkpoint={checkpoint!r} is neither 'interval' nor 'message'"
             )
+        if policy is not None and not isinstance(policy, Policy):
+            raise UsageError(reason=f"policy={policy!r} is no policy: write qdo.Policy(...)")
 
         def register(function: _Function) -> _Function:
             check_job(function)
+            check_placement(function, executor, timeout_seconds, memory_mib, recycle_after)
+            placed: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
+            placed |= {"memory_mib": memory_mib, "recycle_after": recycle_after}
+            placed["policy"] = policy
             if any(job.queues == queues for job in self._jobs):
                 raise UsageError(reason=f"app {self.name!r} has a job for {queues!r} already")
-            self._jobs.append(Job(function, queues, checkpoint))
+            self._jobs.append(Job(function, queues, checkpoint, **placed))
             self._jobs.sort(key=_literal_characters, reverse=True)
             return function
 
@@ -157,6 +196,23 @@ class App:
         check_call(hook, ("message", "context", "error"), "job_failure")
         self._job_failure = hook
         return hook
+
+    def observer(self, hook: _Function) -> _Function:
+        """Register the decorated function: it is called with a `qdo.Event` for each attempt.
+
+        There may be several. It runs in the turn of the queue and should be quick; what it raises
+        is logged and changes nothing.
+
+        :raises UsageError: it cannot be called with (event).
+        """
+        check_call(hook, ("event",), "observer")
+        self._observers.append(hook)
+        return hook
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Every registered observer, in the order of registration."""
+        return tuple(self._observers)
 
     @property
     def job_context(self) -> ContextFactory:
@@ -208,27 +264,86 @@ class App:
         body: Any,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        *,
+        delay_seconds: float | None = None,
+        at: Moment | None = None,
+        dedup_key: str | None = None,
+        dedup_seconds: float | None = None,
     ) -> str:
         """Store one message and return its id; it is durable when this returns.
 
-        :param body: what JSON can hold: dict, list, str, int, float, bool, None.
+        :param body: what JSON can hold (dict, list, str, int, float, bool, None), or bytes,
+            which the job gets as bytes.
+        :param headers: text by name. With bytes `content-type` says what they are.
+        :param delay_seconds: deliver it so much later, not now.
+        :param at: deliver it at this time: a datetime with a zone, or a Unix time in seconds.
+        :param dedup_key: store nothing and return the id of the first, where a message with this
+            key was sent to the queue in the `dedup_seconds` of the first, 300 by default.
         :raises QueueNameError: no znode can have this name.
-        :raises UsageError: JSON cannot hold the body.
+        :raises UsageError: JSON cannot hold the body, or a value will not do.
         :raises MessageTooLargeError: the broker takes no body of this size.
+        :raises UnsupportedError: the broker cannot delay or deduplicate.
         :raises UnreachableError: the broker cannot be reached.
         """
-        message = outgoing(queue, body, key, headers)
-        return self.broker.send(message)
+        message = outgoing(
+            queue,
+            body,
+            key,
+            headers,
+            delay_seconds=delay_seconds,
+            at=at,
+            dedup_key=dedup_key,
+            dedup_seconds=dedup_seconds,
+        )
+        return self.broker.send_many(self._accepted([message]))[0]
 
-    def send_many(self, messages: Iterable[tuple[Any, ...]]) -> list[str]:
+    def send_many(self, messages: Iterable[AnyMessage]) -> list[str]:
         """Store many messages in one go, all or none, and return their ids.
 
         :param messages: tuples ``(queue, body)``, ``(queue, body, key)`` or
-            ``(queue, body, key, headers)``; order within a queue is kept.
+            ``(queue, body, key, headers)``, dicts with the parameters of `send`, or
+            `qdo.NewMessage`; order within a queue is kept.
         :raises: as `send`.
         """
-        checked = [outgoing(*message) for message in messages]
-        return self.broker.send_many(checked)
+        return self.broker.send_many(self._accepted(list(map(outgoing_of, messages))))
+
+    async def asend(
+        self,
+        queue: str,
+        body: Any,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        delay_seconds: float | None = None,
+        at: Moment | None = None,
+        dedup_key: str | None = None,
+        dedup_seconds: float | None = None,
+    ) -> str:
+        """Do as `send`, for coroutines: their loop goes on meanwhile.
+
+        One that is cancelled, as by a time-out, may have sent its message nevertheless.
+        """
+        message = outgoing(
+            queue,
+            body,
+            key,
+            headers,
+            delay_seconds=delay_seconds,
+            at=at,
+            dedup_key=dedup_key,
+            dedup_seconds=dedup_seconds,
+        )
+        return (await self.broker.asend_many(self._accepted([message])))[0]
+
+    async def asend_many(self, messages: Iterable[AnyMessage]) -> list[str]:
+        """Do as `send_many`, for coroutines: see `asend`."""
+        return await self.broker.asend_many(self._accepted(list(map(outgoing_of, messages))))
+
+    def _accepted(self, messages: list[Outgoing]) -> list[Outgoing]:
+        for message in messages:
+            if message.terms is not None:
+                check_terms(self.broker.capabilities, message.terms, self.settings.broker)
+        return messages
 
     @property
     def broker(self) -> Broker:
@@ -283,4 +398,4 @@ def _ignore_failure(message: Message, context: Any, error: BaseException) -> Non
 
 
 def _literal_characters(job: Job) -> int:
-    return sum(character not in "*?[]" for character in job.queues)
+    return literal_characters(job.queues)

@@ -11,12 +11,7 @@ from qdo.errors import UsageError
 def check_job(function: Any) -> None:
     """Raise UsageError unless `function` can be called as a job."""
     check_call(function, ("message", "context"), "job")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise UsageError(
-            reason=f"job {described(function)} is asynchronous and would never run: "
-            "write it with 'def'; waiting inside a job already lets other jobs run"
-        )
-    if inspect.isgeneratorfunction(function):
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(
             reason=f"job {described(function)} is a generator and would never run: "
             "write it without 'yield'"

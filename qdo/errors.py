@@ -59,6 +59,10 @@ class JobModuleError(JobImportError):
     or install what it needs"""
 
 
+class PolicyError(UsageError):
+    """{where}: {reason}"""
+
+
 class QueueNameError(UsageError):
     """{name!r} cannot be a queue name: {reason}; use 1 to 200 characters without
     '/' and control characters, and not '.' or '..'"""
@@ -85,7 +89,7 @@ class UnsupportedError(QdoError):
 
 class BodyDecodeError(QdoError):
     """the body or the headers of message {id} in queue {queue!r} are not valid JSON:
-    {reason}; the message is set aside as a dead letter: send JSON"""
+    {reason}; it would fail again, so that its policy ends it at once: send JSON"""
 
 
 # --- the operator must act: something is out of reach or broken -------------------
@@ -138,6 +142,22 @@ class DatabaseReplacedError(DatabaseError):
     and restart this process"""
 
 
+# --- how an attempt of a job ended ------------------------------------------------
+
+
+class JobTimeoutError(QdoError):
+    """job {job} was stopped: message {id} was not done after {seconds:g} s, its
+    timeout_seconds"""
+
+
+class JobCrashedError(QdoError):
+    """the process of job {job} died in message {id}: {reason}"""
+
+
+class WorkerCrashedError(QdoError):
+    """{reason}"""
+
+
 # --- the protocol refused ---------------------------------------------------------
 
 
@@ -159,7 +179,25 @@ class SpoiltNodeError(QdoError):
     exit_code = 5
 
 
+class PartlyDoneError(QdoError):
+    """{done} of {total} {what}; not: {rest}"""
+
+    exit_code = 4
+
+
+class UnconfirmedError(QdoError):
+    """{what} cannot be undone: add --yes to do it"""
+
+    exit_code = 5
+
+
 class NotFoundError(QdoError):
     """{what} {name!r} does not exist"""
 
     exit_code = 6
+
+
+class NotBlockedError(QdoError):
+    """queue {queue!r} is not blocked; nothing was changed: `qdo queues` shows which are"""
+
+    exit_code = 5

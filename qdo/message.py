@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import datetime
 import time
+import uuid
 from collections.abc import Mapping
 from typing import Any
+
+from qdo import headers as known_headers
+from qdo.stopping import SIGN
 
 GREGORIAN_OFFSET = 0x01B21DD213814000
 """100 ns intervals between 1582-10-15 and the Unix epoch."""
 
+STOPPING_SHARE = 0.9
+"""After this part of its time a job is told that it should stop."""
+
 _NO_HEADERS: Mapping[str, str] = {}
+
+
+def _clock() -> float:
+    """Return the seconds on the clock of `Message.deadline`."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def position_now() -> int:
@@ -48,11 +60,16 @@ def message_id(position: int, node: int) -> str:
     )
 
 
+def new_id() -> str:
+    """Return an id for a message that has no position yet."""
+    return str(uuid.uuid4())
+
+
 class Message:
     """One item of a queue, as delivered to a job.
 
     :ivar queue: name of its queue.
-    :ivar body: the decoded JSON value.
+    :ivar body: the decoded JSON value, or bytes where bytes were sent.
     :ivar key: key given by the sender, or None.
     :ivar headers: mapping of str to str, given by the sender.
     :ivar position: UUIDv1 time of the message; grows within a queue.
@@ -65,6 +82,7 @@ class Message:
 
     __slots__ = (
         "_id",
+        "_stop_at",
         "attempt",
         "body",
         "deadline",
@@ -99,12 +117,33 @@ class Message:
 
     @property
     def id(self) -> str:
-        """Unique id: the broker's own, or the UUIDv1 of the position.
+        """Unique id, as sending returned it: the broker's own, or the UUIDv1 of the position.
 
-        Made on demand: building a UUID takes longer than the whole rest of a message.
+        It stays the same when a delayed message gets its position, and when a dead letter is
+        sent again. Made on demand: building a UUID takes longer than the whole rest of a
+        message.
         """
         known = self._id
-        return known if isinstance(known, str) else message_id(self.position, known)
+        if isinstance(known, str):
+            return known
+        return self.headers.get(known_headers.ID) or message_id(self.position, known)
+
+    def limit(self, seconds: float) -> None:
+        """Set the deadline to so many seconds from now; executors do, before the job runs."""
+        now = _clock()
+        self.deadline = now + seconds
+        self._stop_at = now + STOPPING_SHARE * seconds
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a job should come to an end now, if it can.
+
+        True while the worker drains, and once nine tenths of the job's `timeout_seconds` are
+        over. A job that stops early raises, `qdo.Retry` for one: returning means done.
+        """
+        if SIGN.raised():
+            return True
+        return self.deadline is not None and _clock() >= getattr(self, "_stop_at", self.deadline)
 
     @property
     def time(self) -> float:

@@ -6,9 +6,23 @@ queue.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 
 class Outcome(Exception):
     """How an attempt ended, said by the job itself."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go from process to process with all attributes; the text alone would not do."""
+        return _rebuilt, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuilt(kind: type[Outcome], args: tuple[Any, ...], state: dict[str, Any]) -> Outcome:
+    outcome = kind.__new__(kind, *args)
+    outcome.args = args
+    outcome.__dict__.update(state)
+    return outcome
 
 
 class Retry(Outcome):
@@ -18,8 +32,9 @@ class Retry(Outcome):
     """
 
     def __init__(self, after: float | None = None) -> None:
-        if after is not None and not isinstance(after, (int, float)):
-            raise TypeError(f"Retry(after=...) takes seconds as a number, not {after!r}")
+        value: Any = after
+        if not (value is None or (isinstance(value, (int, float)) and math.isfinite(value))):
+            raise TypeError(f"Retry(after={value!r}): give a number of seconds, or nothing")
         super().__init__(f"retry after {after} s" if after is not None else "retry")
         self.after = after
 
@@ -34,6 +49,18 @@ class DeadLetter(Outcome):
 
 class Skip(Outcome):
     """Pass this message over for good, by name and with a reason, which is logged."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Stop(Outcome):
+    """Stop the worker in good order: this message is not done and no attempt is counted.
+
+    For a job that finds that no message can be handled here, such as on a disk that is full. The
+    queue goes to its next owner, which runs the message again.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -19,6 +19,7 @@ from typing import Any
 from qdo import checks
 from qdo.checks import Check
 from qdo.errors import SettingsError, UnknownSettingError
+from qdo.policies import QueuePolicy, read_tables
 
 CONFIG_VARIABLE = "QDO_CONFIG"
 """Names the TOML file when no flag does."""
@@ -27,6 +28,7 @@ SPECIAL_VARIABLES = frozenset(
     {
         CONFIG_VARIABLE,
         "QDO_CHILD",  # how a parent hands its settings to a worker process
+        "QDO_EXECUTOR",  # how a worker process hands them to a job's process
         "QDO_CHURN_DB",  # where workers.churn keeps its totals
         "QDO_REQUIRE_ZOOKEEPER",  # tests fail, not skip, where there is no ZooKeeper
     }
@@ -90,7 +92,31 @@ class Settings:
     concurrency: int = _setting(
         100, "jobs that run at once in one process", checks.between(1, 100_000), "jobs"
     )
+    executor: str = _setting(
+        "greenlet",
+        "where jobs run that do not say it themselves: greenlet, thread or process",
+        checks.one_of("greenlet", "thread", "process"),
+    )
+    executor_processes: int = _setting(
+        16,
+        "child processes that each job with executor 'process' may have in one worker process: "
+        "as many of its messages run at once",
+        checks.between(1, 1024),
+        "processes",
+    )
     burst: bool = _setting(False, "end once every queue is empty, instead of waiting for messages")
+    max_messages: int = _setting(
+        0,
+        "end after having started jobs for so many messages, in each process; 0 is no limit",
+        checks.between(0, 1_000_000_000),
+        "messages",
+    )
+    max_seconds: float = _setting(
+        0.0,
+        "end after having run for so long; 0 is no limit",
+        checks.between(0, 31_536_000),
+        "seconds",
+    )
     session_timeout_seconds: float = _setting(
         10.0,
         "after this long without contact the coordinator gives a worker's queues to others; "
@@ -130,7 +156,8 @@ class Settings:
     )
     attempts: int = _setting(
         10,
-        "how often a failing message is tried before it becomes a dead letter",
+        "how often a failing message is tried before its policy ends it, by default as a dead "
+        "letter",
         checks.between(1, 1_000_000),
         "attempts",
     )
@@ -142,6 +169,11 @@ class Settings:
     )
     backoff_max_seconds: float = _setting(
         60.0, "longest pause between attempts", checks.between(0, 86_400), "seconds"
+    )
+    policies: tuple[QueuePolicy, ...] = _setting(
+        (),
+        "what holds for failing messages of some queues: [[policies]] tables with queues (a glob), "
+        "attempts, backoff_seconds, backoff_max_seconds, then and [[policies.rules]]",
     )
     retention_seconds: float = _setting(
         604_800.0,
@@ -194,7 +226,7 @@ class Settings:
 class Declaration:
     """What is known about one setting.
 
-    :ivar kind: "str", "int", "float" or "bool".
+    :ivar kind: "str", "int", "float", "bool", or "tables" for what only a file can express.
     """
 
     name: str
@@ -215,6 +247,7 @@ class Declaration:
         return "--" + self.name.replace("_", "-")
 
 
+_KINDS = {"tuple[QueuePolicy, ...]": "tables"}
 _declared: dict[str, Declaration] = {}
 
 
@@ -223,7 +256,7 @@ def declarations() -> Iterable[Declaration]:
     if not _declared:
         for each in dataclasses.fields(Settings):
             if each.metadata:
-                kind = str(each.type)
+                kind = _KINDS.get(str(each.type), str(each.type))
                 _declared[each.name] = Declaration(
                     each.name, kind, each.default, **_described(each.metadata)
                 )
@@ -334,6 +367,8 @@ def _variable_hint(variable: str, known: Iterable[str]) -> str:
 
 def _converted(declaration: Declaration, value: Any, origin: str) -> Any:
     """Return `value` in the setting's type; text is parsed, as the environment has only text."""
+    if declaration.kind == "tables":
+        return _read_tables(declaration.name, value, origin)
     try:
         result = _READERS[declaration.kind](value)
     except (TypeError, ValueError):
@@ -352,6 +387,16 @@ def _converted(declaration: Declaration, value: Any, origin: str) -> Any:
 
 def _told(origin: str) -> str:
     return "" if origin == DEFAULT else f" (from {origin})"
+
+
+def _read_tables(name: str, value: Any, origin: str) -> tuple[QueuePolicy, ...]:
+    if isinstance(value, (list, tuple)):
+        return read_tables(value, _told(origin))
+    raise SettingsError(
+        name=name,
+        reason=f"tables cannot be written as {value!r}{_told(origin)}, nor in any other way in the "
+        f"environment: write [[{name}]] tables into the TOML file ({CONFIG_VARIABLE} names it)",
+    )
 
 
 def _read_str(value: Any) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from qdo.errors import (
     DatabaseCorruptError,
@@ -38,12 +38,16 @@ _CODES_BY_TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Identity of a kind of file: `application_id` in its header, a version, its schema."""
+    """Identity of a kind of file: `application_id` in its header, a version, its schema.
+
+    :ivar upgrades: by version, the statements that make the next version of such a file.
+    """
 
     name: str
     application_id: int
     version: int
     schema: str
+    upgrades: Mapping[int, str] = field(default_factory=dict)
 
 
 def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.Connection:
@@ -83,22 +87,24 @@ def _identify(connection: sqlite3.Connection, path: str, kind: Format) -> None:
     # In one transaction: another process may be making the file between two looks.
     connection.execute("BEGIN")
     try:
-        known = _check(connection, path, kind)
+        version = _version(connection, path, kind)
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-    if known:
+    if version == kind.version:
         return
     # Look again under the write lock: another process may be making the file just now.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if not _check(connection, path, kind):
-            for statement in kind.schema.split(";"):
-                if statement.strip():
-                    connection.execute(statement)
+        version = _version(connection, path, kind)
+        if version == 0:
+            _execute(connection, kind.schema)
             connection.execute(f"PRAGMA application_id = {kind.application_id}")
-            connection.execute(f"PRAGMA user_version = {kind.version}")
+        else:
+            for older in range(version, kind.version):
+                _execute(connection, kind.upgrades[older])
+        connection.execute(f"PRAGMA user_version = {kind.version}")
         connection.execute("COMMIT")
     except BaseException:
         with contextlib.suppress(sqlite3.Error):
@@ -121,20 +127,26 @@ def _sync_folders(path: str) -> None:
             os.close(descriptor)
 
 
-def _check(connection: sqlite3.Connection, path: str, kind: Format) -> bool:
-    """Return whether the file is of this kind; False when it is empty."""
+def _execute(connection: sqlite3.Connection, statements: str) -> None:
+    for statement in statements.split(";"):
+        if statement.strip():
+            connection.execute(statement)
+
+
+def _version(connection: sqlite3.Connection, path: str, kind: Format) -> int:
+    """Return the version of a file of this kind, 0 when it is empty."""
     (owner,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if owner == 0 and version == 0 and tables == 0:
-        return False
+        return 0
     if owner != kind.application_id:
         raise DatabaseForeignError(path=path, reason=f"it is no {kind.name} file of qdo")
     if version > kind.version:
         raise DatabaseNewerError(path=path, found=version, known=kind.version)
-    if version < kind.version:
+    if not all(older in kind.upgrades for older in range(version, kind.version)):
         raise DatabaseForeignError(path=path, reason=f"its format {version} was never released")
-    return True
+    return int(version)
 
 
 def absolute(url: str) -> str:

@@ -7,9 +7,15 @@ Two families stand behind this interface: logs (resume at a position) and mailbo
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+from qdo.errors import UnsupportedError
+
+DEDUP_SECONDS = 300.0
+"""Window of a deduplication key whose sender does not say another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,21 @@ class Capabilities:
     delay: bool
     peek: bool
     max_body_bytes: int
+    dedup: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """When a message is to be stored, and whether at all.
+
+    :ivar due: Unix time in seconds before which it must not be delivered; None: at once.
+    :ivar dedup_key: of the messages of a queue with the same key one is stored, the first;
+        sending another gives the id of the first, for `dedup_seconds` from its sending on.
+    """
+
+    due: float | None = None
+    dedup_key: str | None = None
+    dedup_seconds: float = DEDUP_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +54,8 @@ class Outgoing:
     key: str | None = None
     headers: str | None = None
     """JSON object of str to str, or None."""
+    terms: Terms | None = None
+    """None for most: one field, because a million of these are made a minute."""
 
 
 class Row(NamedTuple):
@@ -67,6 +90,22 @@ class DeadLetterRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetterEntry:
+    """A dead letter without its body and traceback, of which there may be very much."""
+
+    queue: str
+    position: int
+    key: str | None
+    headers: str | None
+    error: str
+    attempts: int
+    worker: str
+    fence: int
+    dead_at: float
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Backlog:
     """What waits in a queue after a position."""
 
@@ -75,6 +114,8 @@ class Backlog:
     """Position of the first waiting message, None when there is none."""
     head: int
     """Position of the newest message ever sent, 0 when there was none."""
+    delayed: int = 0
+    """Messages that are not due yet; they are not in `count`."""
 
 
 class Reader(Protocol):
@@ -106,6 +147,12 @@ class Broker(abc.ABC):
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         """Store messages durably, all or none, in the given order; return their ids."""
 
+    async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        """Do as `send_many` without stopping the asyncio loop meanwhile."""
+        import asyncio  # takes a while, and most senders do without
+
+        return await asyncio.to_thread(self.send_many, messages)
+
     @abc.abstractmethod
     def reader(self, queue: str, after: int) -> Reader:
         """Return a reader of the messages behind position `after` (0: all)."""
@@ -113,6 +160,9 @@ class Broker(abc.ABC):
     @abc.abstractmethod
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
         """Call `wake(queues)` soon after messages for them become readable.
+
+        While somebody listens, delayed messages become readable when they are due; those that
+        are due already are readable when this returns.
 
         Called from a greenlet or thread of the broker; `wake` must not block. A name may
         come without need, never the other way round. Returns a function that stops it.
@@ -130,6 +180,59 @@ class Broker(abc.ABC):
     def dead_letters(self, queue: str | None = None) -> list[DeadLetterRecord]:
         """Return the dead letters of a queue, or of all, oldest first."""
 
+    def dead_letter_counts(self) -> Mapping[str, int]:
+        """Return how many dead letters each queue has, of those that have any."""
+        return Counter(letter.queue for letter in self.dead_letters())
+
+    def find_dead_letters(
+        self,
+        queue: str | None = None,
+        *,
+        error: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[DeadLetterEntry]:
+        """Return what dead letters of a queue, or of all, are like, oldest first.
+
+        :param error: text that the error holds, upper or lower case.
+        :param since: Unix time; only those that died then or later.
+        :param until: Unix time; only those that died then or earlier.
+        """
+        return [
+            _entry(letter)
+            for letter in self.dead_letters(queue)
+            if (error is None or error.casefold() in letter.error.casefold())
+            and (since is None or letter.dead_at >= since)
+            and (until is None or letter.dead_at <= until)
+        ]
+
+    def dead_letter(self, queue: str, position: int) -> DeadLetterRecord | None:
+        """Return one dead letter, None when there is no such."""
+        found = (each for each in self.dead_letters(queue) if each.position == position)
+        return next(found, None)
+
+    def retry_dead_letters(self, letters: Sequence[tuple[str, int]]) -> list[int | None]:
+        """Put dead letters to the end of their queues, in the given order, all or none.
+
+        Each is stored as a message and removed as a dead letter in one transaction. The
+        message keeps its id and says how often it was retried: see `qdo.headers`.
+
+        :param letters: queue and position of each.
+        :return: the new position of each, None for one that does not exist (any more).
+        """
+        raise self._unsupported("send dead letters again")
+
+    def discard_dead_letters(self, letters: Sequence[tuple[str, int]]) -> list[bool]:
+        """Delete dead letters for good; return for each whether it existed.
+
+        :param letters: queue and position of each.
+        """
+        raise self._unsupported("discard dead letters")
+
+    def _unsupported(self, what: str) -> UnsupportedError:
+        remedy = "do it with the tools of the broker"
+        return UnsupportedError(broker="this broker", what=what, remedy=remedy)
+
     @abc.abstractmethod
     def retire(self, queue: str, last: int, older_than: float) -> int:
         """Delete messages up to `last` that were sent more than `older_than` seconds ago.
@@ -140,3 +243,18 @@ class Broker(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Finish what was begun and let go of files and connections."""
+
+
+def _entry(letter: DeadLetterRecord) -> DeadLetterEntry:
+    return DeadLetterEntry(
+        queue=letter.queue,
+        position=letter.position,
+        key=letter.key,
+        headers=letter.headers,
+        error=letter.error,
+        attempts=letter.attempts,
+        worker=letter.worker,
+        fence=letter.fence,
+        dead_at=letter.dead_at,
+        body_bytes=len(letter.body),
+    )

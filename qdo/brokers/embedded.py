@@ -6,14 +6,22 @@ unique, and growing in the order of the commits over the whole file.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from qdo.brokers.base import Backlog, Broker, Capabilities, DeadLetterRecord, Outgoing
+from qdo.brokers import embedded_letters
+from qdo.brokers.base import (
+    Backlog,
+    Broker,
+    Capabilities,
+    DeadLetterEntry,
+    DeadLetterRecord,
+    Outgoing,
+)
 from qdo.brokers.embedded_listener import LOOK_SECONDS, Listener
 from qdo.brokers.embedded_reader import EmbeddedReader
 from qdo.brokers.embedded_schema import MESSAGES
+from qdo.brokers.embedded_terms import Delays, send_on_terms
 from qdo.brokers.embedded_writer import Transaction, Writer
 from qdo.errors import MessageTooLargeError, UsageError
 from qdo.message import message_id, position_now, position_of_time
@@ -25,23 +33,11 @@ RETIRE_CHUNK = 1000
 """Messages that one transaction deletes: a few milliseconds for a writer that waits."""
 
 _BACKLOG = """
-SELECT queues.head, queues.sent, first.position, first.number FROM queues
+SELECT queues.head, queues.sent, queues.delayed, first.position, first.number FROM queues
 LEFT JOIN messages AS first ON first.queue = queues.id AND first.position = (
     SELECT position FROM messages
     WHERE queue = queues.id AND position > :after ORDER BY position LIMIT 1)
 WHERE queues.app = :app AND queues.name = :queue
-"""
-_BURY = """
-INSERT INTO dead_letters (queue, position, body, key, headers,
-                          error, traceback, attempts, worker, fence, dead_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, position) DO NOTHING
-"""
-_DEAD_LETTERS = """
-SELECT queues.name, position, body, key, headers,
-       error, traceback, attempts, worker, fence, dead_at
-FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
-WHERE queues.app = :app AND (:queue IS NULL OR queues.name = :queue)
-ORDER BY dead_at, position
 """
 _RETIRE = """
 DELETE FROM messages WHERE queue = :queue AND position IN (
@@ -62,9 +58,10 @@ class EmbeddedBroker(Broker):
         ordered=True,
         seekable=True,
         countable=True,
-        delay=False,
+        delay=True,
         peek=True,
         max_body_bytes=MAX_BODY_BYTES,
+        dedup=True,
     )
 
     def __init__(self, path: str, app: str, clock: Callable[[], int] = position_now) -> None:
@@ -108,7 +105,24 @@ class EmbeddedBroker(Broker):
         size = sum(map(self._checked_size, messages))
         if not messages:
             return []
-        positions = self._writer.run(lambda transaction: transaction.append(messages), size)
+        if _plain(messages):
+            positions = self._writer.run(lambda transaction: transaction.append(messages), size)
+            return self._ids(positions)
+        return self._writer.run(self._on_terms(messages), size)
+
+    async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        size = sum(map(self._checked_size, messages))
+        if not messages:
+            return []
+        if _plain(messages):
+            append = self._writer.arun(lambda transaction: transaction.append(messages), size)
+            return self._ids(await append)
+        return await self._writer.arun(self._on_terms(messages), size)
+
+    def _on_terms(self, messages: Sequence[Outgoing]) -> Callable[[Transaction], list[str]]:
+        return lambda transaction: send_on_terms(transaction, messages, self.id_node)
+
+    def _ids(self, positions: Iterable[int]) -> list[str]:
         return [message_id(position, self.id_node) for position in positions]
 
     def reader(self, queue: str, after: int) -> EmbeddedReader:
@@ -117,9 +131,12 @@ class EmbeddedBroker(Broker):
         )
 
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
+        delays = Delays(self._reading, self._path, self._app, self._writer, self._clock)
+        while delays.step() == 0:
+            pass  # what is due by now can be read when this returns, also by a worker in burst
         with translated(self._path):
             listener = Listener(
-                self._reading, self._path, self._app, self._bells, wake, LOOK_SECONDS
+                self._reading, self._path, self._app, self._bells, wake, LOOK_SECONDS, delays.step
             )
         self._listeners.append(listener)
         return listener.stop
@@ -131,35 +148,51 @@ class EmbeddedBroker(Broker):
             ).fetchone()
         if found is None:
             return Backlog(count=0, oldest=None, head=0)
-        head, sent, oldest, number = found
+        head, sent, delayed, oldest, number = found
         count = 0 if oldest is None else sent - number + 1
-        return Backlog(count=count, oldest=oldest, head=head)
+        return Backlog(count=count, oldest=oldest, head=head, delayed=delayed)
 
     def bury(self, letter: DeadLetterRecord) -> None:
         check_queue_name(letter.queue)
-        values = (
-            letter.position,
-            letter.body,
-            letter.key,
-            letter.headers,
-            _storable(letter.error),
-            _storable(letter.traceback),
-            letter.attempts,
-            letter.worker,
-            letter.fence,
-            letter.dead_at or time.time(),
+        self._writer.run(
+            lambda transaction: embedded_letters.bury(transaction, letter), len(letter.body)
         )
-
-        def work(transaction: Transaction) -> None:
-            queue = transaction.queue_id(letter.queue)
-            transaction.connection.execute(_BURY, (queue, *values))
-
-        self._writer.run(work, len(letter.body))
 
     def dead_letters(self, queue: str | None = None) -> list[DeadLetterRecord]:
         with translated(self._path):
-            found = self._reading.execute(_DEAD_LETTERS, {"app": self._app, "queue": queue})
-            return list(itertools.starmap(DeadLetterRecord, found.fetchall()))
+            return embedded_letters.read(self._reading, self._app, queue)
+
+    def dead_letter(self, queue: str, position: int) -> DeadLetterRecord | None:
+        with translated(self._path):
+            found = embedded_letters.read(self._reading, self._app, queue, position)
+        return found[0] if found else None
+
+    def dead_letter_counts(self) -> dict[str, int]:
+        with translated(self._path):
+            return embedded_letters.count(self._reading, self._app)
+
+    def find_dead_letters(
+        self,
+        queue: str | None = None,
+        *,
+        error: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[DeadLetterEntry]:
+        with translated(self._path):
+            return embedded_letters.read_entries(
+                self._reading, self._app, queue, error, since, until
+            )
+
+    def retry_dead_letters(self, letters: Sequence[tuple[str, int]]) -> list[int | None]:
+        return self._writer.run(
+            lambda transaction: embedded_letters.retry(transaction, letters, self.id_node)
+        )
+
+    def discard_dead_letters(self, letters: Sequence[tuple[str, int]]) -> list[bool]:
+        return self._writer.run(
+            lambda transaction: embedded_letters.discard(transaction, letters)
+        )
 
     def retire(self, queue: str, last: int, older_than: float) -> int:
         upto = min(last, position_of_time(time.time() - older_than))
@@ -195,6 +228,14 @@ class EmbeddedBroker(Broker):
         return size
 
 
+def _plain(messages: Sequence[Outgoing]) -> bool:
+    """Return whether none has terms; a loop, because a generator takes twice as long."""
+    for message in messages:  # noqa: SIM110
+        if message.terms is not None:
+            return False
+    return True
+
+
 def _retire(transaction: Transaction, queue: str, upto: int) -> int:
     parameters = {"queue": transaction.queue_id(queue), "upto": upto, "chunk": RETIRE_CHUNK}
     return transaction.connection.execute(_RETIRE, parameters).rowcount
@@ -206,8 +247,3 @@ def _is_storable(text: str) -> bool:
     except UnicodeEncodeError:  # a stray surrogate
         return False
     return True
-
-
-def _storable(text: str) -> str:
-    """Return text with stray surrogates, which have no UTF-8, spelt out."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import select
 import sqlite3
 import threading
@@ -22,7 +23,11 @@ _NEWEST = "SELECT max(head) FROM queues"
 
 
 class Listener:
-    """Waits for the doorbell on a thread (a greenlet under gevent)."""
+    """Waits for the doorbell on a thread (a greenlet under gevent), and for due messages.
+
+    :param move: moves messages that are due into their queues; returns the seconds until it
+        has more to do, None while there is nothing.
+    """
 
     def __init__(
         self,
@@ -32,13 +37,17 @@ class Listener:
         bells: str,
         wake: Callable[[Iterable[str]], None],
         look_seconds: float,
+        move: Callable[[], float | None],
     ) -> None:
         self._connection = connection
         self._path = path
         self._app = app
         self._wake = wake
         self._look_seconds = look_seconds
+        self._move = move
         self._stopping = False
+        self._closed = False
+        self._closing = threading.Lock()  # so that none rings a bell that is closed
         # First the bell, then the look: what is sent from here on is announced.
         self._bell = Doorbell(bells)
         try:
@@ -54,32 +63,39 @@ class Listener:
         """End it; no call of `wake` follows. Idempotent."""
         self._stopping = True
         if self._thread.is_alive():
-            self._bell.ring_self()
+            with self._closing:
+                if not self._closed:
+                    self._bell.ring_self()
             if threading.current_thread() is not self._thread:
                 self._thread.join()
 
-    def step(self) -> None:
-        """Look once, and wake for what changed."""
+    def step(self) -> float:
+        """Move what is due, look once, wake for what changed; return how long to wait."""
+        left = self._move()
         names = self._changed()
         if names and not self._stopping:
             self._wake(names)
+        return self._look_seconds if left is None else min(left, self._look_seconds)
 
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._bell.fileno(), select.POLLIN)
         try:
             while not self._stopping:
-                poll.poll(self._look_seconds * 1000)
+                # Rounded up: a moment too early, nothing would be due.
+                poll.poll(math.ceil(self._step_or_warn() * 1000))
                 self._bell.drain()
-                self._step_or_warn()
         finally:
-            self._bell.close()
+            with self._closing:
+                self._closed = True
+                self._bell.close()
 
-    def _step_or_warn(self) -> None:
+    def _step_or_warn(self) -> float:
         try:
-            self.step()
+            return self.step()
         except DatabaseError as error:
             log.warning("%s; looking again in %g s", error, self._look_seconds)
+            return self._look_seconds
 
     def _changed(self) -> list[str]:
         names: list[str] = []

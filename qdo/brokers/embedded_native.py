@@ -7,12 +7,16 @@ with greenlets that would stop all of them, so it must happen on a thread of its
 from __future__ import annotations
 
 import _thread
+import contextlib
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 def original(module: str, name: str, patched: Any) -> Any:
@@ -35,16 +39,25 @@ def inbox() -> queue.SimpleQueue[Any]:
     return made
 
 
+def native_lock() -> Any:
+    """Return a lock for moments in which no greenlet is switched, between any threads."""
+    return original("_thread", "allocate_lock", _thread.allocate_lock)()
+
+
 def sleep(seconds: float) -> None:
     """Block the calling native thread."""
     original("time", "sleep", time.sleep)(seconds)
 
 
-class Signal(Protocol):
-    """Set once by a native thread, waited for by one thread or greenlet."""
+class Settable(Protocol):
+    """Set once by a native thread."""
 
     def set(self) -> None:
         """Let the waiting one go on."""
+
+
+class Signal(Settable, Protocol):
+    """Waited for by one thread or greenlet."""
 
     def wait(self) -> None:
         """Wait until it is set; under gevent other greenlets run meanwhile."""
@@ -56,6 +69,26 @@ def signal() -> Signal:
     if monkey is not None and monkey.is_module_patched("threading"):
         return _GreenletSignal()
     return _ThreadSignal()
+
+
+class LoopSignal:
+    """Waited for by a coroutine of the running asyncio loop, as `future`."""
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self) -> None:
+        import asyncio  # takes a while, and most senders do without
+
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self._loop.create_future()
+
+    def set(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        if not self.future.done():  # cancelled, as by a time-out; what was begun goes on
+            self.future.set_result(None)
 
 
 class _ThreadSignal:

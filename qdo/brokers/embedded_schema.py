@@ -8,6 +8,10 @@ Positions are given under the write lock and only ever grow over the whole file,
 newest position of a queue, `head`, tells by one index search which queues changed since any
 earlier look, and `max(head)` is where the next position starts.
 
+Delayed messages have no position yet: they get it when they are due and move into their
+queue. `queues.delayed` counts them, so that a backlog need not. `dedup` remembers for some
+time which message was sent with a deduplication key.
+
 `number` counts the messages of a queue. Messages are only ever deleted from the old end,
 so the numbers that are left have no gaps and a difference of two of them is a count.
 """
@@ -16,10 +20,33 @@ from __future__ import annotations
 
 from qdo.storage import Format
 
+_DELAYED = """
+    CREATE TABLE delayed (
+        number INTEGER PRIMARY KEY,
+        app TEXT NOT NULL,
+        due INTEGER NOT NULL,
+        queue INTEGER NOT NULL,
+        id TEXT NOT NULL,
+        key TEXT,
+        headers TEXT,
+        body BLOB NOT NULL
+    );
+    CREATE INDEX delayed_by_due ON delayed (app, due, number);
+    CREATE TABLE dedup (
+        queue INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        id TEXT NOT NULL,
+        until INTEGER NOT NULL,
+        PRIMARY KEY (queue, key)
+    ) WITHOUT ROWID;
+    CREATE INDEX dedup_by_until ON dedup (until)
+"""
+"""`due` and `until` are positions: UUIDv1 times, as those of messages."""
+
 MESSAGES = Format(
     name="message",
     application_id=0x71646F6D,  # "qdom"
-    version=1,
+    version=2,
     schema="""
     CREATE TABLE file (
         id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -32,6 +59,7 @@ MESSAGES = Format(
         head INTEGER NOT NULL,
         sent INTEGER NOT NULL,
         largest INTEGER NOT NULL,
+        delayed INTEGER NOT NULL DEFAULT 0,
         UNIQUE (app, name)
     );
     CREATE INDEX queues_by_head ON queues (head);
@@ -59,7 +87,11 @@ MESSAGES = Format(
         PRIMARY KEY (queue, position)
     );
     CREATE INDEX dead_letters_by_time ON dead_letters (dead_at, position);
-    INSERT INTO file (id, node) VALUES (1, (random() & 0xFFFFFFFFFFFF) | 0x010000000000)
-    """,
+    INSERT INTO file (id, node) VALUES (1, (random() & 0xFFFFFFFFFFFF) | 0x010000000000);
+    """
+    + _DELAYED,
+    upgrades={
+        1: "ALTER TABLE queues ADD COLUMN delayed INTEGER NOT NULL DEFAULT 0;" + _DELAYED,
+    },
 )
 """The node is random, with the bit set that says so (RFC 4122, section 4.5)."""

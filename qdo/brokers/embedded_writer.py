@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import queue
 import sqlite3
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -20,7 +19,14 @@ from qdo import doorbell
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded_fork import ForkGuard
 from qdo.brokers.embedded_gate import Gate
-from qdo.brokers.embedded_native import Signal, inbox, signal, start_thread
+from qdo.brokers.embedded_native import (
+    LoopSignal,
+    Settable,
+    inbox,
+    native_lock,
+    signal,
+    start_thread,
+)
 from qdo.brokers.embedded_schema import MESSAGES
 from qdo.errors import UsageError
 from qdo.message import position_now
@@ -81,6 +87,15 @@ class Transaction:
         """Return the number of a queue, making the queue if it is missing."""
         return self._tail(name).id
 
+    def now(self) -> int:
+        """Return the present as a position."""
+        return self._clock()
+
+    @property
+    def app(self) -> str:
+        """The app whose queues these are."""
+        return self._app
+
     def flush(self) -> None:
         """Write what was added."""
         self.connection.executemany(_ADD_MESSAGE, self._rows)
@@ -112,12 +127,18 @@ class _Call(Generic[T]):
 
     __slots__ = ("done", "error", "result", "size", "work")
 
-    def __init__(self, work: Callable[[Transaction], T], size: int) -> None:
+    def __init__(self, work: Callable[[Transaction], T], size: int, done: Settable) -> None:
         self.work = work
         self.size = size
-        self.done = signal()
+        self.done = done
         self.result: T | None = None
         self.error: BaseException | None = None
+
+    def outcome(self) -> T:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result  # type: ignore[return-value]
 
 
 class Writer:
@@ -138,8 +159,8 @@ class Writer:
         self._clock = clock
         self._pid = os.getpid()
         self._closed = False
-        self._closing = threading.Lock()  # so that no call comes behind the last
-        self._ended: Signal | None = None
+        self._closing = native_lock()  # so that no call comes behind the last
+        self._ended: Settable | None = None
         self._calls: queue.SimpleQueue[_Call[Any] | None] = inbox()
         self._connection = open_database(path, MESSAGES)
         try:
@@ -166,20 +187,33 @@ class Writer:
 
         :param size: bytes that it adds, roughly.
         """
+        done = signal()
+        call = _Call(work, size, done)
+        self._put(call)
+        done.wait()
+        return call.outcome()
+
+    async def arun(self, work: Callable[[Transaction], T], size: int = 0) -> T:
+        """Do as `run` for a coroutine, whose loop goes on meanwhile.
+
+        A thread per call would only wait, and their number limit how many share a commit.
+        """
+        done = LoopSignal()
+        call = _Call(work, size, done)
+        self._put(call)
+        await done.future
+        return call.outcome()
+
+    def _put(self, call: _Call[Any]) -> None:
         if self._pid != os.getpid():
             raise UsageError(
                 reason="this broker was opened before the process forked; open one in each process"
             )
-        call = _Call(work, size)
         with self._closing:
             if self._closed:
                 raise UsageError(reason="this broker was closed; open another")
             self._begun += 1
             self._calls.put(call)
-        call.done.wait()
-        if call.error is not None:
-            raise call.error
-        return call.result  # type: ignore[return-value]
 
     def close(self) -> None:
         """Finish what was begun and close the file; idempotent."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import click
 
 from qdo.cli.output import emit
@@ -17,7 +20,7 @@ def config(form: str, settings: Settings) -> None:
     items = [
         {
             "setting": each.name,
-            "value": getattr(settings, each.name),
+            "value": _shown(getattr(settings, each.name)),
             "unit": each.unit,
             "origin": settings.origin(each.name),
             "default": each.default,
@@ -40,3 +43,13 @@ def config(form: str, settings: Settings) -> None:
             "help": "MEANING",
         },
     )
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as JSON can hold it: tables without what they leave out."""
+    if isinstance(value, tuple):
+        return [_shown(each) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        said = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return {name: _shown(each) for name, each in said.items() if each is not None}
+    return value

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from io import BufferedReader
 from typing import Any
 
-from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.base import Broker, Outgoing, Terms
+from qdo.encoding import decode_strictly
 from qdo.errors import BodyError, LineError, QdoError, QueueNameError
 from qdo.names import check_queue_name
 
@@ -16,14 +17,6 @@ BATCH_MESSAGES = 1000
 BATCH_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 18
 _UTF8_MARK = b"\xef\xbb\xbf"
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-# The standard library's decoder, not ujson's, which lets "-", 01 and raw tabs pass.
-decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +33,19 @@ class Form:
 
     :ivar queue: the queue of all of them, or None: each names its own in `queue_field`.
     :ivar max_bytes: the largest body that the broker takes.
+    :ivar terms: when they are to be stored.
     """
 
     queue: str | None
     queue_field: str | None
     key_field: str | None
     max_bytes: int
+    terms: Terms | None = None
 
     def message(self, line: bytes) -> Outgoing | Fault:
         """Return the message of a line; its body is the line as it stands."""
         try:
-            value = decode(line.decode())
+            value = decode_strictly(line.decode())
         except (ValueError, RecursionError) as error:
             return Fault(BodyError, _why(error))
         if len(line) > self.max_bytes:
@@ -64,7 +59,7 @@ class Form:
         if isinstance(key, Fault):
             return key
         try:
-            return Outgoing(check_queue_name(queue), line, key)
+            return Outgoing(check_queue_name(queue), line, key, None, self.terms)
         except QueueNameError as error:
             return Fault(LineError, str(error))
 

@@ -134,7 +134,7 @@ def with_settings(*names: str) -> Callable[[_Function], click.Command]:
     The function gets the loaded settings as `settings`. Values are checked with all other
     sources of settings, so that a wrong one reads the same wherever it comes from.
     """
-    chosen = [each for each in declarations() if each.name in names]
+    chosen = [each for each in declarations() if each.name in names and each.kind != "tables"]
 
     def decorate(function: Any) -> Any:
         def call(config: str | None, **arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`qdo queues`, `qdo workers`, `qdo dead-letters`."""
+"""`qdo queues`, `qdo workers`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from qdo.brokers.base import DeadLetterRecord
 from qdo.cli.output import emit, iso_time, say
 from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
@@ -33,21 +32,33 @@ def queues(glob: str, form: str, settings: Settings) -> None:
         for item in items:
             item["owner"] = f"{item['owner']} (gone)" if item["owner_gone"] else item["owner"]
             item["last"] = item["fault"] or item["last_time"]
-    emit(
-        "qdo.queues/1",
-        items,
-        form,
-        {
-            "queue": "QUEUE",
-            "owner": "OWNER",
-            "last": "LAST",
-            "backlog": "BACKLOG",
-            "dead_letters": "DEAD LETTERS",
-        },
-    )
+            item["failing"] = _trouble(item["failing"], item["blocked"])
+    columns = {
+        "queue": "QUEUE",
+        "owner": "OWNER",
+        "last": "LAST",
+        "backlog": "BACKLOG",
+        "delayed": "DELAYED",
+        "dead_letters": "DEAD LETTERS",
+        "failing": "FAILING",
+    }
+    if not any(each.marks for each in found):
+        del columns["failing"]
+    if not any(each.delayed for each in found):
+        del columns["delayed"]  # most apps delay nothing
+    emit("qdo.queues/1", items, form, columns)
+
+
+def _trouble(failing: dict[str, Any] | None, blocked: dict[str, Any] | None) -> str | None:
+    """Return how the message at the head of a queue fails, in words."""
+    if blocked is not None:
+        since = iso_time(blocked["since"])
+        return f"blocked since {since}, {blocked['attempts']} attempts: {blocked['error']}"
+    return f"{failing['attempts']} attempts: {failing['error']}" if failing is not None else None
 
 
 def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
+    marks = each.marks
     return {
         "queue": each.queue,
         "owner": each.owner,
@@ -56,8 +67,11 @@ def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
         "last_time": format_position(each.last) if each.last else None,
         "backlog": each.backlog,
         "oldest": str(each.oldest) if each.oldest else None,
+        "delayed": each.delayed,
         "dead_letters": each.dead_letters,
         "fault": each.fault,
+        "failing": marks.dump() if marks is not None and not marks.blocked else None,
+        "blocked": marks.dump() if marks is not None and marks.blocked else None,
     }
 
 
@@ -99,45 +113,3 @@ def _worker_item(each: status.WorkerStatus) -> dict[str, Any]:
 
 def _moment(value: Any) -> str | None:
     return iso_time(value) if isinstance(value, int | float) else value
-
-
-@click.command("dead-letters")
-@click.argument("glob", default="*")
-@with_settings("app", "broker")
-@output_option
-def dead_letters(glob: str, form: str, settings: Settings) -> None:
-    """List messages that were set aside after their last attempt, with the error."""
-    require_app(settings)
-    with reached(settings, coordinator=False) as reach:
-        found = status.dead_letters(reach.broker, glob) if reach.broker else []
-    if not found:
-        say("no dead letters")
-    items = [_letter_item(each) for each in found]
-    emit(
-        "qdo.dead-letters/1",
-        items,
-        form,
-        {
-            "queue": "QUEUE",
-            "time": "SENT",
-            "dead_time": "SET ASIDE",
-            "attempts": "ATTEMPTS",
-            "error": "ERROR",
-        },
-    )
-
-
-def _letter_item(letter: DeadLetterRecord) -> dict[str, Any]:
-    return {
-        "queue": letter.queue,
-        "position": str(letter.position),
-        "time": format_position(letter.position),
-        "dead_time": iso_time(letter.dead_at),
-        "attempts": letter.attempts,
-        "error": letter.error,
-        "traceback": letter.traceback,
-        "worker": letter.worker,
-        "fence": letter.fence,
-        "key": letter.key,
-        "body": letter.body.decode(errors="backslashreplace"),
-    }

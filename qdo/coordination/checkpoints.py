@@ -103,8 +103,8 @@ class Checkpoints:
             claim = slot.claim
             if claim is None or slot.state not in (State.OWNED, State.RELEASING):
                 continue  # its release records the rest, or it is no longer ours
-            if claim.done > slot.node.last and not slot.as_found:
-                chosen.append((slot, slot.node.moved_to(claim.done, slot.node.position)))
+            if (node := slot.progressed()) is not slot.node:
+                chosen.append((slot, node))
         for queue in settled:
             del self._dirty[queue]
         return chosen
@@ -143,7 +143,7 @@ class Checkpoints:
             slot.version = version
             if slot.again:
                 self._owner.reread(slot)
-            elif slot.claim is not None and slot.claim.done > node.last:
+            elif slot.progressed() is not node:
                 self._dirty[slot.queue] = slot
 
     def _refused(self, batch: list[tuple[Slot, QueueNode]], answer: Refused) -> None:

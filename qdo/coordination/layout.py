@@ -4,7 +4,8 @@
 node                      kind                  value
 ========================  ====================  ==================================================
 workers/worker-N          ephemeral sequential  ``{"queues": [...]}``; ``"reread"`` after a seek
-queues/<queue>            persistent            ``{"last": "N"}``; ``owner``, ``seek``, ``position``
+queues/<queue>            persistent            ``{"last": "N"}``; ``owner``, ``seek``,
+                                                ``position``, ``failing`` or ``blocked``
 assignments/worker-N      persistent            ``{"queues": [...]}``
 rebalancer                persistent            ``{"worker": "worker-N"}``; its version is a fence
 election/candidate-N      ephemeral sequential  ``{"worker": "worker-N"}``
@@ -172,6 +173,77 @@ def encode_queues(queues: Iterable[str]) -> bytes:
     return encode({"queues": sorted(queues)})
 
 
+VERDICTS = ("skip", "dead-letter")
+"""What an operator may decide on a message, to be acted upon by the owner of its queue."""
+MARKS_ERROR_CHARACTERS = 300
+"""An error in a queue node is cut there: nodes of thousands of queues must stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What is known of a message behind `last` whose attempts failed; it outlives its worker.
+
+    Stands in the queue node as ``failing``, or as ``blocked`` while the queue waits for an
+    operator.
+
+    :ivar attempts: how many attempts failed, or ended with their process.
+    :ivar error: how the last one did, as one line.
+    :ivar crashed: the last one ended with its process.
+    :ivar due: Unix time before which it should not run again, 0 for any.
+    :ivar since: Unix time since when its queue is blocked, 0 while it is not.
+    :ivar verdict: what an operator decided: "", "skip" or "dead-letter".
+    """
+
+    position: int
+    attempts: int
+    error: str = ""
+    crashed: bool = False
+    due: float = 0.0
+    since: float = 0.0
+    verdict: str = ""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the queue waits for an operator."""
+        return self.since > 0
+
+    @classmethod
+    def parse(cls, value: Any) -> Marks | None:
+        """Read them; None for what cannot be read: its message then counts from 1 again."""
+        if not isinstance(value, dict):
+            return None
+        position, fault = _parse_last(value.get("position"))
+        attempts = value.get("attempts")
+        if fault or not position or isinstance(attempts, bool) or not isinstance(attempts, int):
+            return None
+        return cls(
+            position,
+            max(0, attempts),
+            str(value.get("error", "")),
+            bool(value.get("crashed", False)),
+            _moment(value.get("due")),
+            _moment(value.get("since")),
+            verdict if (verdict := value.get("verdict")) in VERDICTS else "",
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """Return what stands in the queue node."""
+        value: dict[str, Any] = {
+            "position": str(self.position),
+            "attempts": self.attempts,
+            "error": self.error[:MARKS_ERROR_CHARACTERS],
+        }
+        for name in ("crashed", "due", "since", "verdict"):
+            if getattr(self, name):
+                value[name] = getattr(self, name)
+        return value
+
+
+def _moment(value: Any) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if number and 0 <= value < 1e12 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class QueueNode:
     """How far a queue has been processed, and by whom it is handled.
@@ -182,6 +254,7 @@ class QueueNode:
     :ivar position: the broker's own position, for brokers whose positions are no times.
     :ivar deleted: marked as deleted: nobody claims it.
     :ivar fault: why the node's `last` cannot be read; such a queue is not processed.
+    :ivar marks: of the message behind `last` that fails, None while none does.
     :ivar extra: keys of others, kept as they are.
     """
 
@@ -191,6 +264,7 @@ class QueueNode:
     position: str | None = None
     deleted: bool = False
     fault: str | None = None
+    marks: Marks | None = None
     extra: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
@@ -210,6 +284,8 @@ class QueueNode:
         seek = value.pop("seek", 0)
         position = value.pop("position", None)
         deleted = value.pop("deleted", False)
+        failing, blocked = value.pop("failing", None), value.pop("blocked", None)
+        marks = Marks.parse(blocked if blocked is not None else failing)
         return cls(
             last=last,
             owner=owner if isinstance(owner, str) and is_path_part(owner) else "",
@@ -217,6 +293,7 @@ class QueueNode:
             position=position if isinstance(position, str) else None,
             deleted=bool(deleted),
             fault=fault,
+            marks=marks if marks is not None and marks.position > last else None,
             extra=tuple(value.items()),
         )
 
@@ -230,6 +307,8 @@ class QueueNode:
             value["position"] = self.position
         if self.deleted:
             value["deleted"] = True
+        if self.marks is not None:
+            value["blocked" if self.marks.blocked else "failing"] = self.marks.dump()
         value.update(self.extra)
         return encode(value)
 
@@ -237,10 +316,24 @@ class QueueNode:
         return replace(self, owner=worker)
 
     def moved_to(self, last: int, position: str | None = None) -> QueueNode:
+        """Return the node with another `last`; marks of what lies before it are dropped."""
+        marks = self.marks
         # Not `replace`, which takes three times as long: 6 % of a checkpoint.
         return QueueNode(
-            last, self.owner, self.seek, position, self.deleted, self.fault, self.extra
+            last,
+            self.owner,
+            self.seek,
+            position,
+            self.deleted,
+            self.fault,
+            marks if marks is None or marks.position > last else None,
+            self.extra,
         )
+
+    def marked(self, marks: Marks | None) -> QueueNode:
+        """Return the node with these marks, unless their message is done."""
+        kept = marks if marks is None or marks.position > self.last else None
+        return self if kept == self.marks else replace(self, marks=kept)
 
 
 def _parse_last(text: Any) -> tuple[int, str | None]:

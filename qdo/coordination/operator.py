@@ -1,4 +1,4 @@
-"""What operators may do to a queue node while workers run: seek, mark as deleted, reset.
+"""What operators may do to a queue node while workers run: seek, unblock, mark deleted, reset.
 
 Each is a read-modify-write at the version read, keeps every key it does not mean to change,
 and counts ``seek`` up. The same transaction adds the queue to ``reread`` in its owner's worker
@@ -16,7 +16,7 @@ from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, Rolle
 
 from qdo.coordination.client import Client
 from qdo.coordination.layout import Layout, QueueNode, WorkerNode
-from qdo.errors import NotFoundError, SpoiltNodeError
+from qdo.errors import NotBlockedError, NotFoundError, SpoiltNodeError
 
 Change = Callable[[QueueNode], QueueNode]
 
@@ -30,8 +30,31 @@ def seek(client: Client, layout: Layout, queue: str, last: int) -> QueueNode:
     :raises NotFoundError: the queue has no node.
     """
     return _change(
-        client, layout, queue, lambda node: replace(node, last=last, position=None, fault=None)
+        client,
+        layout,
+        queue,
+        lambda node: replace(node, last=last, position=None, fault=None, marks=None),
     )
+
+
+def unblock(client: Client, layout: Layout, queue: str, verdict: str) -> QueueNode:
+    """Let a blocked queue go on; return the node as it was.
+
+    :param verdict: "retry": the message runs again, its attempts count from 1; "skip" or
+        "dead-letter": the owner, or the next one, ends the message so before all else.
+    :raises NotFoundError: the queue has no node.
+    :raises NotBlockedError: it is not blocked.
+    """
+
+    def change(node: QueueNode) -> QueueNode:
+        marks = node.marks
+        if marks is None or not marks.blocked:
+            raise NotBlockedError(queue=queue)
+        if verdict == "retry":
+            return replace(node, marks=None)
+        return replace(node, marks=replace(marks, since=0.0, verdict=verdict))
+
+    return _change(client, layout, queue, change)
 
 
 def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
@@ -48,7 +71,9 @@ def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
         client,
         layout,
         queue,
-        lambda node: replace(node, deleted=False, last=0, position=None, fault=None),
+        lambda node: replace(
+            node, deleted=False, last=0, position=None, fault=None, marks=None
+        ),
     )
 
 

@@ -321,7 +321,8 @@ class Ownership(Machine):
         slot.state = State.OWNED
         slot.claim = Claim(slot.queue, fence, node.last, self._lease)
         self._own.listed[slot.queue] = None
-        # When the outcome was in doubt the node may have been marked since.
+        slot.claim.marks = node.marks
+        # When the outcome was in doubt the node may have been marked as deleted since.
         if self._wanted(slot.queue) and not node.deleted:
             self._listener.claimed(slot.claim)
         else:
@@ -427,9 +428,9 @@ class Ownership(Machine):
             self._begin_release(slot)
         elif sought:
             claim.open = False
-            slot.claim = Claim(slot.queue, claim.fence, node.last, self._lease)
+            slot.claim = Claim(slot.queue, claim.fence, node.last, self._lease, node.marks)
             self._listener.moved(claim, slot.claim)
-        elif claim.done > node.last:
+        elif slot.progressed() is not node:
             # It was the own late write, or somebody's who left `last` alone: we stay here.
             self._checkpoints.mark(slot)
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from qdo.coordination.layout import QueueNode
+from qdo.coordination.layout import Marks, QueueNode
 from qdo.coordination.lease import Lease
 
 
@@ -48,16 +48,22 @@ class Claim:
     :ivar fence: number of the claim; grows with every claim of the queue, whoever makes it.
     :ivar done: position up to which everything is done. Starts at the recorded `last`; the
         engine sets it after each message.
+    :ivar marks: of the message behind `done` that fails, as found in the queue node; the engine
+        sets them after a failed attempt, and they are recorded with `done`. They count for
+        nothing once `done` has reached their message, so nobody need take them away.
     :ivar open: messages may be started, while the lease runs.
     :ivar lease: of the registration that made the claim, and of no other.
     """
 
-    __slots__ = ("done", "fence", "lease", "open", "queue")
+    __slots__ = ("done", "fence", "lease", "marks", "open", "queue")
 
-    def __init__(self, queue: str, fence: int, done: int, lease: Lease) -> None:
+    def __init__(
+        self, queue: str, fence: int, done: int, lease: Lease, marks: Marks | None = None
+    ) -> None:
         self.queue = queue
         self.fence = fence
         self.done = done
+        self.marks = marks
         self.open = True
         self.lease = lease
 
@@ -92,10 +98,16 @@ class Slot:
 
     def final(self) -> QueueNode:
         """Return the node as a release leaves it."""
-        last = self.node.last
-        if self.claim is not None and not self.as_found:
-            last = max(last, self.claim.done)
-        return self.node.moved_to(last, self.node.position).owned_by("")
+        return self.progressed().owned_by("")
+
+    def progressed(self) -> QueueNode:
+        """Return the node as the claim's progress makes it: the same where there is none."""
+        claim, node = self.claim, self.node
+        if claim is None or self.as_found:
+            return node
+        if claim.done > node.last:
+            node = node.moved_to(claim.done, node.position)
+        return node if claim.marks is node.marks else node.marked(claim.marks)
 
 
 class Listener(Protocol):

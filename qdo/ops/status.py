@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from qdo.brokers.base import Broker, DeadLetterRecord
+from qdo.brokers.base import Broker
 from qdo.coordination.client import Client
-from qdo.coordination.layout import Layout, QueueNode, WorkerNode
+from qdo.coordination.layout import Layout, Marks, QueueNode, WorkerNode
 from qdo.coordination.reads import read_children, read_nodes
 
 
@@ -25,8 +24,11 @@ class QueueStatus:
     :ivar backlog: messages behind `last`; None where the broker does not know the queue or
         `last` cannot be read.
     :ivar oldest: position of the first of them.
+    :ivar delayed: messages that are not due yet; they are not in the backlog.
     :ivar dead_letters: messages set aside.
     :ivar fault: why the queue's node cannot be read; such a queue stands still.
+    :ivar marks: of the message that fails, None while none does; the queue stands still if they
+        say that it is blocked.
     """
 
     queue: str
@@ -37,6 +39,8 @@ class QueueStatus:
     oldest: int | None
     dead_letters: int
     fault: str | None
+    delayed: int = 0
+    marks: Marks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +72,14 @@ def queue_statuses(
     nodes = _queue_nodes(client, layout, glob) if client else {}
     workers = _names(client, layout.workers) if client else frozenset()
     stored = frozenset(_matching(broker.queues(), glob)) if broker else frozenset()
-    dead = Counter(letter.queue for letter in broker.dead_letters()) if broker else Counter()
+    dead = broker.dead_letter_counts() if broker else {}
     return [
         _queue_status(
             queue,
             nodes.get(queue, QueueNode()),
             workers,
             broker if queue in stored else None,
-            dead[queue],
+            dead.get(queue, 0),
         )
         for queue in sorted(stored.union(nodes, _matching(dead, glob)))
     ]
@@ -101,6 +105,8 @@ def _queue_status(
         oldest=backlog.oldest if backlog else None,
         dead_letters=dead,
         fault=node.fault,
+        delayed=backlog.delayed if backlog else 0,
+        marks=node.marks,
     )
 
 
@@ -128,11 +134,6 @@ def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
         details = described.get(read.session, ())
         statuses.append(WorkerStatus(name, queues, assigned.get(name, 0), details))
     return statuses
-
-
-def dead_letters(broker: Broker, glob: str = "*") -> list[DeadLetterRecord]:
-    """Return the dead letters of every queue that matches, oldest first."""
-    return [each for each in broker.dead_letters() if fnmatch.fnmatchcase(each.queue, glob)]
 
 
 def _details(data: bytes) -> tuple[tuple[str, Any], ...]:

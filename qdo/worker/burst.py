@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from qdo.app import App
 from qdo.brokers.base import Broker
+from qdo.describe import describe
 from qdo.worker.registrar import Registrar
-from qdo.worker.retry import describe
 
 _log = logging.getLogger(__name__)
 

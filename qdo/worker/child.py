@@ -1,7 +1,8 @@
 """The worker process itself: ``python -m qdo.worker.child``, started by `qdo-worker`.
 
 What it needs stands as JSON in the environment variable QDO_CHILD: ``settings``, ``target``
-(MODULE:APP or null) and ``pipe``, the descriptor of a socket to the parent. gevent patches the
+(MODULE:APP or null), ``pipe``, the descriptor of a socket to the parent, and ``hands``, that of
+memory shared with it (`qdo.worker.hands`). gevent patches the
 process before anything else is imported, above all the app.
 
 SIGTERM or SIGINT drains; the second one aborts running jobs and releases; the third exits.
@@ -38,6 +39,8 @@ def main() -> int:
     del os.environ["QDO_CHILD"]
     pipe = socket.socket(fileno=told["pipe"])
     os.set_inheritable(pipe.fileno(), False)
+    if told.get("hands") is not None:
+        os.set_inheritable(told["hands"], False)
     return _run(told, pipe)
 
 
@@ -52,7 +55,7 @@ def _run(told: dict[str, Any], pipe: socket.socket) -> int:
     settings = Settings(**told["settings"])
     log.configure(settings.log_level)
     try:
-        return _work(settings, told["target"], pipe)
+        return _work(settings, told, pipe)
     except QdoError as error:
         print(f"qdo-worker: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -61,21 +64,27 @@ def _run(told: dict[str, Any], pipe: socket.socket) -> int:
         return 1
 
 
-def _work(settings: Any, target: str | None, pipe: socket.socket) -> int:
+def _work(settings: Any, told: dict[str, Any], pipe: socket.socket) -> int:
     import gevent
 
+    from qdo.coordination.layout import Layout
     from qdo.loading import prepare
+    from qdo.worker.hands import Hands
     from qdo.worker.parent import Parent
     from qdo.worker.registrar import Registrar
     from qdo.worker.worker import Worker
 
+    target: str | None = told["target"]
     app, settings = prepare(settings, target)
-    parent = Parent(pipe, settings.coordinator)
+    root = Layout.of(settings.app, settings.namespace).root
+    parent = Parent(pipe, settings.coordinator, root)
     worker = Worker(
         app,
         settings,
         registrar=Registrar(settings, parent.on_session),
         exit_process=os._exit,
+        target=target or "",
+        hands=Hands(settings.concurrency, told.get("hands")),
     )
     _obey_signals(worker)
     gevent.spawn(parent.watch, lambda: _parent_died(worker))

@@ -10,8 +10,10 @@ class Counters:
     """Counts since the start of the process.
 
     :ivar attempts: runs of a job that were started and have ended.
-    :ivar unsuccessful: attempts that did not return: retried, dead letter, skipped, or of a
-        queue that was lost meanwhile.
+    :ivar unsuccessful: attempts that did not return: retried, dead letter, skipped, blocked, or
+        of a queue that was lost meanwhile.
+    :ivar blocked: how often a queue was blocked by a failing message.
+    :ivar stopped: how often a job asked for the worker to stop; such attempts do not count.
     """
 
     attempts: int = 0
@@ -19,6 +21,8 @@ class Counters:
     retried: int = 0
     dead_lettered: int = 0
     skipped: int = 0
+    blocked: int = 0
+    stopped: int = 0
     claimed: int = 0
     released: int = 0
     lost: int = 0
@@ -36,6 +40,8 @@ class Counters:
             "retried": self.retried,
             "dead_lettered": self.dead_lettered,
             "skipped": self.skipped,
+            "blocked": self.blocked,
+            "stopped": self.stopped,
             "claimed": self.claimed,
             "released": self.released,
             "lost": self.lost,

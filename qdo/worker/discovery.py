@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from qdo.brokers.base import Broker
+from qdo.describe import describe
 from qdo.names import name_fault
-from qdo.worker.retry import describe
 from qdo.worker.slot import Slot
 
 _log = logging.getLogger(__name__)

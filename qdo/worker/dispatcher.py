@@ -11,9 +11,13 @@ idle      nothing to do: the last fetch found the queue at its tip      ready (a
 ready     in the ring; a claimed queue begins here                      running
 running   a greenlet has its turn                                       idle (at the tip and not
                                                                         woken meanwhile), ready,
-                                                                        waiting, paused, gone
+                                                                        waiting, paused, held,
+                                                                        gone
 waiting   until a time: the back-off of a failed message or broker      ready (time came)
 paused    the lease has run out                                         ready (lease renewed)
+held      nothing more runs under this claim: its queue is blocked,     ready (a new claim, as
+          or the worker is to stop                                      after an operator's
+                                                                        change), gone
 gone      released or lost; the slot is not used again                  -
 ========  ============================================================  ===================
 
@@ -182,8 +186,10 @@ class Dispatcher:
         self._turns.clear(slot)
         slot.member = member
         slot.claim = claim
-        slot.failures = slot.troubles = 0
-        slot.letter = None
+        slot.troubles = 0
+        slot.waited = False
+        slot.letter = slot.letter_of = None
+        slot.label = b""
         if slot.state is not State.READY:
             self._make_ready(slot)
 
@@ -260,6 +266,9 @@ class Dispatcher:
             slot.state = State.WAITING
             heapq.heappush(self._waiting, (slot.not_before, next(self._order), slot))
             self._schedule()
+        elif turn is Turn.HELD:
+            slot.state = State.HELD
+            self._turns.clear(slot)
         else:
             self._pause(slot)
 
@@ -292,8 +301,8 @@ class Dispatcher:
         return [slot for slot in self.running() if slot.message is not None]
 
     def all_idle(self) -> bool:
-        """Return whether every owned queue was found at its tip and nothing runs."""
-        return all(slot.state is State.IDLE for slot in self.slots.values())
+        """Return whether every owned queue was found at its tip, or waits for an operator."""
+        return all(slot.state in (State.IDLE, State.HELD) for slot in self.slots.values())
 
     def note_progress(self) -> None:
         """Have checkpointed what turns under way have done; turns report their own end.

@@ -11,11 +11,12 @@ import gevent
 from gevent.event import Event
 
 from qdo.coordination.slots import Claim
+from qdo.describe import describe
 from qdo.errors import QdoError, UnreachableError
+from qdo.policy import Policy, backoff
 from qdo.worker.counters import Counters
 from qdo.worker.dispatcher import Dispatcher
 from qdo.worker.registrar import Enrolled, Registrar
-from qdo.worker.retry import Policy, backoff, describe
 
 _log = logging.getLogger(__name__)
 

@@ -4,9 +4,15 @@
 outcome      what happens
 ===========  ===========================================================================
 retry        the queue waits and runs the same message again, so that its order is kept
-dead letter  stored durably, and only then is the message passed
-skip         the message is passed, as the job asked for
+dead-letter  stored durably, and only then is the message passed
+skip         the message is passed, as the job, the policy or an operator asked for
+block        the queue waits for an operator, so that its order is kept
+stop         the worker drains; the attempt does not count
+lost         nothing: the queue has another owner, which runs the message again
 ===========  ===========================================================================
+
+What must outlive this worker is left in ``claim.marks``: they are recorded with the next
+checkpoint, or with the release.
 """
 
 from __future__ import annotations
@@ -19,24 +25,32 @@ from typing import Any
 
 from qdo.app import App
 from qdo.brokers.base import Broker, DeadLetterRecord
+from qdo.coordination.layout import Marks
 from qdo.coordination.slots import Claim
+from qdo.describe import describe, describe_traceback
+from qdo.errors import WorkerCrashedError
 from qdo.message import Message
-from qdo.worker.counters import Counters
-from qdo.worker.fetching import Fetcher, Row
-from qdo.worker.retry import (
+from qdo.outcomes import Skip, Stop
+from qdo.policy import (
+    BlockQueue,
+    Decision,
     PassOver,
     Policy,
     RetryLater,
     SetAside,
+    StopWorker,
     backoff,
     decide,
-    describe,
-    describe_traceback,
+    decide_crashed,
 )
+from qdo.worker.counters import Counters
+from qdo.worker.fetching import Fetcher, Row
+from qdo.worker.observing import Observing
 from qdo.worker.slot import JobAborted, Slot, Turn
 
 BROKER_POLICY = Policy(backoff_seconds=0.1, backoff_max_seconds=5.0)
 """How long a queue waits after its broker failed; it is asked again for ever."""
+OPERATOR_REASON = "an operator decided so"
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +59,8 @@ class Outcomes:
     """Ends attempts.
 
     :ivar context: what the app's `job_failure` gets as its second argument.
+    :param policy_for: the policy of a queue.
+    :param on_stop: called with the reason when a job asks to stop the worker.
     """
 
     def __init__(
@@ -53,7 +69,9 @@ class Outcomes:
         broker: Broker,
         fetcher: Fetcher,
         counters: Counters,
-        policy: Policy,
+        observing: Observing,
+        policy_for: Callable[[str], Policy],
+        on_stop: Callable[[str], None],
         clock: Callable[[], float],
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -62,7 +80,9 @@ class Outcomes:
         self._app = app
         self._broker = broker
         self._fetcher = fetcher
-        self._policy = policy
+        self._observing = observing
+        self._policy_for = policy_for
+        self._on_stop = on_stop
         self._clock = clock
         self._chance = chance
 
@@ -70,25 +90,83 @@ class Outcomes:
         self, slot: Slot, claim: Claim, row: Row, message: Message, error: BaseException
     ) -> Turn:
         """Do what the policy says about an attempt that did not return."""
-        self.counters.unsuccessful += 1
-        decision = decide(message.attempt, error, self._policy, self._chance())
-        if not isinstance(decision, PassOver):
+        kinds = type(error).__mro__
+        if Stop not in kinds:
+            self.counters.unsuccessful += 1
+        policy = self._policy_for(slot.queue)
+        decision = decide(message.attempt, error, policy, self._chance())
+        if Skip not in kinds and Stop not in kinds:
             self._tell(message, error)
-        given_up = isinstance(decision, RetryLater) and not claim.open
-        if slot.claim is not claim or given_up:
-            _log.warning(
-                "%s: message %s failed while its queue was given up; the next owner of the"
-                " queue runs it again: %s",
-                _where(slot),
-                message.id,
-                describe(error),
-            )
-            return Turn.ENDED
-        if isinstance(decision, RetryLater):
-            return self._retry(slot, message, error, decision)
-        if isinstance(decision, SetAside):
-            return self._dead_letter(slot, claim, row, message, error, decision)
-        return self._skip(slot, claim, message, decision)
+        return self._apply(slot, claim, row, message, error, decision)
+
+    def before(self, slot: Slot, claim: Claim, row: Row, marks: Marks) -> Turn | None:
+        """Do what is due for a message that failed before it runs again; None: run it."""
+        if marks.verdict:
+            message = self._unread(slot, claim, row, marks.attempts)
+            verdict: Decision = PassOver(OPERATOR_REASON)
+            if marks.verdict == "dead-letter":
+                verdict = SetAside(marks.error)
+            error = WorkerCrashedError(reason=marks.error)
+            return self._apply(slot, claim, row, message, error, verdict)
+        if slot.waited:
+            return None
+        slot.waited = True
+        delay = marks.due - time.time()
+        if marks.crashed:
+            policy = self._policy_for(slot.queue)
+            decision = decide_crashed(marks.attempts, marks.error, policy, self._chance())
+            if not isinstance(decision, RetryLater):
+                return self._crashed(slot, claim, row, marks, decision)
+            delay = decision.after_seconds
+        if delay <= 0:
+            return None
+        _log.warning(
+            "%s: %d attempts of the message at %d failed elsewhere, the next one in %.2f s: %s",
+            _where(slot),
+            marks.attempts,
+            marks.position,
+            delay,
+            marks.error,
+        )
+        return self._wait(slot, delay)
+
+    def _crashed(
+        self, slot: Slot, claim: Claim, row: Row, marks: Marks, decision: Decision
+    ) -> Turn:
+        """End a message whose last attempt ended with its process."""
+        message = self._unread(slot, claim, row, marks.attempts)
+        error = WorkerCrashedError(reason=marks.error)
+        self._tell(message, error)
+        return self._apply(slot, claim, row, message, error, decision)
+
+    def _unread(self, slot: Slot, claim: Claim, row: Row, attempt: int) -> Message:
+        """Return a message with the body as it was sent: decoding it may be what kills."""
+        position, body, key, _ = row
+        node = self._broker.id_node
+        return Message(slot.queue, position, body, key, {}, claim.fence, attempt, node)
+
+    def _apply(
+        self,
+        slot: Slot,
+        claim: Claim,
+        row: Row,
+        message: Message,
+        error: BaseException,
+        decision: Decision,
+    ) -> Turn:
+        if slot.claim is not claim:
+            return self._lost(slot, message, error)
+        match decision:
+            case RetryLater():
+                return self._retry(slot, claim, message, error, decision)
+            case SetAside():
+                return self._dead_letter(slot, claim, row, message, error, decision)
+            case PassOver():
+                return self._skip(slot, claim, message, decision)
+            case BlockQueue():
+                return self._block(slot, claim, message, decision)
+            case StopWorker():
+                return self._stop(slot, message, decision)
 
     def _tell(self, message: Message, error: BaseException) -> None:
         try:
@@ -98,33 +176,94 @@ class Outcomes:
         except BaseException:  # noqa: BLE001 - a hook of the app must not end the worker
             _log.exception("queue %s: job_failure raised an error itself", message.queue)
 
+    # --- one function per outcome -------------------------------------------------------
+
+    def _lost(self, slot: Slot, message: Message, error: BaseException) -> Turn:
+        """Leave the message to the queue's next owner."""
+        self._observing.tell(message, "lost", describe(error))
+        _log.warning(
+            "%s: message %s failed while its queue was given up; the next owner of the"
+            " queue runs it again: %s",
+            _where(slot),
+            message.id,
+            describe(error),
+        )
+        return Turn.ENDED
+
     def _retry(
-        self, slot: Slot, message: Message, error: BaseException, decision: RetryLater
+        self, slot: Slot, claim: Claim, message: Message, error: BaseException, decision: RetryLater
     ) -> Turn:
         """Wait, and run the same message again: the queue's order is kept."""
         self.counters.retried += 1
-        slot.failures = message.attempt
-        slot.not_before = self._clock() + decision.after_seconds
-        self._fetcher.clear(slot)
+        told = describe(error)
+        due = round(time.time() + decision.after_seconds, 3)
+        claim.marks = Marks(message.position, message.attempt, told, due=due)
+        slot.waited = True
+        self._observing.tell(message, "retry", told)
         _log.warning(
             "%s: attempt %d of %d of message %s failed, the next one in %.2f s: %s",
             _where(slot),
             message.attempt,
-            self._policy.attempts,
+            self._policy_for(slot.queue).terms(error).attempts,
             message.id,
             decision.after_seconds,
-            describe(error),
+            told,
             exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,
         )
+        return self._wait(slot, decision.after_seconds)
+
+    def _wait(self, slot: Slot, seconds: float) -> Turn:
+        slot.not_before = self._clock() + seconds
+        self._fetcher.clear(slot)
         return Turn.WAIT
 
     def _skip(self, slot: Slot, claim: Claim, message: Message, decision: PassOver) -> Turn:
-        """Pass a message over, as the job asked for."""
+        """Pass a message over, as the job, the policy or an operator asked for."""
         self.counters.skipped += 1
-        slot.failures = 0
         claim.done = message.position
-        _log.info("%s: message %s skipped: %s", _where(slot), message.id, decision.reason)
+        self._observing.tell(message, "skip", decision.reason)
+        _log.info(
+            "%s: message %s skipped in attempt %d: %s",
+            _where(slot),
+            message.id,
+            message.attempt,
+            decision.reason,
+        )
         return Turn.MORE
+
+    def _block(self, slot: Slot, claim: Claim, message: Message, decision: BlockQueue) -> Turn:
+        """Keep the message where it is, and the queue with it, until an operator says."""
+        self.counters.blocked += 1
+        claim.marks = Marks(
+            message.position, message.attempt, decision.reason, since=round(time.time(), 3)
+        )
+        self._fetcher.clear(slot)
+        self._observing.tell(message, "block", decision.reason)
+        _log.error(
+            "%s: blocked by message %s after %d attempts, until somebody runs"
+            " `qdo unblock %s` with --retry, --skip or --dead-letter: %s",
+            _where(slot),
+            message.id,
+            message.attempt,
+            slot.queue,
+            decision.reason,
+        )
+        return Turn.HELD
+
+    def _stop(self, slot: Slot, message: Message, decision: StopWorker) -> Turn:
+        """Have the worker stop in good order; the message is not done, nothing is counted."""
+        self.counters.stopped += 1
+        self.counters.attempts -= 1
+        self._fetcher.clear(slot)
+        self._observing.tell(message, "stop", decision.reason)
+        _log.warning(
+            "%s: message %s stops the worker; the next owner of the queue runs it: %s",
+            _where(slot),
+            message.id,
+            decision.reason,
+        )
+        self._on_stop(decision.reason)
+        return Turn.HELD
 
     def _dead_letter(
         self,
@@ -143,12 +282,13 @@ class Outcomes:
             key=row[2],
             headers=row[3],
             error=decision.reason,
-            traceback=describe_traceback(error),
+            traceback=_traceback(error),
             attempts=message.attempt,
             worker=slot.member.name if slot.member is not None else "",
             fence=claim.fence,
             dead_at=time.time(),
         )
+        slot.letter_of = message
         return self.bury(slot, claim, slot.letter)
 
     def bury(self, slot: Slot, claim: Claim, letter: DeadLetterRecord) -> Turn:
@@ -157,12 +297,15 @@ class Outcomes:
             self._broker.bury(letter)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             return self.trouble(slot, "its dead letter cannot be stored", error)
+        message, slot.letter_of = slot.letter_of, None
         if slot.claim is not claim:
             return Turn.ENDED
         slot.letter = None
-        slot.failures = slot.troubles = 0
+        slot.troubles = 0
         claim.done = letter.position
         self.counters.dead_lettered += 1
+        if message is not None:
+            self._observing.tell(message, "dead-letter", letter.error)
         _log.error(
             "%s: message at %d is a dead letter after %d attempts: %s",
             _where(slot),
@@ -174,14 +317,18 @@ class Outcomes:
 
     def trouble(self, slot: Slot, what: str, error: Exception) -> Turn:
         """Wait for a broker that failed; the queue goes on after ``claim.done``."""
-        self._fetcher.clear(slot)
         slot.troubles += 1
         pause = backoff(slot.troubles, BROKER_POLICY, self._chance())
-        slot.not_before = self._clock() + pause
         _log.warning(
             "%s: %s, tried again in %.2f s: %s", _where(slot), what, pause, describe(error)
         )
-        return Turn.WAIT
+        return self._wait(slot, pause)
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback of an error, nothing of one that was never raised."""
+    raised = error.__traceback__ is not None or error.__cause__ is not None
+    return describe_traceback(error) if raised else ""
 
 
 def _where(slot: Slot) -> str:

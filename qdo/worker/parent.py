@@ -18,11 +18,13 @@ class Parent:
 
     :param coordinator: address of the sessions' coordinator, which an app may name in code
         that the parent never imports.
+    :param root: znode of the app, which the app may name in code just so.
     """
 
-    def __init__(self, pipe: socket.socket, coordinator: str) -> None:
+    def __init__(self, pipe: socket.socket, coordinator: str, root: str = "") -> None:
         self._pipe = pipe
         self._coordinator = coordinator
+        self._root = root
         self._gone = False
 
     def on_session(self, session: tuple[int, bytes] | None) -> None:
@@ -33,6 +35,7 @@ class Parent:
                 "session": f"{session[0]:x}",
                 "password": session[1].hex(),
                 "coordinator": self._coordinator,
+                "root": self._root,
             }
         try:
             self._pipe.sendall(json.dumps(told).encode() + b"\n")

@@ -4,10 +4,9 @@
 step       what happens
 ========== ====================================================================================
 fetch      take the rows that are left, or the batch fetched ahead, or ask the broker
-decode     body and headers from JSON
+decode     headers and body from JSON; the body stays bytes where the headers say so
 run        call the job, while the claim is open, the lease runs and the turn lasts
-outcome    done: ``claim.done`` moves to the message; retry: the queue waits, so that order is
-           kept; dead letter: stored durably, only then is the message passed; skip: passed
+outcome    done: ``claim.done`` moves to the message; every other one: see `outcome`
 checkpoint tell the member once a turn, or after every message where the app asks for it
 ========== ====================================================================================
 
@@ -20,9 +19,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from operator import length_hint
 from types import FrameType
 from typing import Any
@@ -33,13 +31,18 @@ from qdo.app import App, Job
 from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock as boot_clock
 from qdo.coordination.slots import Claim
+from qdo.describe import describe
 from qdo.errors import BodyDecodeError
+from qdo.headers import is_raw
 from qdo.message import Message
+from qdo.policies import QueuePolicy, policy_for
+from qdo.policy import Policy
 from qdo.worker.counters import Counters
-from qdo.worker.executors.base import Executor, JobCall
+from qdo.worker.executors.base import Executor, JobCall, NotStarted
 from qdo.worker.fetching import Fetcher, Row, Rows
+from qdo.worker.hands import Hands, label
+from qdo.worker.observing import Observing
 from qdo.worker.outcome import Outcomes
-from qdo.worker.retry import Policy, describe
 from qdo.worker.slot import JobAborted, Registration, Slot, Turn
 
 _NO_HEADERS: Mapping[str, str] = {}
@@ -60,6 +63,9 @@ class Pipeline:
     """Runs turns; see the module's docstring for their steps.
 
     :ivar counters: what happened so far.
+    :param policy: of queues for which neither their job nor `policies` says anything.
+    :param on_stop: called with the reason when a job asks to stop the worker.
+    :param hands: where turns keep word of the message in hand.
     """
 
     def __init__(
@@ -73,6 +79,9 @@ class Pipeline:
         turn_seconds: float,
         clock: Callable[[], float] = boot_clock,
         chance: Callable[[], float] = random.random,
+        policies: Sequence[QueuePolicy] = (),
+        on_stop: Callable[[str], None] = lambda reason: None,
+        hands: Hands | None = None,
     ) -> None:
         self.counters = Counters()
         self._app = app
@@ -81,7 +90,19 @@ class Pipeline:
         self._turn_seconds = turn_seconds
         self._clock = clock
         self._fetcher = Fetcher(broker, fetch, clock)
-        self._outcomes = Outcomes(app, broker, self._fetcher, self.counters, policy, clock, chance)
+        self._observing = Observing(app.observers)
+        self._hands = hands if hands is not None else Hands(1)
+        self._outcomes = Outcomes(
+            app,
+            broker,
+            self._fetcher,
+            self.counters,
+            self._observing,
+            lambda queue: policy_for(queue, app.job_for(queue), policies, policy),
+            on_stop,
+            clock,
+            chance,
+        )
         self._works: dict[Job, Work] = {}
         self._jobless: set[str] = set()
 
@@ -107,10 +128,12 @@ class Pipeline:
         now = self._clock()
         if now >= claim.lease.until:
             return Turn.PAUSED
-        before = claim.done
+        before, marks = claim.done, claim.marks
         try:
             if slot.letter is not None:
                 return self._outcomes.bury(slot, claim, slot.letter)
+            if marks is not None and marks.blocked and marks.position > before:
+                return Turn.HELD
             work = self._work(slot.queue)
             if work is None:
                 return Turn.TIP
@@ -118,7 +141,7 @@ class Pipeline:
         except JobAborted:
             return Turn.ENDED
         finally:
-            if claim.done != before and slot.claim is claim:
+            if (claim.done != before or claim.marks is not marks) and slot.claim is claim:
                 member.progress(claim)
 
     def _process(self, slot: Slot, member: Registration, claim: Claim, work: Work) -> Turn:
@@ -134,14 +157,18 @@ class Pipeline:
         until = min(claim.lease.until, now + self._turn_seconds)
         if not claim.open or now >= until:
             return Turn.MORE
+        if not slot.label:
+            slot.label = label(slot.queue, member.name)
+            if self._observing:
+                self._observing.workers[slot.queue] = member.name
+        slot.hand = self._hands.take(slot.label)
         try:
-            if work.every_message:
-                turn = self._run_recording(slot, member, claim, rows, until, work)
-            elif slot.failures:
-                turn = self._run(slot, claim, islice(rows, 1), until, work, slot.failures + 1)
+            if work.every_message or _is_marked(claim):
+                turn = self._run_singly(slot, member, claim, rows, until, work)
             else:
                 turn = self._run(slot, claim, rows, until, work, 1)
         finally:
+            self._hands.give_back(slot.hand)
             left = length_hint(rows)
             self.counters.attempts += waiting - left
             self._fetcher.learn(slot, waiting - left, left)
@@ -159,6 +186,8 @@ class Pipeline:
         decoding its body and calling the job; two attribute accesses more in this loop cost
         2 % of the rate.
         """
+        hands = self._hands.positions
+        hand = slot.hand
         queue = slot.queue
         fence = claim.fence
         node = self._broker.id_node
@@ -169,12 +198,14 @@ class Pipeline:
         message: Message | None = None
         try:
             for position, body, key, headers in rows:
+                hands[hand] = position
+                given = _NO_HEADERS if headers is None else loads(headers)
                 slot.message = message = Message(
                     queue,
                     position,
-                    loads(body),
+                    body if given and is_raw(given) else loads(body),
                     key,
-                    _NO_HEADERS if headers is None else loads(headers),
+                    given,
                     fence,
                     attempt,
                     node,
@@ -186,15 +217,19 @@ class Pipeline:
         except JobAborted:
             self.counters.unsuccessful += 1
             raise
+        except NotStarted:
+            # Nothing of this row was run. It is read again, once the queue may be worked on.
+            self.counters.attempts -= 1
+            self._fetcher.clear(slot)
+            return Turn.MORE
         except BaseException as error:  # noqa: BLE001 - SystemExit of a job ends no worker
             row = position, body, key, headers
             if message is None or message.position != position:
                 message, error = self._undecoded(slot, claim, row, attempt, error)
             return self._outcomes.failed(slot, claim, row, message, error)
-        slot.failures = 0
         return Turn.MORE
 
-    def _run_recording(
+    def _run_singly(
         self,
         slot: Slot,
         member: Registration,
@@ -203,15 +238,26 @@ class Pipeline:
         until: float,
         work: Work,
     ) -> Turn:
-        """Run the job, with the progress recorded after every message."""
+        """Run the job for one row at a time: each recorded, or until the marked one is done."""
         while True:
             before = claim.done
-            turn = self._run(slot, claim, islice(rows, 1), until, work, slot.failures + 1)
-            if claim.done != before and slot.claim is claim:
+            turn = self._run_one(slot, claim, next(rows), until, work)
+            if work.every_message and claim.done != before and slot.claim is claim:
                 member.record(claim)
             over = not claim.open or self._clock() >= until or not length_hint(rows)
-            if turn is not Turn.MORE or over:
+            if turn is not Turn.MORE or over or not (work.every_message or _is_marked(claim)):
                 return turn
+
+    def _run_one(self, slot: Slot, claim: Claim, row: Row, until: float, work: Work) -> Turn:
+        marks = claim.marks
+        attempt = 1
+        if marks is not None and marks.position == row[0]:
+            turn = self._outcomes.before(slot, claim, row, marks)
+            if turn is not None:
+                self.counters.attempts -= 1  # nothing was run
+                return turn
+            attempt = marks.attempts + 1
+        return self._run(slot, claim, iter((row,)), until, work, attempt)
 
     def _undecoded(
         self, slot: Slot, claim: Claim, row: Row, attempt: int, error: BaseException
@@ -241,9 +287,14 @@ class Pipeline:
             return None
         work = self._works.get(job)
         if work is None:
-            call = self._executor.bind(job.function)
+            call = self._observing.bind(self._executor.bind(job))
             work = self._works[job] = Work(job.name, call, job.checkpoint == "message")
         return work
+
+
+def _is_marked(claim: Claim) -> bool:
+    """Return whether a message that failed before lies ahead."""
+    return claim.marks is not None and claim.marks.position > claim.done
 
 
 def running_in(frame: FrameType | None) -> tuple[Message, str] | None:

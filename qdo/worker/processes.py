@@ -14,7 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from qdo.coordination.crashes import InHand
 from qdo.settings import Settings
+from qdo.worker import hands
 from qdo.worker.sessions import Session
 
 CHILD_ARGV = (sys.executable, "-m", "qdo.worker.child")
@@ -28,6 +30,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 class Child:
     """A running worker process, leader of a process group and session of its own.
+
+    :ivar in_hand: after `reap`, the messages that it had in hand when it died.
 
     Only the parent's main loop may reap it: until then its pid and group cannot be given
     to anybody else, so that a signal never meets a stranger.
@@ -44,21 +48,25 @@ class Child:
         # it when the parent has died.
         self.pipe, far_end = socket.socketpair()
         self.pipe.setblocking(False)
+        self._hands = hands.make_memory()
+        self.in_hand: list[InHand] = []
         told = {
             "settings": dataclasses.asdict(settings),
             "target": target,
             "pipe": far_end.fileno(),
+            "hands": self._hands,
         }
         try:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, CHILD_VARIABLE: json.dumps(told)},
-                pass_fds=(far_end.fileno(),),
+                pass_fds=(far_end.fileno(), self._hands),
                 start_new_session=True,
             )
         except BaseException:
             self.pipe.close()
+            os.close(self._hands)
             raise
         finally:
             far_end.close()
@@ -81,7 +89,8 @@ class Child:
         os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> int:
-        """Take the exit code of the dead process (negative: signal) and what it said last.
+        """Take the exit code of the dead process (negative: signal) and what it left: what it
+        said last, and the messages it had in hand.
 
         The group is killed first, while the dead leader still keeps its number from being
         used again.
@@ -90,6 +99,8 @@ class Child:
         code = self._process.wait()
         self.hear()
         self.pipe.close()
+        self.in_hand = hands.read(self._hands)
+        os.close(self._hands)
         return code
 
     def group_gone(self) -> bool:
@@ -135,7 +146,8 @@ class Child:
             return None
         # An app may name its coordinator in code, which only the child imports.
         url = value.get("coordinator") or self._coordinator
-        return Session(url, int(value["session"], 16), bytes.fromhex(value["password"]))
+        root = str(value.get("root", ""))
+        return Session(url, int(value["session"], 16), bytes.fromhex(value["password"]), root)
 
 
 def next_ended() -> int | None:

@@ -120,9 +120,14 @@ class Registrar:
         usable = {
             name: node
             for name in wanted
-            if not ((node := found.get(name, QueueNode())).fault or node.deleted)
+            if _is_usable(node := found.get(name, QueueNode()))
         }
         return Survey(
             unattended=[name for name in usable if name not in owned],
             elsewhere={name: node.last for name, node in usable.items() if name in owned},
         )
+
+
+def _is_usable(node: QueueNode) -> bool:
+    """Return whether its messages may be processed now; a blocked queue waits for an operator."""
+    return not (node.fault or node.deleted or (node.marks is not None and node.marks.blocked))

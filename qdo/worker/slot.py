@@ -20,6 +20,7 @@ class State(enum.Enum):
     RUNNING = "running"
     WAITING = "waiting"
     PAUSED = "paused"
+    HELD = "held"
     GONE = "gone"
 
 
@@ -30,6 +31,7 @@ class Turn(enum.Enum):
     TIP = "a fetch found none"
     WAIT = "not before slot.not_before"
     PAUSED = "the lease has run out"
+    HELD = "nothing more under this claim: its queue is blocked, or the worker is to stop"
     ENDED = "the claim is closed"
 
 
@@ -56,10 +58,13 @@ class Slot:
     :ivar rows: fetched rows that were not started; the first one comes after ``claim.done``.
     :ivar ahead: the next batch, being fetched while `rows` are processed.
     :ivar limit: rows of the next fetch; follows what a turn gets through.
-    :ivar failures: failed attempts of the message after ``claim.done``.
+    :ivar waited: the back-off of the message in ``claim.marks`` has begun in this worker.
     :ivar troubles: failures of the broker in a row.
     :ivar not_before: clock time before which a waiting slot stays away.
-    :ivar letter: dead letter that must be stored before anything else is done.
+    :ivar letter: dead letter that must be stored before anything else is done, and
+        `letter_of` the message in it.
+    :ivar label: the names of queue and worker for `hands`.
+    :ivar hand: where the turn keeps word of the message in hand, an index from `hands`.
     :ivar message: the message in hand; valid while running.
     :ivar greenlet: what runs the turn, and `started_at` since when (clock time).
     """
@@ -67,9 +72,11 @@ class Slot:
     __slots__ = (
         "ahead",
         "claim",
-        "failures",
         "greenlet",
+        "hand",
+        "label",
         "letter",
+        "letter_of",
         "limit",
         "member",
         "message",
@@ -81,6 +88,7 @@ class Slot:
         "state",
         "successor",
         "troubles",
+        "waited",
         "woken",
     )
 
@@ -95,10 +103,13 @@ class Slot:
         self.rows: Rows | None = None
         self.ahead: Ahead | None = None
         self.limit = 0
-        self.failures = 0
+        self.waited = False
         self.troubles = 0
         self.not_before = 0.0
         self.letter: DeadLetterRecord | None = None
+        self.letter_of: Message | None = None
+        self.label = b""
+        self.hand = 0
         self.message: Message | None = None
         self.greenlet: Any = None
         self.started_at = 0.0

@@ -35,6 +35,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from qdo import log
+from qdo.coordination.crashes import InHand
 from qdo.settings import Settings
 from qdo.worker.processes import CHILD_ARGV, Child, adopt_orphans, next_ended
 from qdo.worker.roster import Action, Ask, GiveUp, Kill, Restart, Roster, Spawn, Stop
@@ -76,6 +77,8 @@ class _Grave:
 
     child: Child
     give_up_at: float
+    in_hand: list[InHand]
+    reason: str
 
 
 class _Parent:
@@ -210,7 +213,10 @@ class _Parent:
         code = child.reap()
         now = time.monotonic()
         if child.registered:
-            self._graves.append(_Grave(child, now + self._settings.session_timeout_seconds))
+            give_up_at = now + self._settings.session_timeout_seconds
+            # What an operator kills dies of no message.
+            in_hand = child.in_hand if self._roster.stop is Stop.NO else []
+            self._graves.append(_Grave(child, give_up_at, in_hand, _how(child, code)))
         self._visit_graves()
         self._roster.registered(place, child.registered)
         _log.log(*_obituary(child, code, stopping=self._roster.stop is not Stop.NO))
@@ -220,7 +226,7 @@ class _Parent:
         for grave in list(self._graves):
             if grave.child.group_gone():
                 self._graves.remove(grave)
-                self._close_sessions(grave.child)
+                self._close_sessions(grave)
             elif grave.give_up_at <= time.monotonic():
                 self._graves.remove(grave)
                 _log.warning(
@@ -230,12 +236,15 @@ class _Parent:
                     grave.child.pid,
                 )
 
-    def _close_sessions(self, child: Child) -> None:
+    def _close_sessions(self, grave: _Grave) -> None:
+        child = grave.child
         closer = Closer(
             f"{child.name} (pid {child.pid})",
             child.sessions,
             self._settings.session_timeout_seconds,
             self._ring,
+            grave.in_hand,
+            grave.reason,
         )
         self._closers.append(closer)
         closer.start()
@@ -295,6 +304,11 @@ def _obituary(child: Child, code: int, *, stopping: bool) -> tuple[int, str]:
     """Return log level and words for the end of a child."""
     if code == 0:
         return logging.INFO, f"{child.name} (pid {child.pid}) finished"
-    how = f"ended with exit code {code}" if code > 0 else f"died of {_signal_name(-code)}"
     level = logging.INFO if stopping and code == -signal.SIGTERM else logging.WARNING
-    return level, f"{child.name} (pid {child.pid}) {how}"
+    return level, _how(child, code)
+
+
+def _how(child: Child, code: int) -> str:
+    """Return how a child that had not finished ended."""
+    how = f"ended with exit code {code}" if code >= 0 else f"died of {_signal_name(-code)}"
+    return f"{child.name} (pid {child.pid}) {how}"

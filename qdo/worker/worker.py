@@ -47,7 +47,11 @@ from qdo.app import App
 from qdo.brokers import open_broker
 from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock
+from qdo.message import Message
+from qdo.policies import check_policies
+from qdo.policy import Policy
 from qdo.settings import Settings
+from qdo.stopping import SIGN
 from qdo.storage import absolute
 from qdo.worker.burst import Burst
 from qdo.worker.discovery import Discovery, Retention
@@ -55,10 +59,12 @@ from qdo.worker.dispatcher import Dispatcher
 from qdo.worker.drain import Drain
 from qdo.worker.duties import Duties
 from qdo.worker.enrolment import Enrolment
-from qdo.worker.executors.greenlet import GreenletExecutor
+from qdo.worker.executors.base import Executor
+from qdo.worker.executors.choice import Executors
+from qdo.worker.executors.limited import LimitedExecutor
+from qdo.worker.hands import Hands
 from qdo.worker.pipeline import Pipeline
 from qdo.worker.registrar import Enrolled, Registrar
-from qdo.worker.retry import Policy
 from qdo.worker.wakes import Wakes
 from qdo.worker.watchdog import Watchdog
 
@@ -72,8 +78,12 @@ class Worker:
     """A worker process of an app.
 
     :param registrar: makes registrations; by default at the settings' coordinator.
-    :param exit_process: called from a native thread, with the exit code, when the worker was
-        asked to stop for the third time.
+    :param exit_process: called with the exit code when the process must end at once: from a
+        native thread when the worker was asked to stop for the third time, and when jobs in
+        threads go on at the end.
+    :param target: the app as MODULE:APP, for jobs with the executor "process"; "" when it was
+        made around the job that the settings name.
+    :param hands: where to keep word of the messages in hand for whoever survives this process.
     """
 
     def __init__(
@@ -83,12 +93,19 @@ class Worker:
         *,
         registrar: Registrar | None = None,
         exit_process: Callable[[int], None] | None = None,
+        target: str | None = None,
+        hands: Hands | None = None,
     ) -> None:
         self.app = app
         self.settings = settings
         self.state = "starting"
         self._registrar = registrar if registrar is not None else Registrar(settings)
         self._exit_process = exit_process
+        self._executors = Executors(settings, target, self._may_start)
+        self._hands = hands
+        self._policy = Policy(
+            settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds
+        )
         self._stop_requests = 0
         self._news = Event()
         self._alarm: Any = None
@@ -113,13 +130,22 @@ class Worker:
         if self._alarm is not None:
             self._alarm.send()
 
+    def _stop_for_job(self, reason: str) -> None:
+        """Drain because a job said so; a worker that drains already is asked nothing more."""
+        if not self._stop_requests:
+            _log.warning("a job asks this worker to stop: %s", reason)
+            self.request_stop()
+
     def run(self) -> int:
         """Work until asked to stop, or with `burst` until all is done; return the exit code.
 
         0: stopped in good order; 1: a job could not be finished, or a part of the worker died.
 
+        :raises UsageError: a job cannot run where it is told to, or policies contradict.
         :raises UnreachableError: broker or coordinator cannot be reached at the start.
         """
+        self._executors.check(self.app.jobs)
+        check_policies(self.app.jobs, self.settings.policies, self._policy)
         self._alarm = gevent.get_hub().loop.async_()
         self._alarm.start(self._news.set)
         try:
@@ -130,6 +156,7 @@ class Worker:
             return code
         finally:
             self.state = "stopped"
+            SIGN.show(False)
             self._alarm.stop()
             self._alarm.close()
             self._alarm = None
@@ -142,14 +169,14 @@ class Worker:
             absolute(settings.broker),
             absolute(settings.coordinator),
         )
-        executor = GreenletExecutor()
         self._pipeline = Pipeline(
             self.app,
             self._broker,
-            executor,
-            policy=Policy(
-                settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds
-            ),
+            self._limited(self._executors),
+            policy=self._policy,
+            policies=settings.policies,
+            on_stop=self._stop_for_job,
+            hands=self._hands,
             fetch=settings.fetch,
             turn_seconds=settings.turn_seconds,
         )
@@ -179,7 +206,8 @@ class Worker:
                     self._work()
                 finally:
                     clean = self._drain()
-                    executor.close()
+                    self._leave_if_stuck()
+                    self._executors.close()
             _log.info("step 4: the job context is torn down")
         finally:
             self._enrolment.close()
@@ -201,6 +229,7 @@ class Worker:
                 ("discovery", self._discover_for_ever),
                 ("retention", self._retire_for_ever),
                 *((("burst", self._finish_burst),) if self.settings.burst else ()),
+                *((("limit", self._finish_in_time),) if self.settings.max_seconds else ()),
             ):
                 self._duties.start(name, duty)
             while not self._should_stop():
@@ -226,8 +255,9 @@ class Worker:
     def _drain(self) -> bool:
         """Stop as the module's docstring says; return whether everything was finished."""
         self.state = "draining"
+        SIGN.show(True)
         _log.info("step 1: taking nothing new")
-        self._duties.end("registration", "discovery", "retention", "burst")
+        self._duties.end("registration", "discovery", "retention", "burst", "limit")
         member = self._enrolment.member
         if member is not None:
             self._describe(member)
@@ -242,6 +272,29 @@ class Worker:
         counts = ", ".join(f"{n} {name}" for name, n in self._pipeline.counters.dump().items())
         _log.info("in all: %s", counts)
         return clean
+
+    def _leave_if_stuck(self) -> None:
+        """End the process if jobs go on in threads that nothing can stop.
+
+        Closing the session would free their queues while their messages still run. Whoever
+        buries this process closes it: then nothing of it runs any more.
+        """
+        under_way = self._executors.under_way()
+        if under_way and self._exit_process is not None:
+            _log.error(
+                "%d jobs cannot be stopped: this process ends at once, without tearing down the"
+                " job context; their queues are free when it is dead",
+                under_way,
+            )
+            self._exit_process(1)
+
+    def _may_start(self, message: Message) -> bool:
+        """Return whether a message of a turn under way may (still) be started."""
+        slot = self._dispatcher.slots.get(message.queue)
+        claim = None if slot is None else slot.claim
+        if claim is None or not claim.open or claim.fence != message.fence:
+            return False
+        return clock() < claim.lease.until
 
     # --- duties -------------------------------------------------------------
 
@@ -308,7 +361,24 @@ class Worker:
         burst = Burst(self.app, self._broker, self._registrar, self._own_done, clock)
         while (pause := burst.step()) is not None:
             gevent.sleep(pause)
-        _log.info("every queue is done: this worker, started with burst, ends")
+        self._finish("every queue is done: this worker, started with burst, ends")
+
+    def _finish_in_time(self) -> None:
+        """End the worker when it has run for `max_seconds`."""
+        gevent.sleep(self.settings.max_seconds)
+        self._finish(f"{self.settings.max_seconds:g} s, the max_seconds of this worker, are over")
+
+    def _limited(self, executor: Executor) -> Executor:
+        """Return an executor that ends the worker after `max_messages`."""
+        most = self.settings.max_messages
+        if not most:
+            return executor
+        reason = f"{most} messages, the max_messages of this worker, were started"
+        return LimitedExecutor(executor, most, lambda: self._finish(reason))
+
+    def _finish(self, reason: str) -> None:
+        """Have the worker drain and end by itself."""
+        _log.info("%s", reason)
         self._finished = True
         self._news.set()
 

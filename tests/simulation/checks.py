@@ -14,7 +14,9 @@ machines: they read the published format with a parser of their own.
    written through the session of the worker they name.
 8. Fences grow strictly per queue.
 
-And "fence": only the elected rebalancer writes assignments; "liveness": nothing is stuck.
+And "marks": those of a failing message go with its queue, from claim to release to claim, until
+`last` passes it or an operator moves the queue; "fence": only the elected rebalancer writes
+assignments; "liveness": nothing is stuck.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from qdo.coordination.layout import Layout
+from qdo.coordination.layout import Layout, Marks
 from qdo.coordination.machine import Node
 from qdo.coordination.slots import Claim
 from tests.simulation.broker import Broker
@@ -33,6 +35,11 @@ OPERATOR = 1
 """The session of all operators."""
 ROGUE = 2
 """The session of a rebalancer that knows no fence."""
+
+
+def marks_behind(position: int) -> Marks:
+    """Return marks of the message behind one that ended, as if it had failed already."""
+    return Marks(position + 10, 1 + position // 10 % 5)
 
 
 class Violation(Exception):
@@ -174,7 +181,10 @@ class Checks:
             if now != last:
                 raise Violation("4", f"the claim of {queue} moved `last` from {last} to {now}")
             self.claims += 1
+            if old.get("failing") != new.get("failing"):
+                raise Violation("marks", f"the claim of {queue} changed {old.get('failing')}")
             state.tenures.append(Tenure(queue, next_owner, entry.zxid, now))
+            state.tenures[-1].marks = new.get("failing")
             return
         self._check_writer(entry, queue, owner)
         if tenure is None or tenure.worker != owner:
@@ -187,6 +197,7 @@ class Checks:
             )
         if not next_owner:
             self._released(tenure, now)
+            self._check_marks_released(tenure, now, new.get("failing"))
 
     def _check_writer(self, entry: Transaction, queue: str, worker: str) -> None:
         node = self._worker_node(worker)
@@ -207,6 +218,14 @@ class Checks:
             raise Violation(
                 "4", f"{tenure.queue} is released at {last}, done is up to {tenure.done}"
             )
+
+    @staticmethod
+    def _check_marks_released(tenure: Tenure, last: int, marks: dict[str, Any] | None) -> None:
+        """The engine of the model marks the message behind each one that ends."""
+        if tenure.seeks or last != tenure.done or tenure.done == tenure.base:
+            return
+        if marks is None or marks["position"] != str(marks_behind(last).position):
+            raise Violation("marks", f"{tenure.queue} is released at {last} with {marks}")
 
     # --- the ledger -----------------------------------------------------------------
 
@@ -230,6 +249,8 @@ class Checks:
                     "4", f"{worker} begins {claim.queue} at {claim.done}, `last` is {tenure.base}"
                 )
             self._go(tenure, claim.done)
+        elif not tenure.seeks and tenure.marks != (claim.marks and claim.marks.dump()):
+            raise Violation("marks", f"{claim!r} has {claim.marks}, found was {tenure.marks}")
         self._tenure_of[claim] = tenure
 
     def moved(self, old: Claim, new: Claim) -> None:
@@ -237,6 +258,8 @@ class Checks:
         tenure = self._tenure_of[old]
         if new.done not in tenure.seeks:
             raise Violation("4", f"{new!r} goes on at {new.done}, where no operator sent it")
+        if new.marks is not None:
+            raise Violation("marks", f"{new!r} keeps {new.marks} after an operator's seek")
         if new.fence != old.fence:
             raise Violation("8", f"{new!r} has another fence than {old!r}")
         self._tenure_of[new] = tenure

@@ -8,7 +8,7 @@ from typing import Protocol
 from qdo.coordination.lease import Lease
 from qdo.coordination.slots import Claim
 from tests.simulation.broker import Broker
-from tests.simulation.checks import Checks
+from tests.simulation.checks import Checks, marks_behind
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
 
@@ -161,6 +161,7 @@ class Engine:
         self.schedule.note("%s ends %d of %r", self.worker, position, claim)
         self.checks.ended(claim, position)
         claim.done = position
+        claim.marks = marks_behind(position)
         if self.member is not None:
             self.member.progress(claim)
         if work.next is not None:

@@ -203,6 +203,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "marks recorded by a release",
+        "marks",
+        (
+            _edit(
+                "slots",
+                "return node if claim.marks is node.marks else node.marked(claim.marks)",
+                "return node",
+            ),
+        ),
+    ),
+    Mutant(
+        "marks read by a claim",
+        "marks",
+        (_edit("ownership", "        slot.claim.marks = node.marks\n", ""),),
+    ),
+    Mutant(
         "fresh `last` (from memory instead)",
         "4",
         (

@@ -14,7 +14,9 @@ from tests.simulation.world import TIMEOUT, World
 
 
 def _sought(node: QueueNode, target: int) -> QueueNode:
-    return replace(node, last=target, position=None, seek=node.seek + 1, fault=None)
+    return replace(
+        node, last=target, position=None, seek=node.seek + 1, fault=None, marks=None
+    )
 
 
 def seek(world: World) -> None:

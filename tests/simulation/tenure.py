@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class Tenure:
     """One worker's ownership of one queue, from the claim's transaction to its end.
@@ -12,11 +14,12 @@ class Tenure:
     :ivar in_hand: the message that is running.
     :ivar seeks: where operators moved the queue since the present run began.
     :ivar deleted: the queue was marked as deleted meanwhile.
+    :ivar marks: of a failing message, as the claim's transaction left them.
     """
 
     __slots__ = (
-        "base", "cursor", "deleted", "done", "fence", "in_hand", "queue", "released", "seeks",
-        "worker", "zxid",
+        "base", "cursor", "deleted", "done", "fence", "in_hand", "marks", "queue", "released",
+        "seeks", "worker", "zxid",
     )  # fmt: skip
 
     def __init__(self, queue: str, worker: str, zxid: int, last: int) -> None:
@@ -29,6 +32,7 @@ class Tenure:
         self.fence = 0
         self.released = False
         self.deleted = False
+        self.marks: dict[str, Any] | None = None
 
     def begin(self, position: int) -> None:
         """Begin a new run where an operator moved the queue."""

@@ -33,15 +33,17 @@ class Engine:
     :ivar app: give it jobs before `start`.
     """
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, app: App | None = None, target: str | None = None, **settings: Any
+    ) -> None:
         url = f"sqlite:{folder / 'messages.db'}"
         chosen = {"backoff_seconds": 0.01, "backoff_max_seconds": 0.05, **settings}
         self.settings = Settings(app="test", broker=url, **chosen)
-        self.app = App("test")
+        self.app = App("test") if app is None else app
         self.app.use(self.settings)
         self.broker = open_broker(url, "test")
         self.registrar = FakeRegistrar(self.settings)
-        self.worker = Worker(self.app, self.settings, registrar=self.registrar)
+        self.worker = Worker(self.app, self.settings, registrar=self.registrar, target=target)
         self._greenlet: Any = None
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 from gevent.event import Event
 
+from qdo.coordination.layout import Marks
 from qdo.coordination.lease import Lease, clock
 from qdo.coordination.slots import Claim
 from qdo.settings import Settings
@@ -46,6 +47,7 @@ class FakeMember:
         self.released = Event()
         self.changed = Event()
         self.fence = 0
+        self.marks: dict[str, Marks] = {}
 
     # --- what the test says ---
 
@@ -54,7 +56,8 @@ class FakeMember:
         claims = []
         for queue in queues:
             self.fence += 1
-            claim = Claim(queue, self.fence, self.recorded.get(queue, 0), self.lease)
+            marks = self.marks.pop(queue, None)
+            claim = Claim(queue, self.fence, self.recorded.get(queue, 0), self.lease, marks)
             self.claims[queue] = claim
             claims.append(claim)
             self.listener.claimed(claim)
@@ -81,6 +84,14 @@ class FakeMember:
         old.open = False
         new = self.claims[queue] = Claim(queue, old.fence, last, self.lease)
         self.recorded[queue] = last
+        self.listener.moved(old, new)
+        return new
+
+    def unblock(self, queue: str, marks: Marks | None) -> Claim:
+        """Decide as an operator on the message at the head of a queue."""
+        old = self.claims[queue]
+        old.open = False
+        new = self.claims[queue] = Claim(queue, old.fence, old.done, self.lease, marks)
         self.listener.moved(old, new)
         return new
 
@@ -162,6 +173,7 @@ class FakeRegistrar(Registrar):
         super().__init__(settings)
         self.members: list[FakeMember] = []
         self.recorded: dict[str, int] = {}
+        self.marks: dict[str, Marks] = {}
         self.refusals: list[Exception] = []
         self.elsewhere: dict[str, int] = {}
         self.made = Event()
@@ -171,6 +183,7 @@ class FakeRegistrar(Registrar):
             raise self.refusals.pop(0)
         name = f"worker-{len(self.members):010d}"
         member = FakeMember(listener, self.recorded, name=name)
+        member.marks = self.marks
         self.members.append(member)
         self.made.set()
         return member

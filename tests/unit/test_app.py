@@ -81,7 +81,8 @@ def no_context(message: Message) -> None: ...
 def too_much(message: Message, context: Any, more: Any) -> None: ...
 
 
-async def asynchronous(message: Message, context: Any) -> None: ...
+async def asynchronous(message: Message, context: Any) -> Any:
+    yield 1
 
 
 def generator(message: Message, context: Any) -> Iterator[int]:
@@ -93,7 +94,7 @@ def generator(message: Message, context: Any) -> Iterator[int]:
     [
         (no_context, r"cannot be called with \(message, context\): write def no_context\(message"),
         (too_much, r"too_much.* cannot be called with \(message, context\)"),
-        (asynchronous, "is asynchronous and would never run: write it with 'def'"),
+        (asynchronous, "is a generator and would never run: write it without 'yield'"),
         (generator, "is a generator and would never run: write it without 'yield'"),
         ("text", "job 'text' is no function"),
     ],
@@ -197,7 +198,7 @@ class Odd:
 
 
 @pytest.mark.parametrize(
-    "body", [b"bytes", {1, 2}, float("nan"), float("inf"), Odd(), [Odd()], "\ud800", range(3)]
+    "body", [[b"bytes"], {1, 2}, float("nan"), float("inf"), Odd(), [Odd()], "\ud800", range(3)]
 )
 def test_bodies_that_json_cannot_hold(app: App, body: Any) -> None:
     """They are refused with what can be sent instead; nothing is stored."""

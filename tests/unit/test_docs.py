@@ -95,11 +95,20 @@ def command(name: str) -> click.Command:
     return found
 
 
+def subcommands(group: click.Command) -> list[click.Command]:
+    """Return the commands of a group, none where it is no group."""
+    return [*group.commands.values()] if isinstance(group, click.Group) else []
+
+
 @pytest.mark.parametrize("name", ["qdo-worker", *(f"qdo {each}" for each in COMMANDS)])
 def test_every_command_and_option_is_documented(name: str) -> None:
     """The section of a command names exactly the options that it takes."""
     taken = {
-        option for each in command(name).params for option in each.opts if option.startswith("--")
+        option
+        for one in (command(name), *subcommands(command(name)))
+        for each in one.params
+        for option in each.opts
+        if option.startswith("--")
     }
     named = set(re.findall(r"`(--[a-z-]+)", section("cli", name)))
     assert named | {"--help"} == taken | {"--help"}

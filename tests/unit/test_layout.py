@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from qdo.coordination.layout import (
     Layout,
+    Marks,
     QueueNode,
     WorkerNode,
     check_queue_name,
@@ -227,3 +228,59 @@ def test_every_name_is_either_refused_or_one_part_of_a_path(name: str) -> None:
         path = Layout.of("a").queue(name)
         assert path.split("/")[-1] == name
         assert name not in (".", "..")
+
+
+# --- marks of a failing message -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("marks", "key"),
+    [
+        (Marks(50, 2, "ValueError: no", due=1700000000.5), "failing"),
+        (Marks(50, 2, "it died", crashed=True), "failing"),
+        (Marks(50, 3, "no", verdict="skip"), "failing"),
+        (Marks(50, 3, "no", since=1700000000.5), "blocked"),
+    ],
+)
+def test_marks_are_kept_in_the_queue_node(marks: Marks, key: str) -> None:
+    """As one key, which says whether the queue waits for an operator."""
+    node = QueueNode(last=40, owner="worker-1", marks=marks)
+    value = json.loads(node.encode())
+    assert value[key]["position"] == "50"
+    assert len({"failing", "blocked"} & value.keys()) == 1
+    assert QueueNode.parse(node.encode()) == node
+
+
+def test_marks_go_when_their_message_is_passed() -> None:
+    """By progress, and when a node is read that somebody else wrote."""
+    node = QueueNode(last=40, marks=Marks(50, 2))
+    assert node.moved_to(49).marks == Marks(50, 2)
+    assert node.moved_to(50).marks is None
+    assert node.marked(None).marks is None
+    assert QueueNode(last=50).marked(Marks(50, 2)).marks is None
+    assert QueueNode.parse(b'{"last": "60", "failing": {"position": "50", "attempts": 2}}') == (
+        QueueNode(last=60)
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["3", "null", "[]", "{}", '{"position": "x", "attempts": 1}', '{"position": "50"}',
+     '{"position": "50", "attempts": true}', '{"position": "50", "attempts": "2"}'],
+)  # fmt: skip
+def test_marks_that_cannot_be_read_are_none(value: str) -> None:
+    """The message counts from 1 again, and the queue goes on."""
+    node = QueueNode.parse(f'{{"last": "40", "failing": {value}}}'.encode())
+    assert (node.last, node.marks, node.fault) == (40, None, None)
+
+
+def test_odd_times_of_marks_are_none() -> None:
+    """A time that no clock shows neither blocks a queue nor lets it wait for ever."""
+    text = '{"last": "40", "blocked": {"position": "50", "attempts": 2, "since": -1, "due": 1e99}}'
+    marks = QueueNode.parse(text.encode()).marks
+    assert marks == Marks(50, 2)
+
+
+def test_a_long_error_is_cut() -> None:
+    """Nodes of thousands of queues stay small."""
+    assert len(QueueNode(last=1, marks=Marks(50, 2, "x" * 10_000)).encode()) < 500

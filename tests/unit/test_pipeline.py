@@ -10,14 +10,15 @@ import gevent
 import pytest
 
 from qdo.app import App
+from qdo.coordination.layout import Marks
 from qdo.coordination.slots import Claim
 from qdo.errors import DatabaseFullError
 from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry, Skip
+from qdo.policy import Policy
 from qdo.worker.executors.greenlet import GreenletExecutor
 from qdo.worker.fetching import FIRST_LIMIT
 from qdo.worker.pipeline import Pipeline, running_in
-from qdo.worker.retry import Policy
 from qdo.worker.slot import JobAborted, Slot, State, Turn
 from tests.support.fake_member import FakeMember
 from tests.support.memory_broker import MemoryBroker
@@ -227,7 +228,8 @@ def test_a_message_that_fails_after_its_claim_ended_is_left_to_the_next(
         raise ValueError("x")
 
     stile.act = fail
-    stile.slot.failures = 2
+    stile.claim.marks = Marks(1, 2, "ValueError: x")
+    stile.slot.waited = True
     stile.broker.put("q", b"1", b"2")
     stile.turn()
     assert stile.seen == [1]
@@ -594,7 +596,7 @@ def test_an_aborted_job_is_not_done_and_not_failed(stile: Turnstile) -> None:
     stile.act = abort
     stile.broker.put("q", b"1")
     assert stile.turn() is Turn.ENDED
-    assert (stile.claim.done, stile.failures, stile.slot.failures) == (0, [], 0)
+    assert (stile.claim.done, stile.failures, stile.claim.marks) == (0, [], None)
 
 
 def test_what_runs_can_be_read_from_the_stack(stile: Turnstile) -> None:

@@ -58,6 +58,37 @@ def test_no_name_is_taken_for_anything_but_a_name(
     assert (tmp_path / name).stat().st_size > 0
 
 
+def test_an_older_file_is_upgraded_step_by_step(path: str) -> None:
+    """Each version by its own statements, and only once; a gap is refused."""
+    open_database(path, KIND).close()
+    upgrades = {1: "INSERT INTO b VALUES (8); INSERT INTO b VALUES (9)", 2: "DELETE FROM b"}
+    second = Format("test", KIND.application_id, 2, "", {1: upgrades[1]})
+    for _ in range(2):
+        connection = open_database(path, second)
+        assert connection.execute("SELECT y FROM b").fetchall() == [(7,), (8,), (9,)]
+        connection.close()
+    with pytest.raises(DatabaseForeignError, match="format 2 was never released"):
+        open_database(path, Format("test", KIND.application_id, 4, "", {1: "", 3: ""}))
+    with pytest.raises(DatabaseNewerError):
+        open_database(path, KIND)
+    connection = open_database(path, Format("test", KIND.application_id, 3, "", upgrades))
+    assert connection.execute("SELECT y FROM b").fetchall() == []
+    connection.close()
+
+
+def test_an_upgrade_that_fails_changes_nothing(path: str) -> None:
+    """The file stays of its old version, with what it held."""
+    open_database(path, KIND).close()
+    with pytest.raises(DatabaseError):
+        open_database(
+            path,
+            Format("test", KIND.application_id, 2, "", {1: "DELETE FROM b; DELETE FROM missing"}),
+        )
+    connection = open_database(path, KIND)
+    assert connection.execute("SELECT y FROM b").fetchall() == [(7,)]
+    connection.close()
+
+
 def test_an_empty_file_is_filled(path: str) -> None:
     """Somebody touched the file: it holds nothing that could be lost."""
     os.makedirs(os.path.dirname(path))

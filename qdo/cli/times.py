@@ -1,0 +1,39 @@
+"""Times and durations as people type them."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+from qdo.errors import UsageError
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def seconds_of(text: str, flag: str) -> float:
+    """Return the seconds of a duration such as 90, 1.5s, 15m, 2h, 7d or 1w.
+
+    :raises UsageError: it is none; says which option it was given to.
+    """
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text.strip())
+    if found is None:
+        raise UsageError(reason=f"{flag} {text!r} is no duration: write 90, 15m, 2h or 7d")
+    return float(found.group(1)) * _UNITS[found.group(2)]
+
+
+def moment_of(text: str, flag: str) -> float:
+    """Return the Unix time of an ISO 8601 time (UTC where it names no zone), or of a Unix time.
+
+    :raises UsageError: it is neither; says which option it was given to.
+    """
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text):
+        return float(text)
+    try:
+        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise UsageError(
+            reason=f"{flag} {text!r} is no time: write 2012-01-29T17:34:24Z or a Unix time"
+        ) from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.timezone.utc)
+    return moment.timestamp()

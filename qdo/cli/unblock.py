@@ -1,0 +1,61 @@
+"""`qdo unblock`: decide on the message that blocks a queue."""
+
+from __future__ import annotations
+
+import click
+
+from qdo.cli.output import emit
+from qdo.cli.reach import reached
+from qdo.cli.shell import output_option, require_app, with_settings
+from qdo.errors import NotFoundError, UsageError
+from qdo.message import format_position
+from qdo.ops.unblock import Verdict, unblock
+from qdo.settings import Settings
+
+
+@click.command("unblock")
+@click.argument("queue")
+@click.option("--retry", is_flag=True, help="Run the message again, with attempts from 1.")
+@click.option("--skip", is_flag=True, help="Pass the message over.")
+@click.option("--dead-letter", is_flag=True, help="Set the message aside with its error.")
+@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@output_option
+def unblock_queue(
+    queue: str, retry: bool, skip: bool, dead_letter: bool, form: str, settings: Settings
+) -> None:
+    """Let a blocked queue go on, after a decision on the message that blocks it.
+
+    Workers may run: the owner goes on at once. `qdo queues` shows which queues are blocked, and
+    by what error.
+    """
+    require_app(settings)
+    verdict = _verdict(retry, skip, dead_letter)
+    with reached(settings, broker=False) as reach:
+        if reach.client is None:
+            raise NotFoundError(what="queue", name=queue)
+        marks = unblock(reach.client, reach.layout, queue, verdict)
+    item = {
+        "queue": queue,
+        "position": str(marks.position),
+        "time": format_position(marks.position),
+        "attempts": marks.attempts,
+        "error": marks.error,
+        "verdict": verdict,
+    }
+    columns = ("queue", "time", "attempts", "verdict", "error")
+    headings = {name: name.upper() for name in columns}
+    emit("qdo.unblock/1", [item], form, {**headings, "time": "SENT"})
+
+
+def _verdict(retry: bool, skip: bool, dead_letter: bool) -> Verdict:
+    options: tuple[tuple[Verdict, bool], ...] = (
+        ("retry", retry),
+        ("skip", skip),
+        ("dead-letter", dead_letter),
+    )
+    asked = [name for name, given in options if given]
+    if len(asked) != 1:
+        raise UsageError(
+            reason="say what becomes of the message: one of --retry, --skip, --dead-letter"
+        )
+    return asked[0]

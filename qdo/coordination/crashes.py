@@ -1,0 +1,122 @@
+"""Counting an attempt for each message that a dead process had in hand.
+
+Done in the dead process's own session, before it is closed: its queues have no other owner until
+then, so nobody else writes what is written here. What stands in each queue node is compared
+all the same: the queue must still name the dead worker, and the version must be the one read, for
+a last checkpoint may arrive late.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
+
+from qdo.coordination.client import Client
+from qdo.coordination.layout import Layout, Marks, QueueNode
+from qdo.coordination.reads import Read, read_nodes
+from qdo.errors import CoordinatorUnreachableError
+
+TRIES = 3
+"""A late checkpoint of the dead can get in between at most a few times."""
+BATCH = 250
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A message that a process had in hand when it died."""
+
+    queue: str
+    worker: str
+    position: int
+
+
+def count_crash(client: Client, layout: Layout, in_hand: Sequence[InHand], reason: str) -> int:
+    """Add an attempt to the marks of each message; return for how many that was done.
+
+    :param client: in the session of the dead process.
+    :raises CoordinatorUnreachableError: the connection is lost, or something else than a late
+        checkpoint is in the way.
+    """
+    counted = 0
+    for start in range(0, len(in_hand), BATCH):
+        left = list(in_hand[start : start + BATCH])
+        for _ in range(TRIES):
+            left, done = _count(client, layout, left, reason)
+            counted += done
+            if not left:
+                break
+        if left:
+            names = ", ".join(each.queue for each in left)
+            _log.warning("the attempt that ended with its process is not counted for %s", names)
+    return counted
+
+
+def _count(
+    client: Client, layout: Layout, in_hand: Sequence[InHand], reason: str
+) -> tuple[list[InHand], int]:
+    """Try once; return what is to be tried again, and how many were counted."""
+    workers = sorted({each.worker for each in in_hand})
+    paths = [layout.worker(name) for name in workers]
+    found = {
+        read.path: read
+        for read in read_nodes(client, [*paths, *(layout.queue(each.queue) for each in in_hand)])
+    }
+    session = client.client_id[0] if client.client_id is not None else 0
+    own = {name for name in workers if _is_of(found.get(layout.worker(name)), session)}
+    changes = [
+        (each, read, marked)
+        for each in in_hand
+        if each.worker in own
+        and (read := found.get(layout.queue(each.queue))) is not None
+        and (marked := marked_node(QueueNode.parse(read.data), each, reason)) is not None
+    ]
+    if not changes:
+        return [], 0
+    transaction = client.transaction()
+    for name in sorted(own):
+        transaction.check(layout.worker(name), -1)
+    for _, read, marked in changes:
+        transaction.set_data(read.path, marked.encode(), read.version)
+    try:
+        late = _is_late(transaction.commit())
+    except KazooException as error:
+        raise CoordinatorUnreachableError(
+            url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
+        ) from error
+    return ([each for each, _, _ in changes], 0) if late else ([], len(changes))
+
+
+def _is_of(read: Read | None, session: int) -> bool:
+    return read is not None and read.session == session
+
+
+def _is_late(results: Sequence[object]) -> bool:
+    for result in results:
+        if isinstance(result, (BadVersionError, NoNodeError)):
+            return True
+        if isinstance(result, KazooException) and not isinstance(result, RolledBackError):
+            raise result
+    return False
+
+
+def marked_node(node: QueueNode, in_hand: InHand, reason: str) -> QueueNode | None:
+    """Return a queue node with one attempt more for a message; None where there is no need.
+
+    There is none if the queue is another's, the message is recorded as done, or its queue waits
+    for an operator. Marks of another message give way, for a queue has marks of one: that one has
+    ended since, or lies ahead and was reached before `last` was recorded.
+    """
+    if node.owner != in_hand.worker or node.fault or in_hand.position <= node.last:
+        return None
+    marks = node.marks
+    if marks is None or marks.position != in_hand.position:
+        marks = Marks(in_hand.position, 0)
+    if marks.blocked or marks.verdict:
+        return None
+    counted = replace(marks, attempts=marks.attempts + 1, error=reason, crashed=True, due=0.0)
+    return replace(node, marks=counted)

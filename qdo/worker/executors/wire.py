@@ -1,0 +1,108 @@
+"""What a worker process and a job's process say to each other.
+
+A frame is two lengths (32 bits each, network order), a JSON object and raw bytes: the body of a
+message that has bytes, nothing otherwise. No pickle: what a job's process says is data, whatever
+code ran there.
+
+==========  ===========================================================================
+frame       JSON
+==========  ===========================================================================
+ready       ``{"ready": true}``, or ``{"failed": "why"}`` and the process ends
+message     its fields, and ``serial``
+answer      ``serial`` and ``done``, or an `outcome`, or an `error`; see `remote`
+==========  ===========================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from qdo.message import Message
+
+_LENGTHS = struct.Struct("!II")
+ANSWER_LIMIT = 4 << 20
+"""No answer is longer; what is, was not written by qdo."""
+_CHUNK = 1 << 18
+
+
+class WireError(Exception):
+    """The far end said what is no frame."""
+
+
+def pack(head: dict[str, Any], blob: bytes = b"") -> bytes:
+    """Return a frame."""
+    text = json.dumps(head).encode()
+    return b"".join((_LENGTHS.pack(len(text), len(blob)), text, blob))
+
+
+def read(
+    receive: Callable[[int], bytes], limit: int | None = None
+) -> tuple[dict[str, Any], bytes] | None:
+    """Return the next frame, None at the end.
+
+    :param receive: returns up to so many bytes, none at the end.
+    :param limit: bytes that a frame may have.
+    :raises WireError: it is no frame, or ends amidst.
+    """
+    lengths = _exactly(receive, _LENGTHS.size)
+    if lengths is None:
+        return None
+    text_size, blob_size = _LENGTHS.unpack(lengths)
+    if limit is not None and text_size + blob_size > limit:
+        raise WireError(f"a frame of {text_size + blob_size} bytes")
+    text, blob = _exactly(receive, text_size), _exactly(receive, blob_size)
+    if text is None or blob is None:
+        return None
+    try:
+        head = json.loads(text)
+    except ValueError as error:
+        raise WireError("no JSON") from error
+    if not isinstance(head, dict):
+        raise WireError("no JSON object")
+    return head, blob
+
+
+def _exactly(receive: Callable[[int], bytes], size: int) -> bytes | None:
+    parts: list[bytes] = []
+    while size:
+        part = receive(min(size, _CHUNK))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def pack_message(message: Message, serial: int) -> bytes:
+    """Return the frame of a message."""
+    raw = isinstance(message.body, bytes)
+    head = {
+        "serial": serial,
+        "queue": message.queue,
+        "position": message.position,
+        "key": message.key,
+        "headers": dict(message.headers),
+        "fence": message.fence,
+        "attempt": message.attempt,
+        "id": message.id,
+        "raw": raw,
+        "body": None if raw else message.body,
+    }
+    return pack(head, message.body if raw else b"")
+
+
+def message_of(head: dict[str, Any], blob: bytes) -> Message:
+    """Return the message of a frame."""
+    return Message(
+        head["queue"],
+        head["position"],
+        blob if head["raw"] else head["body"],
+        head["key"],
+        head["headers"],
+        head["fence"],
+        head["attempt"],
+        head["id"],
+    )

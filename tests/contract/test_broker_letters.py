@@ -1,0 +1,189 @@
+"""What a broker that keeps dead letters must let operators do with them.
+
+The same tests run a second time in a process that gevent has patched: see
+test_broker_gevent.py.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo.brokers import open_broker
+from qdo.brokers.base import Broker, DeadLetterRecord, Outgoing
+from qdo.message import message_id
+
+START = 1_700_000_000.0
+
+
+@pytest.fixture(params=["embedded"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a broker of the test's own."""
+    return f"sqlite:{tmp_path / 'messages.db'}"
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Callable[..., Broker]]:
+    """Open further connections to the broker, as other processes would."""
+    opened: list[Broker] = []
+
+    def connect(app: str = "app") -> Broker:
+        opened.append(open_broker(url, app))
+        return opened[-1]
+
+    yield connect
+    for broker in opened:
+        broker.close()
+
+
+@pytest.fixture
+def broker(connect: Callable[..., Broker]) -> Broker:
+    return connect()
+
+
+def letter(queue: str, number: int, **changed: Any) -> DeadLetterRecord:
+    values: dict[str, Any] = {
+        "queue": queue,
+        "position": number,
+        "body": b'{"n":%d}' % number,
+        "key": "k",
+        "headers": '{"a":"b"}',
+        "error": f"ValueError: Größe {number}",
+        "traceback": "Traceback ...",
+        "attempts": 10,
+        "worker": "worker-0000000001",
+        "fence": 42,
+        "dead_at": START + number,
+    }
+    return DeadLetterRecord(**{**values, **changed})
+
+
+def buried(broker: Broker, *letters: DeadLetterRecord) -> None:
+    for each in letters:
+        broker.bury(each)
+
+
+def places(broker: Broker, **chosen: Any) -> list[tuple[str, int]]:
+    return [(each.queue, each.position) for each in broker.find_dead_letters(**chosen)]
+
+
+def test_counts(broker: Broker, connect: Callable[..., Broker]) -> None:
+    """By queue, of those that have any, of this app."""
+    broker.send(Outgoing("healthy", b"1"))
+    buried(broker, letter("a", 1), letter("a", 2), letter("b", 1))
+    buried(connect("other"), letter("a", 9))
+    assert dict(broker.dead_letter_counts()) == {"a": 2, "b": 1}
+
+
+def test_entries_are_all_but_body_and_traceback(broker: Broker) -> None:
+    """With the size of the body; the rest is had one by one."""
+    buried(broker, letter("a", 1, body=b"x" * 1000))
+    (entry,) = broker.find_dead_letters()
+    (whole,) = broker.dead_letters()
+    for name in type(entry).__slots__:
+        if name != "body_bytes":
+            assert getattr(entry, name) == getattr(whole, name)
+    assert entry.body_bytes == 1000
+    assert broker.dead_letter("a", 1) == whole
+    assert broker.dead_letter("a", 2) is None
+    assert broker.dead_letter("b", 1) is None
+
+
+def test_finding(broker: Broker) -> None:
+    """By queue, by text of the error in any case of any alphabet, and by time."""
+    buried(broker, letter("b", 3), letter("a", 2), letter("a", 1), letter("a", 4, error="100%"))
+    assert places(broker) == [("a", 1), ("a", 2), ("b", 3), ("a", 4)]
+    assert places(broker, queue="a") == [("a", 1), ("a", 2), ("a", 4)]
+    assert places(broker, queue="a*") == []
+    assert places(broker, error="GRÖSSE") == [("a", 1), ("a", 2), ("b", 3)]
+    assert places(broker, error="größe 2") == [("a", 2)]
+    assert places(broker, error="%") == [("a", 4)]
+    assert places(broker, since=START + 2, until=START + 3) == [("a", 2), ("b", 3)]
+    assert places(broker, queue="b", since=START + 4) == []
+
+
+def test_a_retried_letter_is_the_newest_message_and_no_letter(broker: Broker) -> None:
+    """Body, key and headers stay; its headers say which it was, and how often."""
+    broker.send(Outgoing("a", b"0"))
+    buried(broker, letter("a", 1), letter("a", 2))
+    (position,) = broker.retry_dead_letters([("a", 2)])
+    rows = broker.reader("a", 0).fetch(10)
+    assert [row[0] for row in rows][1:] == [position]
+    assert (bytes(rows[1][1]), rows[1][2]) == (b'{"n":2}', "k")
+    first = message_id(2, broker.id_node)
+    assert json.loads(rows[1][3] or "") == {"a": "b", "qdo-id": first, "qdo-retried": "1"}
+    assert places(broker) == [("a", 1)]
+    assert broker.backlog("a", 0).count == 2
+
+
+def test_the_first_id_stays_whenever_it_is_retried(broker: Broker) -> None:
+    """Also where the message had another id than its position's, as delayed ones have."""
+    buried(broker, letter("a", 1, headers='{"qdo-id":"first"}'))
+    (position,) = broker.retry_dead_letters([("a", 1)])
+    assert position is not None
+    (row,) = broker.reader("a", 0).fetch(10)
+    buried(broker, letter("a", position, headers=row[3]))
+    broker.retry_dead_letters([("a", position)])
+    _, again = broker.reader("a", 0).fetch(10)
+    assert json.loads(again[3] or "") == {"qdo-id": "first", "qdo-retried": "2"}
+
+
+def test_headers_that_cannot_be_decoded_are_kept(broker: Broker) -> None:
+    """They are evidence."""
+    buried(broker, letter("a", 1, headers="{broken"))
+    broker.retry_dead_letters([("a", 1)])
+    (row,) = broker.reader("a", 0).fetch(10)
+    assert row[3] == "{broken"
+
+
+def test_retrying_wakes_listeners(broker: Broker, connect: Callable[..., Broker]) -> None:
+    """It is sent as any message is."""
+    names: queue.Queue[str] = queue.Queue()
+
+    def wake(woken: Iterable[str]) -> None:
+        for each in woken:
+            names.put(each)
+
+    stop = connect().listen(wake)
+    buried(broker, letter("a", 1))
+    broker.retry_dead_letters([("a", 1)])
+    assert names.get(timeout=20) == "a"
+    stop()
+
+
+def test_retrying_many_keeps_the_given_order(broker: Broker) -> None:
+    """None stands for those that do not exist, also for the second of the same."""
+    buried(broker, letter("a", 1), letter("b", 2), letter("a", 3))
+    wanted = [("a", 3), ("nowhere", 1), ("a", 2), ("a", 1), ("a", 3), ("b", 2)]
+    moved = broker.retry_dead_letters(wanted)
+    assert [each is None for each in moved] == [False, True, True, False, True, False]
+    assert [json.loads(row[1]) for row in broker.reader("a", 0).fetch(10)] == [{"n": 3}, {"n": 1}]
+    assert places(broker) == []
+    assert broker.queues() == ["a", "b"]
+    assert broker.retry_dead_letters([]) == []
+
+
+def test_discarding(broker: Broker) -> None:
+    """Gone for good; False for what does not exist."""
+    buried(broker, letter("a", 1), letter("a", 2))
+    assert broker.discard_dead_letters([("a", 1), ("a", 1), ("b", 2)]) == [True, False, False]
+    assert places(broker) == [("a", 2)]
+    assert broker.reader("a", 0).fetch(10) == []
+    assert broker.queues() == ["a"]
+
+
+def test_letters_of_other_apps_cannot_be_touched(
+    broker: Broker, connect: Callable[..., Broker]
+) -> None:
+    """Queues of the same name in other apps are other queues."""
+    buried(broker, letter("a", 1))
+    other = connect("other")
+    assert other.retry_dead_letters([("a", 1)]) == [None]
+    assert other.discard_dead_letters([("a", 1)]) == [False]
+    assert other.dead_letter("a", 1) is None
+    assert places(broker) == [("a", 1)]
