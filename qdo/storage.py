@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +20,7 @@ from qdo.errors import (
 )
 
 BUSY_TIMEOUT_SECONDS = 30.0
+_RETRY_SECONDS = (0.001, 0.01)
 
 # SQLite's primary result codes; the sqlite3 module names them from Python 3.11 on only.
 _BUSY = 5
@@ -74,13 +77,30 @@ def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.C
             cached_statements=256,
         )
         try:
-            _identify(connection, path, kind)
+            _identify_patiently(connection, path, kind)
             connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             connection.execute("PRAGMA temp_store = MEMORY")
         except BaseException:
             connection.close()
             raise
         return connection
+
+
+def _identify_patiently(connection: sqlite3.Connection, path: str, kind: Format) -> None:
+    """Identify the file, again for as long as other processes are about to make it too.
+
+    SQLite waits for most locks by itself, but not for the one that turns the write-ahead log on:
+    that is asked for while a shared one is held, where waiting might last for ever.
+    """
+    limit = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    while True:
+        try:
+            _identify(connection, path, kind)
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > limit:
+                raise
+        time.sleep(random.uniform(*_RETRY_SECONDS))
 
 
 def _identify(connection: sqlite3.Connection, path: str, kind: Format) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,16 @@ from tests.support import zookeeper
 from tests.support.zookeeper import Ensemble
 
 _running: list[Ensemble] = []
+
+
+def pytest_configure() -> None:
+    """Let tests interrupt what they start, even if they run in the background of a script.
+
+    A shell without job control has its background jobs ignore SIGINT, and they pass that on to
+    the processes that they start.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _ensemble(folder: Path, size: int) -> Iterator[Ensemble]:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from kazoo.exceptions import KazooException
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent
+from kazoo.retry import KazooRetry
 
 from qdo.coordination.client import Client
 from qdo.coordination.election import Election
@@ -97,7 +98,7 @@ class Member:
             self._client.open(timeout_seconds)
         self._client.add_listener(self._state_changed)
         try:
-            self._prepare()
+            self._patient(timeout_seconds)(self._prepare)
         except KazooException as error:
             self.stop()
             raise CoordinatorUnreachableError(
@@ -127,6 +128,17 @@ class Member:
             raise CoordinatorUnreachableError(
                 url=self._layout.root, reason="the worker could not be registered in time"
             )
+
+    def _patient(self, seconds: float) -> KazooRetry:
+        """Return what calls a function again if the connection was lost, not if the session was."""
+        return KazooRetry(
+            max_tries=-1,
+            delay=0.05,
+            max_delay=0.5,
+            ignore_expire=False,
+            sleep_func=self._handler.sleep_func,
+            deadline=seconds,
+        )
 
     def _prepare(self) -> None:
         """Make the persistent nodes, and count the lease from the start of the session."""

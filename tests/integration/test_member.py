@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from kazoo.exceptions import ConnectionLoss
 
 from qdo.coordination import operator
 from qdo.coordination.client import Client, connect
 from qdo.coordination.layout import QueueNode, WorkerNode
+from qdo.coordination.member import Member
 from qdo.errors import SpoiltNodeError
-from tests.support.fleet import LAYOUT, Fleet
+from tests.support.fleet import LAYOUT, Engine, Fleet
 from tests.support.zookeeper import wait_until
 
 
@@ -122,6 +124,26 @@ def test_a_dropped_connection_moves_nothing(fleet: Fleet) -> None:
     fleet.wait(lambda: fleet.balanced(20), "all is settled")
     after = {c.queue: c.fence for _, engine in fleet.members for c in engine.claims.values()}
     assert after == before
+
+
+def test_a_connection_lost_while_starting_is_waited_out(coordinator_url: str) -> None:
+    """Whoever starts beside a server that restarts registers a moment later."""
+    client = connect(coordinator_url)
+    client.open()
+    make, calls = client.ensure_path, []
+
+    def lost_twice(path: str) -> None:
+        calls.append(path)
+        if len(calls) in (2, 5):
+            raise ConnectionLoss
+        make(path)
+
+    client.ensure_path = lost_twice
+    member = Member(client, LAYOUT, Engine([]), component={"host": "test"})
+    member.start(20.0)
+    assert member.name
+    assert len(calls) > 5
+    member.stop()
 
 
 def test_a_seek_moves_a_live_queue(fleet: Fleet, watcher: Client) -> None:

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from qdo.app import App
-from qdo.coordination.client import connect
+from qdo.coordination.client import Client, connect
 from qdo.coordination.layout import Layout
 from qdo.coordination.operator import seek
+from qdo.ops.status import worker_statuses
 from qdo.settings import Settings
 from tests.support.procs import ROOT, wait_until
 from tests.support.zookeeper import Ensemble
@@ -39,6 +40,11 @@ out = open("out", "a", 1)
 def write(message, context):
     time.sleep(0.001)
     out.write(f"{message.queue} {message.body} {message.fence} {os.getpid()}\\n")
+
+def gated(message, context):
+    while not os.path.exists("open"):
+        time.sleep(0.005)
+    write(message, context)
 
 def slow(message, context):
     out.write(f"begin {message.body}\\n")
@@ -131,6 +137,22 @@ class Fleet:
             found.setdefault(queue, []).append(int(body))
         return found
 
+    @contextlib.contextmanager
+    def coordinator(self) -> Iterator[Client]:
+        """Yield a client that looks on."""
+        client = connect(f"sqlite:{self.folder / 'coordination.db'}")
+        client.open()
+        try:
+            yield client
+        finally:
+            client.stop()
+            client.close()
+
+    def assigned(self) -> list[int]:
+        """Return how many queues each registered worker has or is to get."""
+        with self.coordinator() as client:
+            return [status.assigned for status in worker_statuses(client, Layout.of("fleet"))]
+
     def close(self) -> None:
         for child in self.children:
             child.close()
@@ -151,8 +173,10 @@ def once(bodies: list[int]) -> list[int]:
 def test_burst_workers_share_the_queues_and_leave_nothing(fleet: Fleet) -> None:
     """Each queue in order, nothing twice; sessions are told and closed."""
     fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(2000)])
-    children = [fleet.start(burst=True) for _ in range(2)]
-    assert [child.wait() for child in children] == [0, 0]
+    children = [fleet.start(burst=True, job="jobs:gated") for _ in range(2)]
+    wait_until(lambda: fleet.assigned() == [10, 10], "both have a share", DEADLINE_SECONDS)
+    (fleet.folder / "open").touch()
+    assert [child.wait() for child in children] == [0, 0], [child.errors() for child in children]
     assert fleet.bodies() == {f"q{n}": list(range(100)) for n in range(20)}
     assert len({pid for *_, pid in fleet.lines()}) == 2
     for child in children:
@@ -246,16 +270,11 @@ def test_seeking_a_live_idle_queue_replays_it(fleet: Fleet) -> None:
     fleet.app.send_many([("q", 0), ("q", 1)])
     child = fleet.start()
     wait_until(lambda: fleet.bodies().get("q") == [0, 1], "both messages")
-    client = connect(f"sqlite:{fleet.folder / 'coordination.db'}")
-    client.open()
-    try:
+    with fleet.coordinator() as client:
         seek(client, Layout.of("fleet"), "q", 0)
         wait_until(lambda: fleet.bodies()["q"] == [0, 1, 0, 1], "the replay")
         fleet.app.send("q", 2)
         wait_until(lambda: fleet.bodies()["q"] == [0, 1, 0, 1, 2], "the next message")
-    finally:
-        client.stop()
-        client.close()
     child.process.terminate()
     assert child.wait() == 0
 

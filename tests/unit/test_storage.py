@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import qdo
+from qdo import storage
 from qdo.errors import (
     DatabaseCorruptError,
     DatabaseError,
@@ -37,6 +38,28 @@ def test_a_missing_file_is_made_with_its_folders_and_tables(path: str) -> None:
     connection = open_database(path, KIND)
     assert connection.execute("SELECT y FROM b").fetchall() == [(7,)]
     connection.close()
+
+
+def test_processes_may_make_the_file_at_the_same_time(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one is about to turn the write-ahead log on, as this one is."""
+    Path(path).parent.mkdir(parents=True)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            other.execute("ROLLBACK")
+
+    monkeypatch.setattr(storage.time, "sleep", pause)
+    connection = open_database(path, KIND)
+    assert len(pauses) == 3
+    assert connection.execute("SELECT y FROM b").fetchall() == [(7,)]
+    connection.close()
+    other.close()
 
 
 @pytest.mark.parametrize(("durable", "synchronous"), [(True, 2), (False, 1)])
