@@ -191,6 +191,8 @@ class _Pool:
         spawned = self._start()
         try:
             spawned.await_ready()
+        except Gone as error:
+            raise Gone(f"{spawned.bury()} ({error})") from error
         except BaseException:
             spawned.kill()
             raise
