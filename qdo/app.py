@@ -17,6 +17,7 @@ from qdo.callbacks import check_call, check_job, described
 from qdo.errors import SettingsError, UsageError
 from qdo.events import Event
 from qdo.message import Message
+from qdo.ordering import CONCURRENCY, Order, check_order
 from qdo.placement import ExecutorName, check_placement
 from qdo.policies import literal_characters
 from qdo.policy import Policy
@@ -49,6 +50,9 @@ class Job:
     :ivar memory_mib: resident memory at which its process is killed (executor "process").
     :ivar recycle_after: messages after which its process is replaced (executor "process").
     :ivar policy: what follows from failed attempts, None for what the settings say.
+    :ivar order: "queue": one message of a queue at a time; "key": one message of each key;
+        "none": any.
+    :ivar concurrency: messages of one queue in hand at once, None for what suits the order.
     """
 
     function: JobFunction
@@ -59,6 +63,15 @@ class Job:
     memory_mib: int | None = None
     recycle_after: int | None = None
     policy: Policy | None = None
+    order: Order = "queue"
+    concurrency: int | None = None
+
+    @property
+    def lanes(self) -> int:
+        """How many messages of one queue may be in hand at once."""
+        if self.order == "queue":
+            return 1
+        return CONCURRENCY if self.concurrency is None else self.concurrency
 
     @property
     def name(self) -> str:
@@ -124,6 +137,8 @@ class App:
         memory_mib: int | None = None,
         recycle_after: int | None = None,
         policy: Policy | None = None,
+        order: Order = "queue",
+        concurrency: int | None = None,
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the job for queues that match a glob.
 
@@ -138,6 +153,10 @@ class App:
         :param recycle_after: messages after which a job's process is replaced.
         :param policy: what follows from failed attempts, whole as it is given; the setting
             `policies` wins over it, and without it `attempts` and the back-off settings hold.
+        :param order: which messages of a queue wait for each other: all of them ("queue"),
+            those of the same key ("key"), or none ("none").
+        :param concurrency: how many messages of one queue may be in hand at once, 10 by default;
+            with `order` "key" or "none".
         :raises UsageError: it cannot be called with (message, context), is a generator, the
             glob has its job already, or options contradict each other.
         """
@@ -149,13 +168,14 @@ class App:
             )
         if policy is not None and not isinstance(policy, Policy):
             raise UsageError(reason=f"policy={policy!r} is no policy: write qdo.Policy(...)")
+        check_order(order, concurrency, checkpoint, policy)
 
         def register(function: _Function) -> _Function:
             check_job(function)
             check_placement(function, executor, timeout_seconds, memory_mib, recycle_after)
             placed: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
             placed |= {"memory_mib": memory_mib, "recycle_after": recycle_after}
-            placed["policy"] = policy
+            placed |= {"policy": policy, "order": order, "concurrency": concurrency}
             if any(job.queues == queues for job in self._jobs):
                 raise UsageError(reason=f"app {self.name!r} has a job for {queues!r} already")
             self._jobs.append(Job(function, queues, checkpoint, **placed))

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from qdo.errors import PolicyError, UnknownSettingError
+from qdo.ordering import blocks
 from qdo.policy import OPTIONS, Policy, Rule, Then, check_options
 
 if TYPE_CHECKING:
@@ -191,7 +192,13 @@ def check_policies(jobs: Iterable[Job], tables: Sequence[QueuePolicy], default: 
     for table in tables:
         for job in jobs:
             if _may_meet(table.queues, job.queues):
-                table.over(job.policy or default)
+                merged = table.over(job.policy or default)
+                if job.order == "none" and blocks(merged):
+                    raise PolicyError(
+                        where=table.name,
+                        reason=f"it may block queues of job {job.name}, whose order='none' lets "
+                        "no message wait for another: take then='block' out, or change the order",
+                    )
 
 
 def _may_meet(one: str, other: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
 
 from qdo.coordination.client import Client
-from qdo.coordination.layout import Layout, Marks, QueueNode
+from qdo.coordination.layout import Above, Layout, Marks, QueueNode
 from qdo.coordination.reads import Read, read_nodes
 from qdo.errors import CoordinatorUnreachableError
 
@@ -28,11 +28,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InHand:
-    """A message that a process had in hand when it died."""
+    """A message that a process had in hand when it died.
+
+    :ivar in_line: its queue has one message in hand at a time.
+    """
 
     queue: str
     worker: str
     position: int
+    in_line: bool = True
 
 
 def count_crash(client: Client, layout: Layout, in_hand: Sequence[InHand], reason: str) -> int:
@@ -68,27 +72,31 @@ def _count(
     }
     session = client.client_id[0] if client.client_id is not None else 0
     own = {name for name in workers if _is_of(found.get(layout.worker(name)), session)}
-    changes = [
-        (each, read, marked)
-        for each in in_hand
-        if each.worker in own
-        and (read := found.get(layout.queue(each.queue))) is not None
-        and (marked := marked_node(QueueNode.parse(read.data), each, reason)) is not None
-    ]
-    if not changes:
+    changed: dict[str, QueueNode] = {}
+    counted = []
+    for each in in_hand:
+        path = layout.queue(each.queue)
+        if each.worker in own and path in found:
+            # A queue may have had several messages in hand.
+            node = changed.get(path) or QueueNode.parse(found[path].data)
+            marked = marked_node(node, each, reason)
+            if marked is not None:
+                changed[path] = marked
+                counted.append(each)
+    if not changed:
         return [], 0
     transaction = client.transaction()
     for name in sorted(own):
         transaction.check(layout.worker(name), -1)
-    for _, read, marked in changes:
-        transaction.set_data(read.path, marked.encode(), read.version)
+    for path, marked in changed.items():
+        transaction.set_data(path, marked.encode(), found[path].version)
     try:
         late = _is_late(transaction.commit())
     except KazooException as error:
         raise CoordinatorUnreachableError(
             url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
         ) from error
-    return ([each for each, _, _ in changes], 0) if late else ([], len(changes))
+    return (counted, 0) if late else ([], len(counted))
 
 
 def _is_of(read: Read | None, session: int) -> bool:
@@ -107,16 +115,39 @@ def _is_late(results: Sequence[object]) -> bool:
 def marked_node(node: QueueNode, in_hand: InHand, reason: str) -> QueueNode | None:
     """Return a queue node with one attempt more for a message; None where there is no need.
 
-    There is none if the queue is another's, the message is recorded as done, or its queue waits
-    for an operator. Marks of another message give way, for a queue has marks of one: that one has
-    ended since, or lies ahead and was reached before `last` was recorded.
+    There is none if the queue is another's, the message is recorded as done, or it waits for an
+    operator. In a queue that is processed in line marks of another message give way, for it has
+    marks of one: that one has ended since, or lies ahead and was reached before `last` was
+    recorded.
     """
-    if node.owner != in_hand.worker or node.fault or in_hand.position <= node.last:
+    position = in_hand.position
+    if node.owner != in_hand.worker or node.fault or _is_done(node, position):
         return None
-    marks = node.marks
-    if marks is None or marks.position != in_hand.position:
-        marks = Marks(in_hand.position, 0)
+    above = node.above or Above()
+    for at, marks in enumerate(above.marks):
+        if marks.position == position:
+            rest = (*above.marks[:at], _counted(marks, reason), *above.marks[at + 1 :])
+            return _unless_same(node, replace(node, above=replace(above, marks=rest)))
+    known = node.marks
+    if known is None or known.position == position or in_hand.in_line:
+        known = known if known is not None and known.position == position else None
+        counted = _counted(known or Marks(position, 0), reason)
+        return _unless_same(node, replace(node, marks=counted))
+    first = _counted(Marks(position, 0), reason)
+    return replace(node, above=replace(above, marks=(*above.marks, first)))
+
+
+def _unless_same(node: QueueNode, marked: QueueNode) -> QueueNode | None:
+    return None if marked == node else marked
+
+
+def _is_done(node: QueueNode, position: int) -> bool:
+    runs = () if node.above is None else node.above.runs
+    return position <= node.last or any(first <= position <= newest for first, newest in runs)
+
+
+def _counted(marks: Marks, reason: str) -> Marks:
+    """Return marks with one attempt more, as they are where an operator is to decide, or did."""
     if marks.blocked or marks.verdict:
-        return None
-    counted = replace(marks, attempts=marks.attempts + 1, error=reason, crashed=True, due=0.0)
-    return replace(node, marks=counted)
+        return marks
+    return replace(marks, attempts=marks.attempts + 1, error=reason, crashed=True, due=0.0)

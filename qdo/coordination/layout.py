@@ -5,7 +5,8 @@ node                      kind                  value
 ========================  ====================  ==================================================
 workers/worker-N          ephemeral sequential  ``{"queues": [...]}``; ``"reread"`` after a seek
 queues/<queue>            persistent            ``{"last": "N"}``; ``owner``, ``seek``,
-                                                ``position``, ``failing`` or ``blocked``
+                                                ``position``, ``failing`` or ``blocked``,
+                                                ``above``, ``also``
 assignments/worker-N      persistent            ``{"queues": [...]}``
 rebalancer                persistent            ``{"worker": "worker-N"}``; its version is a fence
 election/candidate-N      ephemeral sequential  ``{"worker": "worker-N"}``
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -245,6 +246,58 @@ def _moment(value: Any) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Above:
+    """What is known beyond `last` of a queue whose messages are not done in line.
+
+    Stands in the queue node as ``above``, pairs of numbers: how far behind the run before it (or
+    `last`) a run of done messages begins, and how much further its newest one lies; and as
+    ``also``, marks like ``failing``.
+
+    :ivar runs: first and newest position of each run of messages that are done, ascending.
+    :ivar marks: of the messages that fail, apart from the one in the node's `marks`.
+    """
+
+    runs: tuple[tuple[int, int], ...] = ()
+    marks: tuple[Marks, ...] = ()
+
+    @classmethod
+    def parse(cls, last: int, runs: Any, marks: Any) -> Above | None:
+        """Read it; what cannot be read is left out: its messages then run again."""
+        found = cls(
+            tuple(_parse_runs(last, runs)),
+            tuple(
+                each
+                for value in (marks if isinstance(marks, list) else ())
+                if (each := Marks.parse(value)) is not None and each.position > last
+            ),
+        )
+        return found if found.runs or found.marks else None
+
+    def dump(self, last: int) -> dict[str, Any]:
+        """Return what stands in the queue node."""
+        pairs = []
+        before = last
+        for first, newest in self.runs:
+            pairs.append([first - before, newest - first])
+            before = newest
+        value: dict[str, Any] = {"above": pairs} if pairs else {}
+        if self.marks:
+            value["also"] = [each.dump() for each in self.marks]
+        return value
+
+
+def _parse_runs(last: int, value: Any) -> Iterator[tuple[int, int]]:
+    before = last
+    for pair in value if isinstance(value, list) else ():
+        whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
+        if not whole or pair[0] < 1 or pair[1] < 0 or before + sum(pair) > MAX_POSITION:
+            return
+        first = before + pair[0]
+        before = first + pair[1]
+        yield first, before
+
+
+@dataclass(frozen=True, slots=True)
 class QueueNode:
     """How far a queue has been processed, and by whom it is handled.
 
@@ -255,6 +308,7 @@ class QueueNode:
     :ivar deleted: marked as deleted: nobody claims it.
     :ivar fault: why the node's `last` cannot be read; such a queue is not processed.
     :ivar marks: of the message behind `last` that fails, None while none does.
+    :ivar above: what is done or fails beyond it, None where messages are done in line.
     :ivar extra: keys of others, kept as they are.
     """
 
@@ -266,6 +320,7 @@ class QueueNode:
     fault: str | None = None
     marks: Marks | None = None
     extra: tuple[tuple[str, Any], ...] = ()
+    above: Above | None = None
 
     @classmethod
     def parse(cls, data: bytes) -> QueueNode:
@@ -286,6 +341,7 @@ class QueueNode:
         deleted = value.pop("deleted", False)
         failing, blocked = value.pop("failing", None), value.pop("blocked", None)
         marks = Marks.parse(blocked if blocked is not None else failing)
+        above = Above.parse(last, value.pop("above", None), value.pop("also", None))
         return cls(
             last=last,
             owner=owner if isinstance(owner, str) and is_path_part(owner) else "",
@@ -295,6 +351,7 @@ class QueueNode:
             fault=fault,
             marks=marks if marks is not None and marks.position > last else None,
             extra=tuple(value.items()),
+            above=above,
         )
 
     def encode(self) -> bytes:
@@ -309,6 +366,8 @@ class QueueNode:
             value["deleted"] = True
         if self.marks is not None:
             value["blocked" if self.marks.blocked else "failing"] = self.marks.dump()
+        if self.above is not None:
+            value.update(self.above.dump(self.last))
         value.update(self.extra)
         return encode(value)
 
@@ -316,7 +375,10 @@ class QueueNode:
         return replace(self, owner=worker)
 
     def moved_to(self, last: int, position: str | None = None) -> QueueNode:
-        """Return the node with another `last`; marks of what lies before it are dropped."""
+        """Return the node with another `last`; marks of what lies before it are dropped.
+
+        What is known beyond `last` counts from it: whoever keeps that says it anew.
+        """
         marks = self.marks
         # Not `replace`, which takes three times as long: 6 % of a checkpoint.
         return QueueNode(

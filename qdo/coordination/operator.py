@@ -33,7 +33,9 @@ def seek(client: Client, layout: Layout, queue: str, last: int) -> QueueNode:
         client,
         layout,
         queue,
-        lambda node: replace(node, last=last, position=None, fault=None, marks=None),
+        lambda node: replace(
+            node, last=last, position=None, fault=None, marks=None, above=None
+        ),
     )
 
 
@@ -72,7 +74,7 @@ def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
         layout,
         queue,
         lambda node: replace(
-            node, deleted=False, last=0, position=None, fault=None, marks=None
+            node, deleted=False, last=0, position=None, fault=None, marks=None, above=None
         ),
     )
 

@@ -319,9 +319,8 @@ class Ownership(Machine):
         slot.node = node
         slot.version = version
         slot.state = State.OWNED
-        slot.claim = Claim(slot.queue, fence, node.last, self._lease)
+        slot.claim = Claim(slot.queue, fence, node.last, self._lease, node.marks, node.above)
         self._own.listed[slot.queue] = None
-        slot.claim.marks = node.marks
         # When the outcome was in doubt the node may have been marked as deleted since.
         if self._wanted(slot.queue) and not node.deleted:
             self._listener.claimed(slot.claim)
@@ -428,7 +427,9 @@ class Ownership(Machine):
             self._begin_release(slot)
         elif sought:
             claim.open = False
-            slot.claim = Claim(slot.queue, claim.fence, node.last, self._lease, node.marks)
+            slot.claim = Claim(
+                slot.queue, claim.fence, node.last, self._lease, node.marks, node.above
+            )
             self._listener.moved(claim, slot.claim)
         elif slot.progressed() is not node:
             # It was the own late write, or somebody's who left `last` alone: we stay here.

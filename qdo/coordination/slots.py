@@ -22,10 +22,12 @@ releasing to giving are *releasing*; a slot that is gone was *released* or *lost
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
-from qdo.coordination.layout import Marks, QueueNode
+from qdo.coordination.layout import Above, Marks, QueueNode
 from qdo.coordination.lease import Lease
 
 
@@ -51,19 +53,30 @@ class Claim:
     :ivar marks: of the message behind `done` that fails, as found in the queue node; the engine
         sets them after a failed attempt, and they are recorded with `done`. They count for
         nothing once `done` has reached their message, so nobody need take them away.
+    :ivar above: what is done or fails beyond `done`, where messages are not done in line.
+    :ivar look: called before `done`, `marks` and `above` are recorded, to bring them up to date;
+        None where they always are.
     :ivar open: messages may be started, while the lease runs.
     :ivar lease: of the registration that made the claim, and of no other.
     """
 
-    __slots__ = ("done", "fence", "lease", "marks", "open", "queue")
+    __slots__ = ("above", "done", "fence", "lease", "look", "marks", "open", "queue")
 
     def __init__(
-        self, queue: str, fence: int, done: int, lease: Lease, marks: Marks | None = None
+        self,
+        queue: str,
+        fence: int,
+        done: int,
+        lease: Lease,
+        marks: Marks | None = None,
+        above: Above | None = None,
     ) -> None:
         self.queue = queue
         self.fence = fence
         self.done = done
         self.marks = marks
+        self.above = above
+        self.look: Callable[[], None] | None = None
         self.open = True
         self.lease = lease
 
@@ -105,8 +118,12 @@ class Slot:
         claim, node = self.claim, self.node
         if claim is None or self.as_found:
             return node
+        if claim.look is not None:
+            claim.look()
         if claim.done > node.last:
             node = node.moved_to(claim.done, node.position)
+        if claim.above is not node.above and claim.above != node.above:
+            node = replace(node, above=claim.above)
         return node if claim.marks is node.marks else node.marked(claim.marks)
 
 

@@ -84,7 +84,8 @@ def _work(settings: Any, told: dict[str, Any], pipe: socket.socket) -> int:
         registrar=Registrar(settings, parent.on_session),
         exit_process=os._exit,
         target=target or "",
-        hands=Hands(settings.concurrency, told.get("hands")),
+        # As many turns as lanes may be under way.
+        hands=Hands(2 * settings.concurrency, told.get("hands")),
     )
     _obey_signals(worker)
     gevent.spawn(parent.watch, lambda: _parent_died(worker))

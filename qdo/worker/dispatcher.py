@@ -148,6 +148,8 @@ class Dispatcher:
                 self._make_ready(slot)
             elif slot.state is State.RUNNING:
                 slot.woken = True
+                if slot.lanes is not None:
+                    slot.lanes.wake()
 
     def tick(self) -> None:
         """Make those ready whose time has come."""
@@ -190,6 +192,7 @@ class Dispatcher:
         slot.waited = False
         slot.letter = slot.letter_of = None
         slot.label = b""
+        slot.lanes = None
         if slot.state is not State.READY:
             self._make_ready(slot)
 
@@ -297,8 +300,14 @@ class Dispatcher:
         return (slot for slot in self.slots.values() if slot.state is State.RUNNING)
 
     def in_hand(self) -> Sequence[Slot]:
-        """Return the slots with a message in hand."""
-        return [slot for slot in self.running() if slot.message is not None]
+        """Return the slots with a message in hand; a queue with lanes has one for each."""
+        found: list[Slot] = []
+        for slot in self.running():
+            if slot.lanes is not None:
+                found += slot.lanes.in_hand()
+            elif slot.message is not None:
+                found.append(slot)
+        return found
 
     def all_idle(self) -> bool:
         """Return whether every owned queue was found at its tip, or waits for an operator."""
@@ -317,5 +326,8 @@ class Dispatcher:
 
     def abort(self) -> None:
         """Raise JobAborted in every turn that has a message in hand; does not wait for them."""
+        for slot in self.running():
+            if slot.lanes is not None:
+                slot.lanes.stop()
         for slot in self.in_hand():
             slot.greenlet.kill(JobAborted(), block=False)

@@ -21,7 +21,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import length_hint
+from operator import itemgetter, length_hint
 from types import FrameType
 from typing import Any
 
@@ -35,17 +35,25 @@ from qdo.describe import describe
 from qdo.errors import BodyDecodeError
 from qdo.headers import is_raw
 from qdo.message import Message
+from qdo.ordering import Order
 from qdo.policies import QueuePolicy, policy_for
 from qdo.policy import Policy
 from qdo.worker.counters import Counters
 from qdo.worker.executors.base import Executor, JobCall, NotStarted
 from qdo.worker.fetching import Fetcher, Row, Rows
 from qdo.worker.hands import Hands, label
+from qdo.worker.lanes import Lane, Lanes, Places
 from qdo.worker.observing import Observing
 from qdo.worker.outcome import Outcomes
 from qdo.worker.slot import JobAborted, Registration, Slot, Turn
 
 _NO_HEADERS: Mapping[str, str] = {}
+_LANE_OF: Mapping[Order, Callable[[Row], object]] = {
+    "queue": lambda row: None,
+    "key": itemgetter(2),
+    "none": itemgetter(0),
+}
+"""What the messages of a lane have in common."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +65,9 @@ class Work:
     call: JobCall
     every_message: bool
     """Record progress after every message, before the next one of the queue."""
+    order: Order
+    lanes: int
+    """How many messages of a queue may be in hand at once, where they need not all wait."""
 
 
 class Pipeline:
@@ -66,6 +77,8 @@ class Pipeline:
     :param policy: of queues for which neither their job nor `policies` says anything.
     :param on_stop: called with the reason when a job asks to stop the worker.
     :param hands: where turns keep word of the message in hand.
+    :param lanes: how many messages may be in hand at once, in all queues with an order of
+        "key" or "none".
     """
 
     def __init__(
@@ -82,6 +95,7 @@ class Pipeline:
         policies: Sequence[QueuePolicy] = (),
         on_stop: Callable[[str], None] = lambda reason: None,
         hands: Hands | None = None,
+        lanes: int = 100,
     ) -> None:
         self.counters = Counters()
         self._app = app
@@ -103,6 +117,7 @@ class Pipeline:
             clock,
             chance,
         )
+        self._places = Places(lanes)
         self._works: dict[Job, Work] = {}
         self._jobless: set[str] = set()
 
@@ -129,20 +144,27 @@ class Pipeline:
         if now >= claim.lease.until:
             return Turn.PAUSED
         before, marks = claim.done, claim.marks
+        work = self._work(slot.queue)
+        if work is not None and (work.order != "queue" or claim.above is not None):
+            return self._turn_of_lanes(slot, member, claim, work)
         try:
-            if slot.letter is not None:
-                return self._outcomes.bury(slot, claim, slot.letter)
-            if marks is not None and marks.blocked and marks.position > before:
-                return Turn.HELD
-            work = self._work(slot.queue)
-            if work is None:
-                return Turn.TIP
-            return self._process(slot, member, claim, work)
+            if (turn := self._held_up(slot, claim)) is not None:
+                return turn
+            return Turn.TIP if work is None else self._process(slot, member, claim, work)
         except JobAborted:
             return Turn.ENDED
         finally:
             if (claim.done != before or claim.marks is not marks) and slot.claim is claim:
                 member.progress(claim)
+
+    def _held_up(self, slot: Slot, claim: Claim) -> Turn | None:
+        """Do what must come before any message; say how the turn ends, None: go on."""
+        if slot.letter is not None:
+            return self._outcomes.bury(slot, claim, slot.letter)
+        marks = claim.marks
+        if marks is not None and marks.blocked and marks.position > claim.done:
+            return Turn.HELD
+        return None
 
     def _process(self, slot: Slot, member: Registration, claim: Claim, work: Work) -> Turn:
         try:
@@ -157,10 +179,7 @@ class Pipeline:
         until = min(claim.lease.until, now + self._turn_seconds)
         if not claim.open or now >= until:
             return Turn.MORE
-        if not slot.label:
-            slot.label = label(slot.queue, member.name)
-            if self._observing:
-                self._observing.workers[slot.queue] = member.name
+        self._label(slot, member, in_line=True)
         slot.hand = self._hands.take(slot.label)
         try:
             if work.every_message or _is_marked(claim):
@@ -172,6 +191,62 @@ class Pipeline:
             left = length_hint(rows)
             self.counters.attempts += waiting - left
             self._fetcher.learn(slot, waiting - left, left)
+        return turn
+
+    def _label(self, slot: Slot, member: Registration, in_line: bool) -> None:
+        if not slot.label:
+            slot.label = label(slot.queue, member.name, in_line)
+            if self._observing:
+                self._observing.workers[slot.queue] = member.name
+
+    # --- lanes -------------------------------------------------------------------------
+
+    def _turn_of_lanes(
+        self, slot: Slot, member: Registration, claim: Claim, work: Work
+    ) -> Turn:
+        """Process messages that need not all wait for each other; see `lanes`."""
+        lanes = slot.lanes
+        if lanes is None or lanes.claim is not claim:
+            self._label(slot, member, in_line=False)
+            lanes = slot.lanes = self._lanes(slot, member, claim, work)
+        turn = lanes.turn()
+        empty = turn is Turn.TIP and lanes.rest()
+        if slot.claim is claim:
+            member.progress(claim)
+            if empty:  # thousands of queues are idle at a time
+                slot.lanes = claim.look = None
+        return turn
+
+    def _lanes(self, slot: Slot, member: Registration, claim: Claim, work: Work) -> Lanes:
+        # What is done above the watermark may have been left by a job with another order.
+        return Lanes(
+            slot,
+            claim,
+            run=lambda lane, until: self._run_lane(lane, member, claim, until, work),
+            trouble=self._outcomes.trouble,
+            limit=work.lanes,
+            key_of=_LANE_OF[work.order],
+            fetcher=self._fetcher,
+            places=self._places,
+            hands=self._hands,
+            counters=self.counters,
+            turn_seconds=self._turn_seconds,
+            clock=self._clock,
+        )
+
+    def _run_lane(
+        self, lane: Lane, member: Registration, whole: Claim, until: float, work: Work
+    ) -> Turn:
+        slot, claim = lane.slot, lane.claim
+        turn = self._held_up(slot, claim)
+        if turn is not None:
+            return turn
+        if not work.every_message and not _is_marked(claim):
+            return self._run(slot, claim, lane, until, work, 1)
+        turn = self._run_one(slot, claim, next(lane), until, work)
+        if work.every_message and turn is Turn.MORE and slot.claim is claim:
+            lane.settle()
+            member.record(whole)
         return turn
 
     # --- decode and run ----------------------------------------------------------------
@@ -288,7 +363,9 @@ class Pipeline:
         work = self._works.get(job)
         if work is None:
             call = self._observing.bind(self._executor.bind(job))
-            work = self._works[job] = Work(job.name, call, job.checkpoint == "message")
+            work = self._works[job] = Work(
+                job.name, call, job.checkpoint == "message", job.order, job.lanes
+            )
         return work
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from qdo.coordination.slots import Claim
     from qdo.message import Message
     from qdo.worker.fetching import Ahead, Rows
+    from qdo.worker.lanes import Lanes
 
 
 class State(enum.Enum):
@@ -63,6 +64,7 @@ class Slot:
     :ivar not_before: clock time before which a waiting slot stays away.
     :ivar letter: dead letter that must be stored before anything else is done, and
         `letter_of` the message in it.
+    :ivar lanes: the lanes of a queue whose messages need not all wait for each other.
     :ivar label: the names of queue and worker for `hands`.
     :ivar hand: where the turn keeps word of the message in hand, an index from `hands`.
     :ivar message: the message in hand; valid while running.
@@ -75,6 +77,7 @@ class Slot:
         "greenlet",
         "hand",
         "label",
+        "lanes",
         "letter",
         "letter_of",
         "limit",
@@ -109,6 +112,7 @@ class Slot:
         self.letter: DeadLetterRecord | None = None
         self.letter_of: Message | None = None
         self.label = b""
+        self.lanes: Lanes | None = None
         self.hand = 0
         self.message: Message | None = None
         self.greenlet: Any = None

@@ -179,6 +179,7 @@ class Worker:
             hands=self._hands,
             fetch=settings.fetch,
             turn_seconds=settings.turn_seconds,
+            lanes=settings.concurrency,
         )
         self._dispatcher = Dispatcher(
             self._pipeline,

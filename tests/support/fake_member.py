@@ -7,7 +7,7 @@ from typing import Any
 
 from gevent.event import Event
 
-from qdo.coordination.layout import Marks
+from qdo.coordination.layout import Marks, QueueNode
 from qdo.coordination.lease import Lease, clock
 from qdo.coordination.slots import Claim
 from qdo.settings import Settings
@@ -48,6 +48,7 @@ class FakeMember:
         self.changed = Event()
         self.fence = 0
         self.marks: dict[str, Marks] = {}
+        self.nodes: dict[str, QueueNode] = {}
 
     # --- what the test says ---
 
@@ -56,8 +57,10 @@ class FakeMember:
         claims = []
         for queue in queues:
             self.fence += 1
-            marks = self.marks.pop(queue, None)
-            claim = Claim(queue, self.fence, self.recorded.get(queue, 0), self.lease, marks)
+            node = self.nodes.get(queue, QueueNode())
+            marks = self.marks.pop(queue, node.marks)
+            last = self.recorded.get(queue, 0)
+            claim = Claim(queue, self.fence, last, self.lease, marks, node.above)
             self.claims[queue] = claim
             claims.append(claim)
             self.listener.claimed(claim)
@@ -91,7 +94,9 @@ class FakeMember:
         """Decide as an operator on the message at the head of a queue."""
         old = self.claims[queue]
         old.open = False
-        new = self.claims[queue] = Claim(queue, old.fence, old.done, self.lease, marks)
+        new = self.claims[queue] = Claim(
+            queue, old.fence, old.done, self.lease, marks, old.above
+        )
         self.listener.moved(old, new)
         return new
 
@@ -151,8 +156,14 @@ class FakeMember:
 
     def _record(self, what: str, claim: Claim) -> None:
         self.events.append((what, claim.queue))
+        if claim.look is not None:
+            claim.look()
         if self.claims.get(claim.queue) is claim:
             self.recorded[claim.queue] = claim.done
+            if claim.above is not None or claim.queue in self.nodes:
+                # As it is written and read, not as it stands in memory.
+                node = QueueNode(claim.done, marks=claim.marks, above=claim.above)
+                self.nodes[claim.queue] = QueueNode.parse(node.encode())
         self._look()
 
     def _look(self) -> None:
@@ -174,6 +185,7 @@ class FakeRegistrar(Registrar):
         self.members: list[FakeMember] = []
         self.recorded: dict[str, int] = {}
         self.marks: dict[str, Marks] = {}
+        self.nodes: dict[str, QueueNode] = {}
         self.refusals: list[Exception] = []
         self.elsewhere: dict[str, int] = {}
         self.made = Event()
@@ -184,6 +196,7 @@ class FakeRegistrar(Registrar):
         name = f"worker-{len(self.members):010d}"
         member = FakeMember(listener, self.recorded, name=name)
         member.marks = self.marks
+        member.nodes = self.nodes
         self.members.append(member)
         self.made.set()
         return member

@@ -1,0 +1,51 @@
+"""Which messages of a queue wait for each other: what `@app.job()` is told, checked at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+from qdo.errors import UsageError
+
+if TYPE_CHECKING:
+    from qdo.policy import Policy
+
+Order = Literal["queue", "key", "none"]
+CONCURRENCY = 10
+"""Messages of one queue in hand at once, where the job says nothing and order allows it."""
+MOST_CONCURRENCY = 10_000
+
+
+def check_order(
+    order: str, concurrency: int | None, checkpoint: str, policy: Policy | None
+) -> None:
+    """Raise UsageError, with the remedy, for options that contradict each other."""
+    if order not in get_args(Order):
+        raise UsageError(reason=f"order={order!r} is none of {', '.join(get_args(Order))}")
+    if concurrency is not None and (
+        type(concurrency) is not int or not 1 <= concurrency <= MOST_CONCURRENCY
+    ):
+        raise UsageError(
+            reason=f"concurrency={concurrency!r} is no whole number from 1 to {MOST_CONCURRENCY}"
+        )
+    if order == "queue":
+        if concurrency not in (None, 1):
+            raise UsageError(
+                reason=f"concurrency={concurrency} needs messages that do not wait for each "
+                "other: add order='key' or order='none', or leave it out"
+            )
+        return
+    if checkpoint == "message":
+        raise UsageError(
+            reason=f"checkpoint='message' records one message after the other, and with "
+            f"order={order!r} they do not end so: use order='queue', or leave checkpoint out"
+        )
+    if order == "none" and policy is not None and blocks(policy):
+        raise UsageError(
+            reason="order='none' and a policy that blocks contradict each other, for no message "
+            "waits for the failed one: use order='queue' or 'key', or then='dead-letter'"
+        )
+
+
+def blocks(policy: Policy) -> bool:
+    """Return whether a queue may come to stand still by a policy."""
+    return policy.then == "block" or any(rule.then == "block" for rule in policy.rules)

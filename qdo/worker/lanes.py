@@ -1,0 +1,414 @@
+"""A queue whose messages need not all wait for each other: ``order="key"`` and ``order="none"``.
+
+A *lane* is a queue within the queue: the messages of one key, in their order; with
+``order="none"`` every message is a lane of its own. A lane ends its messages by the same rules
+as a queue (`pipeline`, `outcome`), so a back-off, a block or a dead letter that cannot be
+stored holds up its own lane only.
+
+=========  =========================================================  =======================
+a lane is  meaning                                                    next
+=========  =========================================================  =======================
+ready      its first message may be started                           running
+running    a greenlet of its own runs its messages                    ready, parked, blocked,
+                                                                      (gone, when it is empty)
+parked     until a time: the back-off of a message or of the broker   ready
+blocked    its first message waits for an operator                    (a new claim)
+=========  =========================================================  =======================
+
+The turn of such a queue lasts for as long as a lane runs: it reads ahead, starts lanes while
+places are free, and waits for one to end. What it holds is bounded: at most `WINDOW` pending
+messages and `HELD_BYTES` of bodies. A key with so many messages before it that they fill the
+window stops the queue until it gets on; any fewer stop nobody else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import gevent
+from gevent.event import Event
+
+from qdo.coordination.layout import Above, Marks
+from qdo.coordination.slots import Claim
+from qdo.worker.counters import Counters
+from qdo.worker.fetching import Fetcher, Row, Rows
+from qdo.worker.hands import Hands
+from qdo.worker.slot import JobAborted, Registration, Slot, Turn
+from qdo.worker.window import Window
+
+WINDOW = 10_000
+"""Pending messages of one queue at most: read, and not done."""
+HELD_BYTES = 32 << 20
+"""Bodies of them at most, so that a few large ones do not fill the memory."""
+RUNS = 500
+"""Runs of done messages recorded above the watermark at most: some 10 KB of JSON in the queue
+node. What is done beyond them is repeated after a handover."""
+
+
+class Places:
+    """How many lanes run at once in a worker process, over all of its queues."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: dict[Lanes, None] = {}
+
+    def take(self, lanes: Lanes) -> bool:
+        """Take a place; where none is free, `lanes` is told when one is."""
+        if not self._free:
+            self._waiting[lanes] = None
+            return False
+        self._free -= 1
+        return True
+
+    def give_back(self) -> None:
+        """Take note that a lane has stopped running, and tell who waits longest."""
+        self._free += 1
+        for lanes in self._waiting:
+            del self._waiting[lanes]
+            lanes.wake()
+            return
+
+
+class LaneClaim(Claim):
+    """The queue's claim as one lane sees it: with a `done` and `marks` of its own."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: Claim, done: int) -> None:
+        self._whole = whole
+        super().__init__(whole.queue, whole.fence, done, whole.lease)
+
+    @property
+    def open(self) -> bool:
+        """Whether messages may be started: only the whole claim is ever closed."""
+        return self._whole.open
+
+    @open.setter
+    def open(self, value: bool) -> None:
+        pass
+
+
+class LaneSlot(Slot):
+    """The queue's slot as one lane sees it: with a message, back-off and dead letter of its own."""
+
+    __slots__ = ("_lane_claim", "_whole", "_whole_claim")
+
+    def __init__(self, whole: Slot, whole_claim: Claim, lane_claim: LaneClaim) -> None:
+        self._whole = whole
+        self._whole_claim = whole_claim
+        self._lane_claim = lane_claim
+        super().__init__(whole.queue)
+
+    @property
+    def claim(self) -> Claim | None:
+        """The lane's claim while the queue's is in force."""
+        return self._lane_claim if self._whole.claim is self._whole_claim else None
+
+    @claim.setter
+    def claim(self, value: Claim | None) -> None:
+        pass
+
+    @property
+    def member(self) -> Registration | None:
+        """The registration that made the queue's claim."""
+        return self._whole.member
+
+    @member.setter
+    def member(self, value: Registration | None) -> None:
+        pass
+
+
+class Lane:
+    """The messages of one key that are read and not done: an iterator over them.
+
+    Asked for the next one it first takes leave of those that are done meanwhile; what it gives
+    stays the first one until ``claim.done`` has reached it.
+    """
+
+    __slots__ = ("_owner", "claim", "key", "rows", "slot")
+
+    def __init__(self, owner: Lanes, key: object, slot: LaneSlot, claim: LaneClaim) -> None:
+        self._owner = owner
+        self.key = key
+        self.slot = slot
+        self.claim = claim
+        self.rows: deque[Row] = deque()
+
+    def __iter__(self) -> Iterator[Row]:
+        return self
+
+    def __next__(self) -> Row:
+        self._owner.settle(self)
+        if not self.rows:
+            raise StopIteration
+        self._owner.counters.attempts += 1
+        return self.rows[0]
+
+    def settle(self) -> None:
+        """Take leave of the messages that are done, and bring the queue's claim up to date."""
+        self._owner.settle(self)
+        self._owner.look()
+
+
+class Lanes:
+    """The lanes of one claim of one queue.
+
+    :ivar claim: the queue's claim; its `done`, `marks` and `above` are brought up to date when
+        they are recorded.
+    :param run: runs messages of a lane until a time, and says how that ended.
+    :param trouble: has a slot wait for its broker, which failed.
+    :param limit: lanes that may run at once.
+    :param key_of: the lane of a row, by what it returns.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        claim: Claim,
+        *,
+        run: Callable[[Lane, float], Turn],
+        trouble: Callable[[Slot, str, Exception], Turn],
+        limit: int,
+        key_of: Callable[[Row], object],
+        fetcher: Fetcher,
+        places: Places,
+        hands: Hands,
+        counters: Counters,
+        turn_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.claim = claim
+        self.counters = counters
+        self._run_lane = run
+        self._trouble = trouble
+        self._slot = slot
+        self._limit = limit
+        self._key_of = key_of
+        self._fetcher = fetcher
+        self._places = places
+        self._hands = hands
+        self._turn_seconds = turn_seconds
+        self._clock = clock
+        above = claim.above or Above()
+        marks = above.marks if claim.marks is None else (claim.marks, *above.marks)
+        self._window = Window(claim.done, above.runs)
+        self._known = {each.position: each for each in marks if each.position > claim.done}
+        # Reading is ahead of what is done: it has a slot and a claim of its own.
+        self._source = Slot(slot.queue)
+        self._cursor = Claim(slot.queue, claim.fence, claim.done, claim.lease)
+        self._lanes: dict[object, Lane] = {}
+        self._ready: deque[Lane] = deque()
+        self._running: dict[Lane, Any] = {}
+        self._parked: list[tuple[float, int, Lane]] = []
+        self._order = count()
+        self._bytes = 0
+        self._tip = False
+        self._stopping = False
+        self._changed = False
+        self._error: BaseException | None = None
+        self._news = Event()
+        claim.look = self.look
+
+    # --- the turn ---------------------------------------------------------------------
+
+    def turn(self) -> Turn:
+        """Run lanes until none has anything to do, or the claim or the lease is over."""
+        self._tip = False
+        while True:
+            self._news.clear()
+            over = self._advance()
+            if not self._running and over is not None:
+                if self._error is not None:
+                    raise self._error
+                return over
+            self._news.wait(self._pause())
+
+    def _advance(self) -> Turn | None:
+        """Start what can be started; say how the turn ends once nothing runs, None: go on."""
+        claim, now = self.claim, self._clock()
+        if not claim.open or self._slot.claim is not claim:
+            return Turn.ENDED
+        if self._stopping:
+            return Turn.HELD
+        if now >= claim.lease.until:
+            return Turn.PAUSED
+        while self._parked and self._parked[0][0] <= now:
+            self._ready.append(heapq.heappop(self._parked)[2])
+        while self._start_ready() and self._wants_more():
+            self._read(now)
+        if self._running or self._ready:
+            return None
+        due = [self._source.not_before] if self._source.not_before > now else []
+        due += [self._parked[0][0]] if self._parked else []
+        if due:
+            self._slot.not_before = min(due)
+            return Turn.WAIT
+        return Turn.TIP
+
+    def _start_ready(self) -> bool:
+        """Start lanes while there are any and places are free; return whether places are left."""
+        while len(self._running) < self._limit:
+            if not self._ready:
+                return True
+            if not self._places.take(self):
+                return False
+            lane = self._ready.popleft()
+            self._running[lane] = gevent.spawn(self._run, lane)
+        return False
+
+    def _wants_more(self) -> bool:
+        return (
+            not self._tip
+            and len(self._window) < WINDOW
+            and self._bytes < HELD_BYTES
+            and self._source.not_before <= self._clock()
+        )
+
+    def _pause(self) -> float | None:
+        """Return how long the turn may wait for a lane to end."""
+        due = [self.claim.lease.until]
+        if self._parked and len(self._running) < self._limit:
+            due.append(self._parked[0][0])
+        return max(0.0, min(due) - self._clock())
+
+    def wake(self) -> None:
+        """Look again: there may be new messages, or a free place."""
+        self._tip = False
+        self._news.set()
+
+    def stop(self) -> None:
+        """Start nothing more, whatever the claim says."""
+        self._stopping = True
+        self._news.set()
+
+    def in_hand(self) -> list[Slot]:
+        """Return the slots of lanes with a message in hand."""
+        return [lane.slot for lane in self._running if lane.slot.message is not None]
+
+    def rest(self) -> bool:
+        """Keep no reader, for the queue is at its tip; return whether nothing is pending."""
+        self._fetcher.clear(self._source)
+        self.look()
+        return not self._window and not self._known
+
+    # --- reading ----------------------------------------------------------------------
+
+    def _read(self, now: float) -> None:
+        """Take in the next batch of the queue."""
+        try:
+            rows: Rows = self._fetcher.fetch(self._source, self._cursor)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            self._trouble(self._source, "it cannot be read", error)
+            return
+        taken = 0
+        for row in rows:
+            taken += 1
+            self._cursor.done = row[0]
+            if self._window.add(row[0]):
+                self._put(row)
+            else:
+                self._changed = True
+        self._fetcher.learn(self._source, taken, 0)
+        self._tip = not taken
+
+    def _put(self, row: Row) -> None:
+        key = self._key_of(row)
+        lane = self._lanes.get(key)
+        if lane is None:
+            claim = LaneClaim(self.claim, row[0] - 1)
+            lane = Lane(self, key, LaneSlot(self._slot, self.claim, claim), claim)
+            self._lanes[key] = lane
+            self._ready.append(lane)
+        marks = self._known.pop(row[0], None)
+        if marks is not None:
+            lane.claim.marks = marks
+        lane.rows.append(row)
+        self._bytes += len(row[1])
+
+    # --- a lane -----------------------------------------------------------------------
+
+    def _run(self, lane: Lane) -> None:
+        """Run a lane until it has nothing to do or others wait: the body of its greenlet."""
+        slot = lane.slot
+        slot.hand = self._hands.take(self._slot.label)
+        slot.greenlet = gevent.getcurrent()
+        slot.started_at = self._clock()
+        turn = Turn.ENDED
+        try:
+            turn = self._run_on(lane)
+        except JobAborted:
+            self._stopping = True
+        except BaseException as error:  # noqa: BLE001 - raised where the turn ends
+            self._error, self._stopping = error, True
+        finally:
+            self._hands.give_back(slot.hand)
+            slot.greenlet = slot.message = None
+            del self._running[lane]
+            self._places.give_back()
+            self._put_away(lane, turn)
+            self._news.set()
+
+    def _run_on(self, lane: Lane) -> Turn:
+        claim = self.claim
+        while True:
+            now = self._clock()
+            if not claim.open or now >= claim.lease.until or self._stopping:
+                return Turn.MORE
+            until = min(claim.lease.until, now + self._turn_seconds)
+            turn = self._run_lane(lane, until)
+            self.settle(lane)
+            if turn is not Turn.MORE or not lane.rows or self._ready:
+                return turn
+            # Even a lone busy lane must let heartbeats and checkpoints through.
+            gevent.sleep(0)
+
+    def settle(self, lane: Lane) -> None:
+        """Take leave of the messages of a lane that are done."""
+        rows, done = lane.rows, lane.claim.done
+        while rows and rows[0][0] <= done:
+            position, body, _, _ = rows.popleft()
+            self._window.done(position)
+            self._bytes -= len(body)
+            self._changed = True
+
+    def _put_away(self, lane: Lane, turn: Turn) -> None:
+        """Put a lane where it belongs after it ran."""
+        self._changed = True
+        if not lane.rows:
+            del self._lanes[lane.key]
+        elif turn is Turn.WAIT:
+            heapq.heappush(self._parked, (lane.slot.not_before, next(self._order), lane))
+        elif turn is not Turn.HELD:
+            self._ready.append(lane)
+        elif not _is_blocked(lane.claim.marks):
+            self._stopping = True  # the job asked for it
+
+    # --- what is recorded -------------------------------------------------------------
+
+    def look(self) -> None:
+        """Bring `done`, `marks` and `above` of the claim up to date."""
+        if not self._changed:
+            return
+        self._changed = False
+        claim = self.claim
+        claim.done = self._window.last
+        marks = sorted(self._marks(), key=lambda each: (not each.blocked, each.position))
+        # The first one is what an operator sees and decides on.
+        claim.marks = marks[0] if marks else None
+        runs = self._window.runs(RUNS)
+        claim.above = Above(runs, tuple(marks[1:])) if runs or marks[1:] else None
+
+    def _marks(self) -> Iterator[Marks]:
+        yield from self._known.values()
+        for lane in self._lanes.values():
+            marks = lane.claim.marks
+            if marks is not None and marks.position > lane.claim.done:
+                yield marks
+
+
+def _is_blocked(marks: Marks | None) -> bool:
+    return marks is not None and marks.blocked

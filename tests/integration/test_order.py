@@ -1,0 +1,451 @@
+"""Queues whose messages need not all wait for each other: `order="key"` and `order="none"`."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from gevent.event import Event
+
+import qdo
+from qdo.coordination.layout import Above, Marks, QueueNode
+from qdo.coordination.lease import clock
+from qdo.errors import PolicyError, UsageError
+from qdo.message import Message
+from qdo.worker import lanes
+from qdo.worker.slot import State
+from tests.support.engine import Engine, until
+
+FAST = {"backoff_seconds": 0.001, "backoff_max_seconds": 0.002}
+
+
+class Keyed:
+    """A worker whose job waits at gates: one for each body that has one.
+
+    :ivar begun: bodies as they were started, and `ended` as they ended.
+    :ivar most: how many were in hand at once.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.engine = Engine(folder, **settings)
+        self.gates: defaultdict[Any, Event] = defaultdict(Event)
+        self.gated: set[Any] = set()
+        self.failing: dict[Any, BaseException] = {}
+        self.begun: list[Any] = []
+        self.ended: list[Any] = []
+        self.attempts: list[tuple[Any, int]] = []
+        self.fences: dict[Any, set[int]] = defaultdict(set)
+        self.hand: Counter[str | None] = Counter()
+        self.most = 0
+        self.clashes = 0
+
+    def job(self, message: Message, context: Any) -> None:
+        self.begun.append(message.body)
+        self.attempts.append((message.body, message.attempt))
+        self.hand[message.key] += 1
+        self.most = max(self.most, sum(self.hand.values()))
+        self.clashes += self.hand[message.key] > 1
+        try:
+            if message.body in self.gated:
+                self.gates[message.body].wait()
+            if message.body in self.failing:
+                raise self.failing[message.body]
+            self.ended.append(message.body)
+        finally:
+            self.hand[message.key] -= 1
+
+    def send(self, *messages: tuple[str | None, Any]) -> None:
+        self.engine.app.send_many([("q", body, key) for key, body in messages])
+
+    def hold(self, *bodies: Any) -> None:
+        self.gated.update(bodies)
+
+    def let_go(self, *bodies: Any) -> None:
+        for body in bodies:
+            self.gated.discard(body)
+            self.gates[body].set()
+
+    def recorded(self) -> int:
+        """Return how many messages lie behind what is recorded as `last`."""
+        return self.engine.broker.backlog("q", self.engine.member.recorded.get("q", 0)).count
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> Iterator[Keyed]:
+    made = Keyed(tmp_path)
+    yield made
+    for gate in made.gates.values():
+        gate.set()
+    made.engine.close()
+
+
+def replace_due(marks: Marks) -> Marks:
+    """Return marks whose back-off is over."""
+    return dataclasses.replace(marks, due=0.0)
+
+
+def qdo_node(node: QueueNode, marks: list[Marks]) -> QueueNode:
+    """Return a node with these marks, the first one foremost."""
+    above = Above(node.above.runs if node.above else (), tuple(marks[1:]))
+    return dataclasses.replace(node, marks=marks[0], above=above)
+
+
+def numbers(bodies: list[str], key: str) -> list[int]:
+    """Return the numbers of one key's messages, which are named as in "a-7"."""
+    return [int(body.partition("-")[2]) for body in bodies if body.partition("-")[0] == key]
+
+
+def messages(keys: str, each: int) -> list[tuple[str | None, str]]:
+    return [(key, f"{key}-{n}") for n in range(each) for key in keys]
+
+
+def test_keys_run_side_by_side_and_each_in_order(keyed: Keyed) -> None:
+    """A slow key holds up nobody else, and nothing of its own overtakes it."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.send(*messages("abcde", 20))
+    keyed.hold("a-0")
+    keyed.engine.start("q")
+    until(lambda: len(keyed.ended) == 80)
+    assert all(numbers(keyed.ended, key) == list(range(20)) for key in "bcde")
+    assert numbers(keyed.begun, "a") == [0]
+    keyed.let_go("a-0")
+    until(lambda: len(keyed.ended) == 100)
+    assert numbers(keyed.ended, "a") == list(range(20))
+    assert not keyed.clashes
+    until(lambda: keyed.recorded() == 0)
+    until(lambda: keyed.engine.worker._dispatcher.slots["q"].state is State.IDLE)
+    assert keyed.engine.member.claims["q"].above is None
+    assert keyed.engine.worker._dispatcher.slots["q"].lanes is None
+
+
+def test_messages_without_a_key_are_one_lane(keyed: Keyed) -> None:
+    """They keep their order: whoever sends no key has said nothing about it."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.send(*((None, f"a-{n}") for n in range(20)))
+    keyed.engine.start("q")
+    until(lambda: len(keyed.ended) == 20)
+    assert numbers(keyed.ended, "a") == list(range(20))
+    assert keyed.most == 1
+
+
+def test_without_order_no_message_waits_for_another(keyed: Keyed) -> None:
+    """Up to `concurrency` are in hand, whatever their keys."""
+    keyed.engine.app.job(order="none", concurrency=3)(keyed.job)
+    keyed.send(*(("same", f"a-{n}") for n in range(10)))
+    keyed.hold(*(f"a-{n}" for n in range(10)))
+    keyed.engine.start("q")
+    until(lambda: len(keyed.begun) == 3)
+    keyed.let_go("a-1")
+    until(lambda: len(keyed.begun) == 4)
+    assert keyed.ended == ["a-1"]
+    keyed.let_go(*(f"a-{n}" for n in range(10)))
+    until(lambda: len(keyed.ended) == 10)
+    assert keyed.most == 3
+
+
+def test_concurrency_bounds_all_lanes_of_a_process(tmp_path: Path) -> None:
+    """Two queues of ten keys and `concurrency` 4 in the settings: four at once, of both."""
+    keyed = Keyed(tmp_path, concurrency=4)
+    keyed.engine.app.job(order="key", concurrency=10)(keyed.job)
+    bodies = [f"{queue}-{n}" for queue in "qr" for n in range(10)]
+    for body in bodies:
+        keyed.engine.app.send(body[0], body, key=body)
+    keyed.hold(*bodies)
+    keyed.engine.start("q", "r")
+    until(lambda: len(keyed.begun) == 4)
+    for done in range(len(bodies)):
+        until(lambda done=done: len(keyed.begun) >= min(4 + done, 20))  # type: ignore[misc]
+        keyed.let_go(next(body for body in keyed.begun if body in keyed.gated))
+    until(lambda: len(keyed.ended) == 20)
+    assert keyed.most == 4
+    keyed.engine.close()
+
+
+def test_a_handover_repeats_nothing_that_is_done(keyed: Keyed) -> None:
+    """What is done above the watermark is recorded beside it, and the next owner goes on."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.send(*messages("abc", 30))
+    keyed.hold("a-3")
+    keyed.engine.start("q")
+    until(lambda: len(keyed.ended) == 63)
+    keyed.engine.member.take_back("q")
+    keyed.let_go("a-3")
+    until(lambda: not keyed.engine.member.claims)
+    node = keyed.engine.registrar.nodes["q"]
+    assert node.above is not None
+    assert keyed.recorded() == 26 * 3
+    keyed.engine.member.grant("q")
+    until(lambda: len(keyed.ended) == 90)
+    assert Counter(keyed.ended) == Counter(body for _, body in messages("abc", 30))
+    assert all(numbers(keyed.ended, key) == list(range(30)) for key in "abc")
+
+
+def test_what_was_not_recorded_is_repeated_in_order(keyed: Keyed) -> None:
+    """A queue that is lost without a word: from the last record on, again."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.send(*messages("ab", 10))
+    keyed.hold("a-0")
+    keyed.engine.start("q")
+    until(lambda: len(keyed.ended) == 10)
+    keyed.engine.registrar.nodes.clear()
+    keyed.engine.registrar.recorded.clear()
+    keyed.engine.member.lose("q")
+    keyed.let_go("a-0")
+    until(lambda: not keyed.engine.worker._dispatcher.slots)
+    keyed.engine.member.grant("q")
+    until(lambda: len(keyed.ended) == 10 + 1 + 20)
+    assert numbers(keyed.ended, "b") == 2 * list(range(10))
+
+
+def test_a_failing_message_holds_up_its_key_only(keyed: Keyed) -> None:
+    """Back-off, the attempts and the dead letter are the key's own."""
+    policy = qdo.Policy(attempts=3, **FAST)
+    keyed.engine.app.job(order="key", policy=policy)(keyed.job)
+    keyed.failing["a-1"] = ValueError("no")
+    keyed.send(*messages("ab", 5))
+    keyed.engine.start("q")
+    until(lambda: len(keyed.ended) == 9)
+    assert [n for body, n in keyed.attempts if body == "a-1"] == [1, 2, 3]
+    assert numbers(keyed.ended, "a") == [0, 2, 3, 4]
+    (letter,) = keyed.engine.broker.dead_letters("q")
+    assert (letter.attempts, letter.key) == (3, "a")
+    until(lambda: keyed.recorded() == 0)
+
+
+def test_the_attempts_of_every_key_survive_a_handover(keyed: Keyed) -> None:
+    """Several messages may fail at once; the next owner counts each one on."""
+    policy = qdo.Policy(attempts=3, backoff_seconds=60, backoff_max_seconds=60)
+    keyed.engine.app.job(order="key", policy=policy)(keyed.job)
+    keyed.failing.update({"a-0": qdo.Retry(after=60), "b-0": qdo.Retry(after=60)})
+    keyed.send(*messages("abc", 2))
+    keyed.engine.start("q")
+    until(lambda: len(keyed.attempts) == 4)
+    until(lambda: keyed.engine.worker._dispatcher.slots["q"].state is State.WAITING)
+    keyed.engine.member.take_back("q")
+    until(lambda: not keyed.engine.member.claims)
+    node = keyed.engine.registrar.nodes["q"]
+    assert node.marks is not None
+    assert node.above is not None
+    assert (node.marks.attempts, [each.attempts for each in node.above.marks]) == (1, [1])
+    early = [replace_due(each) for each in (node.marks, *node.above.marks)]
+    keyed.engine.registrar.nodes["q"] = qdo_node(node, early)
+    keyed.failing.clear()
+    keyed.engine.member.grant("q")
+    until(lambda: len(keyed.ended) == 6)
+    assert keyed.attempts[4:6] == [("a-0", 2), ("b-0", 2)]
+    assert keyed.attempts[6:] == [("a-1", 1), ("b-1", 1)]
+
+
+def test_a_block_holds_its_key_and_an_operator_ends_it(keyed: Keyed) -> None:
+    """The others go on, new messages of them too."""
+    policy = qdo.Policy(attempts=1, then="block")
+    keyed.engine.app.job(order="key", policy=policy)(keyed.job)
+    keyed.failing["a-0"] = ValueError("no")
+    keyed.send(*messages("ab", 3))
+    keyed.engine.start("q")
+    until(lambda: len(keyed.ended) == 3)
+    keyed.send(("b", "b-3"), ("a", "a-3"))
+    until(lambda: len(keyed.ended) == 4)
+    claim = keyed.engine.member.claims["q"]
+    until(lambda: claim.marks is not None and claim.marks.blocked)
+    keyed.failing.clear()
+    keyed.engine.member.unblock("q", None)
+    until(lambda: len(keyed.ended) == 8)
+    assert numbers(keyed.ended, "a") == [0, 1, 2, 3]
+    assert numbers(keyed.ended, "b") == [0, 1, 2, 3]
+
+
+def test_without_order_a_failing_message_holds_up_nothing(keyed: Keyed) -> None:
+    """All others are done while it waits, and its end moves the watermark over all."""
+    policy = qdo.Policy(attempts=2, **FAST)
+    keyed.engine.app.job(order="none", policy=policy)(keyed.job)
+    keyed.failing["a-0"] = ValueError("no")
+    keyed.send(*((None, f"a-{n}") for n in range(50)))
+    keyed.engine.start("q")
+    until(lambda: len(keyed.ended) == 49)
+    until(lambda: keyed.recorded() == 0)
+    assert len(keyed.engine.broker.dead_letters("q")) == 1
+
+
+def test_what_is_held_is_bounded(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key with a whole window before it stops the queue, until it gets on."""
+    monkeypatch.setattr(lanes, "WINDOW", 50)
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.hold("a-0")
+    keyed.send(*(("a", f"a-{n}") for n in range(200)), *(("b", f"b-{n}") for n in range(10)))
+    keyed.engine.start("q")
+    until(lambda: keyed.begun == ["a-0"])
+    gevent.sleep(0.05)
+    found = keyed.engine.worker._dispatcher.slots["q"].lanes
+    assert found is not None
+    assert 50 <= len(found._window) <= 50 + 64
+    keyed.let_go("a-0")
+    until(lambda: len(keyed.ended) == 210)
+    assert numbers(keyed.ended, "a") == list(range(200))
+
+
+def test_new_messages_start_while_others_run(keyed: Keyed) -> None:
+    """A long job is no reason to look at the queue later."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.hold("a-0")
+    keyed.send(("a", "a-0"))
+    keyed.engine.start("q")
+    until(lambda: keyed.begun == ["a-0"])
+    keyed.send(("b", "b-0"))
+    until(lambda: keyed.ended == ["b-0"])
+
+
+def test_no_lane_starts_without_the_lease(keyed: Keyed) -> None:
+    """Those that run end; the others go on when the lease does."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.hold("a-0")
+    keyed.send(*messages("ab", 2))
+    keyed.engine.start("q")
+    until(lambda: keyed.ended == ["b-0", "b-1"])
+    lease = keyed.engine.member.lease
+    lease.until = clock()
+    turn = clock() + keyed.engine.settings.turn_seconds
+    until(lambda: clock() > turn, "the end of the turn that began with the lease")
+    keyed.let_go("a-0")
+    until(lambda: keyed.engine.worker._dispatcher.slots["q"].state is State.PAUSED)
+    assert keyed.begun == ["a-0", "b-0", "b-1"]
+    lease.until = clock() + 3600
+    until(lambda: keyed.ended == ["b-0", "b-1", "a-0", "a-1"])
+
+
+def test_what_cannot_be_finished_is_aborted_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each lane in hand; none of them is recorded as done."""
+    keyed = Keyed(tmp_path, drain_seconds=0.05)
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.hold("a-0", "b-0")
+    keyed.send(*messages("abc", 2))
+    keyed.engine.start("q")
+    until(lambda: len(keyed.ended) == 2)
+    keyed.engine.stop()
+    assert keyed.engine.join() == 1
+    assert sum("aborting message" in each.message for each in caplog.records) == 2
+    assert keyed.ended == ["c-0", "c-1"]
+    assert keyed.recorded() == 6
+    keyed.engine.close()
+
+
+def test_a_job_may_stop_the_worker_from_its_lane(keyed: Keyed) -> None:
+    """Nothing more is started; what is in hand ends and is recorded."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.failing["b-0"] = qdo.Stop("enough")
+    keyed.hold("a-0")
+    keyed.send(*messages("ab", 3))
+    keyed.engine.start("q")
+    until(lambda: "b-0" in keyed.begun)
+    keyed.let_go("a-0")
+    assert keyed.engine.join() == 0
+    assert keyed.ended == ["a-0"]
+    assert keyed.engine.member.recorded["q"] > 0
+
+
+def test_another_order_finds_what_was_done_out_of_line(keyed: Keyed, tmp_path: Path) -> None:
+    """A job that is changed to order="queue" repeats nothing that is recorded above `last`."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.send(*messages("ab", 5))
+    keyed.hold("a-0")
+    keyed.engine.start("q")
+    until(lambda: len(keyed.ended) == 5)
+    keyed.engine.member.take_back("q")
+    keyed.let_go("a-0")
+    until(lambda: not keyed.engine.member.claims)
+    nodes, recorded = keyed.engine.registrar.nodes, keyed.engine.registrar.recorded
+    keyed.engine.close()
+    later = Keyed(tmp_path)
+    later.engine.app.job()(later.job)
+    later.engine.registrar.nodes, later.engine.registrar.recorded = nodes, recorded
+    later.engine.start("q")
+    until(lambda: len(later.ended) == 4)
+    assert later.ended == ["a-1", "a-2", "a-3", "a-4"]
+    later.send(("a", "a-5"), ("b", "b-5"))
+    until(lambda: later.ended[4:] == ["a-5", "b-5"])
+    until(lambda: later.recorded() == 0)
+    later.engine.close()
+
+
+@pytest.mark.parametrize("order", ["key", "none"])
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_is_lost_whatever_happens(tmp_path: Path, order: Any, seed: int) -> None:
+    """Handovers, losses, failures and retries in any mixture: every message ends, those of a
+    key in order, and only what was not recorded when the queue was lost runs again."""
+    chance = random.Random(seed)
+    keyed = Keyed(tmp_path)
+    tried: set[str] = set()
+
+    def job(message: Message, context: Any) -> None:
+        keyed.hand[message.key] += 1
+        keyed.clashes += order == "key" and keyed.hand[message.key] > 1
+        try:
+            if chance.random() < 0.3:
+                gevent.sleep(chance.random() / 200)
+            if message.body not in tried and chance.random() < 0.1:
+                tried.add(message.body)
+                raise qdo.Retry(after=chance.random() / 100)
+            keyed.ended.append(message.body)
+        finally:
+            keyed.hand[message.key] -= 1
+
+    keyed.engine.app.job(order=order, concurrency=5)(job)
+    sent = [(key, f"{key}-{n}") for n in range(40) for key in "abcdefg"]
+    keyed.engine.start("q")
+    excused: Counter[str] = Counter()
+    for start in range(0, len(sent), 28):
+        keyed.send(*sent[start : start + 28])
+        gevent.sleep(chance.random() / 50)
+        if chance.random() < 0.6 and "q" in keyed.engine.member.claims:
+            lost = chance.random() < 0.5
+            (keyed.engine.member.lose if lost else keyed.engine.member.take_back)("q")
+            until(lambda: not keyed.engine.worker._dispatcher.slots)
+            if lost:
+                excused.update(set(keyed.ended))
+            keyed.engine.member.grant("q")
+    until(lambda: {body for _, body in sent} == set(keyed.ended))
+    until(lambda: keyed.recorded() == 0)
+    assert not keyed.clashes
+    counts = Counter(keyed.ended)
+    assert all(count <= 1 + excused[body] for body, count in counts.items())
+    if order == "key":
+        for key in "abcdefg":
+            first = list(dict.fromkeys(numbers(keyed.ended, key)))
+            assert first == list(range(40))
+    keyed.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"order": "kye"}, "none of queue, key, none"),
+        ({"order": "key", "concurrency": 0}, "whole number from 1"),
+        ({"order": "key", "concurrency": True}, "whole number from 1"),
+        ({"concurrency": 5}, "add order='key'"),
+        ({"order": "key", "checkpoint": "message"}, "checkpoint='message'"),
+        ({"order": "none", "policy": qdo.Policy(then="block")}, "contradict each other"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: Any, word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        qdo.App("test").job(**options)(lambda message, context: None)
+
+
+def test_a_policy_of_the_settings_may_not_block_what_has_no_order(tmp_path: Path) -> None:
+    """Refused at the start of the worker, by the name of the table."""
+    from qdo.policies import QueuePolicy
+
+    table = QueuePolicy("q*", then="block")
+    keyed = Keyed(tmp_path, policies=(table,))
+    keyed.engine.app.job(order="none")(keyed.job)
+    with pytest.raises(PolicyError, match=r"'q\*'.*order='none'"):
+        keyed.engine.worker.run()
+    keyed.engine.broker.close()
