@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from qdo.app import App as App
     from qdo.errors import QdoError as QdoError
     from qdo.events import Event as Event
+    from qdo.message import Batch as Batch
     from qdo.message import Message as Message
     from qdo.outcomes import DeadLetter as DeadLetter
+    from qdo.outcomes import FailedAt as FailedAt
     from qdo.outcomes import Retry as Retry
     from qdo.outcomes import Skip as Skip
     from qdo.outcomes import Stop as Stop
@@ -31,8 +33,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "App": "qdo.app",
+    "Batch": "qdo.message",
     "DeadLetter": "qdo.outcomes",
     "Event": "qdo.events",
+    "FailedAt": "qdo.outcomes",
     "JobInterrupt": "qdo.stopping",
     "Message": "qdo.message",
     "NewMessage": "qdo.sending",
@@ -48,8 +52,10 @@ _HOMES = {
 
 __all__ = [
     "App",
+    "Batch",
     "DeadLetter",
     "Event",
+    "FailedAt",
     "JobInterrupt",
     "Message",
     "NewMessage",

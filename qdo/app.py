@@ -17,7 +17,7 @@ from qdo.callbacks import check_call, check_job, described
 from qdo.errors import SettingsError, UsageError
 from qdo.events import Event
 from qdo.message import Message
-from qdo.ordering import CONCURRENCY, Order, check_order
+from qdo.ordering import CONCURRENCY, Order, check_batch, check_order
 from qdo.placement import ExecutorName, check_placement
 from qdo.policies import literal_characters
 from qdo.policy import Policy
@@ -53,6 +53,9 @@ class Job:
     :ivar order: "queue": one message of a queue at a time; "key": one message of each key;
         "none": any.
     :ivar concurrency: messages of one queue in hand at once, None for what suits the order.
+    :ivar batch: it is called with a `qdo.Batch` of so many messages at most, None: with one
+        message.
+    :ivar batch_wait_seconds: how long a batch that is not full waits for more.
     """
 
     function: JobFunction
@@ -65,6 +68,8 @@ class Job:
     policy: Policy | None = None
     order: Order = "queue"
     concurrency: int | None = None
+    batch: int | None = None
+    batch_wait_seconds: float = 0.0
 
     @property
     def lanes(self) -> int:
@@ -139,6 +144,8 @@ class App:
         policy: Policy | None = None,
         order: Order = "queue",
         concurrency: int | None = None,
+        batch: int | None = None,
+        batch_wait_seconds: float = 0.0,
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the job for queues that match a glob.
 
@@ -157,6 +164,8 @@ class App:
             those of the same key ("key"), or none ("none").
         :param concurrency: how many messages of one queue may be in hand at once, 10 by default;
             with `order` "key" or "none".
+        :param batch: call it with up to so many messages of a queue at once, a `qdo.Batch`.
+        :param batch_wait_seconds: how long to wait for more where there are fewer.
         :raises UsageError: it cannot be called with (message, context), is a generator, the
             glob has its job already, or options contradict each other.
         """
@@ -169,6 +178,7 @@ class App:
         if policy is not None and not isinstance(policy, Policy):
             raise UsageError(reason=f"policy={policy!r} is no policy: write qdo.Policy(...)")
         check_order(order, concurrency, checkpoint, policy)
+        check_batch(batch, batch_wait_seconds, order, executor)
 
         def register(function: _Function) -> _Function:
             check_job(function)
@@ -176,6 +186,7 @@ class App:
             placed: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
             placed |= {"memory_mib": memory_mib, "recycle_after": recycle_after}
             placed |= {"policy": policy, "order": order, "concurrency": concurrency}
+            placed |= {"batch": batch, "batch_wait_seconds": batch_wait_seconds}
             if any(job.queues == queues for job in self._jobs):
                 raise UsageError(reason=f"app {self.name!r} has a job for {queues!r} already")
             self._jobs.append(Job(function, queues, checkpoint, **placed))

@@ -152,3 +152,54 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.queue!r}, attempt {self.attempt}>"
+
+
+class Batch(list[Message]):
+    """Messages of one queue in their order, as delivered to a job that takes batches.
+
+    What holds for all of them can be asked of the batch; `id`, `position` and `attempt` are
+    those of the first message.
+    """
+
+    @property
+    def queue(self) -> str:
+        """Name of their queue."""
+        return self[0].queue
+
+    @property
+    def id(self) -> str:
+        """Id of the first message."""
+        return self[0].id
+
+    @property
+    def position(self) -> int:
+        """Position of the first message."""
+        return self[0].position
+
+    @property
+    def attempt(self) -> int:
+        """Attempt of the first message: above 1 only where it is alone."""
+        return self[0].attempt
+
+    @property
+    def fence(self) -> int:
+        """Number of the claim under which they are processed."""
+        return self[0].fence
+
+    @property
+    def deadline(self) -> float | None:
+        """Time by which the job must be done with all of them, or None."""
+        return self[0].deadline
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job should come to an end now, if it can."""
+        return self[0].stopping
+
+    def limit(self, seconds: float) -> None:
+        """Set the deadline of all to so many seconds from now."""
+        for message in self:
+            message.limit(seconds)
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)} messages{f' of {self.queue!r}' if self else ''}>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from qdo.errors import UsageError
 
@@ -13,6 +13,7 @@ Order = Literal["queue", "key", "none"]
 CONCURRENCY = 10
 """Messages of one queue in hand at once, where the job says nothing and order allows it."""
 MOST_CONCURRENCY = 10_000
+MOST_BATCH = 10_000
 
 
 def check_order(
@@ -49,3 +50,32 @@ def check_order(
 def blocks(policy: Policy) -> bool:
     """Return whether a queue may come to stand still by a policy."""
     return policy.then == "block" or any(rule.then == "block" for rule in policy.rules)
+
+
+def check_batch(
+    batch: int | None, batch_wait_seconds: float, order: str, executor: str | None
+) -> None:
+    """Raise UsageError, with the remedy, unless a job can be given so many messages at once."""
+    wait: Any = batch_wait_seconds
+    if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= 3600:
+        raise UsageError(
+            reason=f"batch_wait_seconds={wait!r} is no number of seconds from 0 to 3600"
+        )
+    if batch is None:
+        if wait:
+            raise UsageError(
+                reason="batch_wait_seconds is for jobs that take batches: add batch=500, or so"
+            )
+        return
+    if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
+        raise UsageError(reason=f"batch={batch!r} is no whole number from 1 to {MOST_BATCH}")
+    if order != "queue":
+        raise UsageError(
+            reason=f"batch={batch} takes the messages of a queue in their order, and "
+            f"order={order!r} does not keep it: leave one of them out"
+        )
+    if executor == "process":
+        raise UsageError(
+            reason="a batch cannot be given to executor='process', which is given one message "
+            "at a time: use executor='thread', or leave batch out"
+        )

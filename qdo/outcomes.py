@@ -55,6 +55,19 @@ class Skip(Outcome):
         self.reason = reason
 
 
+class FailedAt(Outcome):
+    """The messages of a batch before this index are done; the one at it has failed.
+
+    Raise it ``from`` the error that is to be recorded and judged by the policy.
+
+    :param index: counted from 0.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"message {index} of the batch failed")
+        self.index = index
+
+
 class Stop(Outcome):
     """Stop the worker in good order: this message is not done and no attempt is counted.
 

@@ -52,6 +52,11 @@ def kind_of(job: Any, default: str) -> str:
     if is_async(job.function):
         return ASYNCIO
     kind = job.executor or default
+    if kind == "process" and job.batch is not None:
+        raise UsageError(
+            reason=f"job {job.name} takes batches, and executor 'process' is given one message "
+            "at a time: give the job executor='thread' or 'greenlet', or leave batch out"
+        )
     if kind != "process":
         _check_process_only(job.name, job.memory_mib, job.recycle_after)
     return str(kind)

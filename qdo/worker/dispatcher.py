@@ -144,7 +144,8 @@ class Dispatcher:
             slot = slots.get(queue)
             if slot is None:
                 continue
-            if slot.state is State.IDLE:
+            # A queue that gathers a batch looks whether it is full now.
+            if slot.state is State.IDLE or (slot.state is State.WAITING and slot.gathering_until):
                 self._make_ready(slot)
             elif slot.state is State.RUNNING:
                 slot.woken = True
@@ -193,6 +194,8 @@ class Dispatcher:
         slot.letter = slot.letter_of = None
         slot.label = b""
         slot.lanes = None
+        slot.gathering_until = 0.0
+        slot.alone = 0
         if slot.state is not State.READY:
             self._make_ready(slot)
 

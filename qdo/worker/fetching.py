@@ -61,11 +61,12 @@ class Fetcher:
     """Reads for the slots of a worker.
 
     :param fetch: most rows of one fetch.
+    :ivar most: the same.
     """
 
     def __init__(self, broker: Broker, fetch: int, clock: Callable[[], float]) -> None:
         self._broker = broker
-        self._most = fetch
+        self.most = fetch
         self._clock = clock
 
     def fetch(self, slot: Slot, claim: Claim) -> Rows:
@@ -77,7 +78,7 @@ class Fetcher:
         if rows is not None and length_hint(rows):
             return rows
         if not slot.limit:
-            slot.limit = min(FIRST_LIMIT, self._most)
+            slot.limit = min(FIRST_LIMIT, self.most)
         if slot.reader is None:
             slot.reader = self._broker.reader(slot.queue, claim.done)
         start = self._clock()
@@ -96,6 +97,7 @@ class Fetcher:
         reader, slot.reader = slot.reader, None
         ahead, slot.ahead = slot.ahead, None
         slot.rows = None
+        slot.gathered.clear()
         if ahead is not None:
             ahead.abandon()
         elif reader is not None:
@@ -104,9 +106,9 @@ class Fetcher:
     def learn(self, slot: Slot, started: int, left: int) -> None:
         """Fit the next fetch to what a turn got through: rows started, and rows left."""
         if left:
-            slot.limit = min(max(FIRST_LIMIT, 2 * started), self._most)
+            slot.limit = min(max(FIRST_LIMIT, 2 * started), self.most)
         elif started >= slot.limit:
-            slot.limit = min(4 * slot.limit, self._most)
+            slot.limit = min(4 * slot.limit, self.most)
 
 
 def _close(reader: Reader) -> None:

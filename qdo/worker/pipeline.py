@@ -38,6 +38,7 @@ from qdo.message import Message
 from qdo.ordering import Order
 from qdo.policies import QueuePolicy, policy_for
 from qdo.policy import Policy
+from qdo.worker.batches import Batches
 from qdo.worker.counters import Counters
 from qdo.worker.executors.base import Executor, JobCall, NotStarted
 from qdo.worker.fetching import Fetcher, Row, Rows
@@ -68,6 +69,9 @@ class Work:
     order: Order
     lanes: int
     """How many messages of a queue may be in hand at once, where they need not all wait."""
+    batch: int = 0
+    """How many messages a call takes at most, 0 where it takes one that is in no batch."""
+    batch_wait_seconds: float = 0.0
 
 
 class Pipeline:
@@ -118,6 +122,16 @@ class Pipeline:
             chance,
         )
         self._places = Places(lanes)
+        self._batches = Batches(
+            self._fetcher,
+            self._outcomes,
+            self._observing,
+            self._hands,
+            self._decoded,
+            lambda queue: policy_for(queue, app.job_for(queue), policies, policy),
+            clock,
+            chance,
+        )
         self._works: dict[Job, Work] = {}
         self._jobless: set[str] = set()
 
@@ -150,7 +164,11 @@ class Pipeline:
         try:
             if (turn := self._held_up(slot, claim)) is not None:
                 return turn
-            return Turn.TIP if work is None else self._process(slot, member, claim, work)
+            if work is None:
+                return Turn.TIP
+            if work.batch:
+                return self._turn_of_batch(slot, member, claim, work)
+            return self._process(slot, member, claim, work)
         except JobAborted:
             return Turn.ENDED
         finally:
@@ -198,6 +216,16 @@ class Pipeline:
             slot.label = label(slot.queue, member.name, in_line)
             if self._observing:
                 self._observing.workers[slot.queue] = member.name
+
+    def _turn_of_batch(
+        self, slot: Slot, member: Registration, claim: Claim, work: Work
+    ) -> Turn:
+        self._label(slot, member, in_line=True)
+        before = claim.done
+        turn = self._batches.process(slot, claim, work)
+        if work.every_message and claim.done != before and slot.claim is claim:
+            member.record(claim)
+        return turn
 
     # --- lanes -------------------------------------------------------------------------
 
@@ -334,6 +362,19 @@ class Pipeline:
             attempt = marks.attempts + 1
         return self._run(slot, claim, iter((row,)), until, work, attempt)
 
+    def _decoded(
+        self, slot: Slot, claim: Claim, row: Row, attempt: int
+    ) -> tuple[Message, BaseException | None]:
+        """Return the message of a row of a batch; with the error if it cannot be read."""
+        position, body, key, headers = row
+        try:
+            given = _NO_HEADERS if headers is None else ujson.loads(headers)
+            content = body if given and is_raw(given) else ujson.loads(body)
+        except Exception as error:  # noqa: BLE001 - whatever a body makes of its decoder
+            return self._undecoded(slot, claim, row, attempt, error)
+        node = self._broker.id_node
+        return Message(slot.queue, position, content, key, given, claim.fence, attempt, node), None
+
     def _undecoded(
         self, slot: Slot, claim: Claim, row: Row, attempt: int, error: BaseException
     ) -> tuple[Message, BaseException]:
@@ -362,11 +403,20 @@ class Pipeline:
             return None
         work = self._works.get(job)
         if work is None:
-            call = self._observing.bind(self._executor.bind(job))
+            call = self._executor.bind(job)
             work = self._works[job] = Work(
-                job.name, call, job.checkpoint == "message", job.order, job.lanes
+                job.name,
+                self._observing.bind(call) if job.batch is None else call,
+                job.checkpoint == "message",
+                job.order,
+                job.lanes,
+                job.batch or 0,
+                job.batch_wait_seconds,
             )
         return work
+
+
+_RUNNING = (Pipeline._run.__code__, Batches._run.__code__)
 
 
 def _is_marked(claim: Claim) -> bool:
@@ -381,7 +431,7 @@ def running_in(frame: FrameType | None) -> tuple[Message, str] | None:
     need not leave word of what runs: that would cost something for every message.
     """
     while frame is not None:
-        if frame.f_code is Pipeline._run.__code__:
+        if frame.f_code in _RUNNING:
             message, work = frame.f_locals.get("message"), frame.f_locals.get("work")
             if isinstance(message, Message) and isinstance(work, Work):
                 return message, work.name

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from qdo.brokers.base import DeadLetterRecord, Reader
     from qdo.coordination.slots import Claim
     from qdo.message import Message
-    from qdo.worker.fetching import Ahead, Rows
+    from qdo.worker.fetching import Ahead, Row, Rows
     from qdo.worker.lanes import Lanes
 
 
@@ -65,6 +65,9 @@ class Slot:
     :ivar letter: dead letter that must be stored before anything else is done, and
         `letter_of` the message in it.
     :ivar lanes: the lanes of a queue whose messages need not all wait for each other.
+    :ivar gathered: rows taken from `rows` for the next batch of a job that takes batches.
+    :ivar gathering_until: clock time up to which it waits for more, 0 while it does not wait.
+    :ivar alone: messages to be run one at a time before the next batch.
     :ivar label: the names of queue and worker for `hands`.
     :ivar hand: where the turn keeps word of the message in hand, an index from `hands`.
     :ivar message: the message in hand; valid while running.
@@ -73,7 +76,10 @@ class Slot:
 
     __slots__ = (
         "ahead",
+        "alone",
         "claim",
+        "gathered",
+        "gathering_until",
         "greenlet",
         "hand",
         "label",
@@ -113,6 +119,9 @@ class Slot:
         self.letter_of: Message | None = None
         self.label = b""
         self.lanes: Lanes | None = None
+        self.gathered: list[Row] = []
+        self.gathering_until = 0.0
+        self.alone = 0
         self.hand = 0
         self.message: Message | None = None
         self.greenlet: Any = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from qdo.message import Message
+from qdo.message import Batch, Message
 from qdo.worker.executors.base import Executor, JobCall, NotStarted
 
 if TYPE_CHECKING:
@@ -30,13 +30,16 @@ class LimitedExecutor(Executor):
         def call(message: Message, context: Any) -> None:
             if self._left <= 0:
                 raise NotStarted
-            self._left -= 1
-            if not self._left:
+            # A batch counts as what is in it, and may be more than was left.
+            given: Message | Batch = message
+            count = len(given) if isinstance(given, Batch) else 1
+            self._left -= count
+            if self._left <= 0:
                 self._on_reached()
             try:
                 inner(message, context)
             except NotStarted:
-                self._left += 1
+                self._left += count
                 raise
 
         return call
