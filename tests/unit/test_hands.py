@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdo.coordination.crashes import InHand, marked_node
-from qdo.coordination.layout import Marks, QueueNode
+from qdo.coordination.layout import Above, Marks, QueueNode
 from qdo.worker.hands import Hands, label, make_memory, read
 
 POSITION = 135471512647131000
@@ -121,3 +121,45 @@ def test_a_crash_is_one_attempt_more(marks: Marks | None, attempts: int) -> None
         marks=Marks(50, attempts, "it died", crashed=True),
         extra=(("note", 1),),
     )
+
+
+SEVERAL = InHand("q", "worker-1", 50, in_line=False)
+
+
+def test_a_place_says_whether_its_queue_has_several_in_hand(memory: int) -> None:
+    """Then the marks of one message do not give way to those of another."""
+    hands = Hands(2, memory)
+    name = "q" * 200
+    for in_line in (True, False):
+        hands.positions[hands.take(label(name, "worker-1", in_line))] = 50
+    assert {(each.queue, each.in_line) for each in read(memory)} == {(name, True), (name, False)}
+
+
+def test_every_message_in_hand_gets_its_attempt() -> None:
+    """Those that had failed before are counted on, the others from 1, and none is forgotten."""
+    node = QueueNode(last=40, owner="worker-1", marks=Marks(45, 2), above=Above(((47, 48),)))
+    marked = marked_node(node, SEVERAL, "it died")
+    assert marked is not None
+    first = Marks(50, 1, "it died", crashed=True)
+    assert marked.marks == Marks(45, 2)
+    assert marked.above == Above(((47, 48),), (first,))
+    again = marked_node(marked, SEVERAL, "it died")
+    assert again is not None
+    assert again.above is not None
+    assert again.above.marks == (Marks(50, 2, "it died", crashed=True),)
+    head = marked_node(again, InHand("q", "worker-1", 45, in_line=False), "it died")
+    assert head is not None
+    assert head.marks == Marks(45, 3, "it died", crashed=True)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        QueueNode(last=40, owner="worker-1", above=Above(((45, 55),))),
+        QueueNode(last=40, owner="worker-1", above=Above((), (Marks(50, 3, since=1.0),))),
+        QueueNode(last=40, owner="worker-1", above=Above((), (Marks(50, 3, verdict="skip"),))),
+    ],
+)
+def test_where_no_attempt_is_counted_beyond_last(node: QueueNode) -> None:
+    """Done above the watermark; waiting for an operator; decided by one."""
+    assert marked_node(node, SEVERAL, "it died") is None

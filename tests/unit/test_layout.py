@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdo.coordination.layout import (
+    Above,
     Layout,
     Marks,
     QueueNode,
@@ -284,3 +285,63 @@ def test_odd_times_of_marks_are_none() -> None:
 def test_a_long_error_is_cut() -> None:
     """Nodes of thousands of queues stay small."""
     assert len(QueueNode(last=1, marks=Marks(50, 2, "x" * 10_000)).encode()) < 500
+
+
+# --- what is done beyond `last` -------------------------------------------------------
+
+
+@st.composite
+def nodes_with_runs(draw: st.DrawFn) -> QueueNode:
+    """Queue nodes with runs and marks of messages beyond `last`."""
+    last = draw(st.integers(0, 2**60))
+    steps = draw(st.lists(st.tuples(st.integers(1, 2**40), st.integers(0, 2**40)), max_size=20))
+    runs, before = [], last
+    for gap, length in steps:
+        runs.append((before + gap, before + gap + length))
+        before = runs[-1][1]
+    marks = tuple(Marks(last + each, 2, "no") for each in draw(st.lists(st.integers(1, 99))))
+    above = Above(tuple(runs), marks)
+    return QueueNode(last=last, owner="worker-1", above=above if runs or marks else None)
+
+
+@given(nodes_with_runs())
+def test_runs_beyond_last_are_read_as_they_were_written(node: QueueNode) -> None:
+    """As small numbers, each counted from the one before: no reader of JSON rounds them."""
+    assert QueueNode.parse(node.encode()) == node
+    pairs = json.loads(node.encode()).get("above", [])
+    assert all(number < 2**53 for pair in pairs for number in pair)
+
+
+@pytest.mark.parametrize(
+    ("value", "runs"),
+    [
+        ("3", ()),
+        ("[[1]]", ()),
+        ("[[1, 2, 3]]", ()),
+        ('[["1", 2]]', ()),
+        ("[[true, 2]]", ()),
+        ("[[0, 2]]", ()),
+        ("[[1, -1]]", ()),
+        ("[[1, 1e3]]", ()),
+        ("[[9223372036854775807, 1]]", ()),
+        ("[[1, 2], [5, 0], null, [1, 1]]", ((41, 43), (48, 48))),
+    ],
+)
+def test_runs_that_cannot_be_read_are_left_out(
+    value: str, runs: tuple[tuple[int, int], ...]
+) -> None:
+    """From the first bad one on: what it says was done runs again."""
+    node = QueueNode.parse(f'{{"last": "40", "above": {value}}}'.encode())
+    assert (node.last, node.fault) == (40, None)
+    assert (node.above.runs if node.above else ()) == runs
+
+
+@pytest.mark.parametrize("value", ["3", '[3, null, {"position": "x"}]', '[{"position": "7"}]'])
+def test_further_marks_that_cannot_be_read_are_left_out(value: str) -> None:
+    assert QueueNode.parse(f'{{"last": "40", "also": {value}}}'.encode()) == QueueNode(last=40)
+
+
+def test_a_seek_forgets_what_was_done_beyond_last() -> None:
+    """It counts from `last`: whoever moves `last` by progress says it anew."""
+    above = Above(((50, 60),), ())
+    assert QueueNode(last=40, above=above).moved_to(45).above is None
