@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -128,7 +129,8 @@ def encode(value: dict[str, Any]) -> bytes:
 def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         return ()
-    return tuple(item for item in value if isinstance(item, str))
+    # One text for one name: it stands in several nodes, and a worker keeps all of them.
+    return tuple(sys.intern(item) for item in value if isinstance(item, str))
 
 
 @dataclass(frozen=True, slots=True)

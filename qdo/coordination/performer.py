@@ -3,6 +3,7 @@ their terms."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -208,7 +209,7 @@ def _existence(stat: ZnodeStat | None) -> Answer:
 
 
 def _listing(names: list[str]) -> Answer:
-    return Listing(tuple(names))
+    return Listing(tuple(map(sys.intern, names)))
 
 
 def _created(root: str, path: str) -> Answer:

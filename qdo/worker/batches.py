@@ -19,9 +19,12 @@ is run alone as well, and so are as many as a batch holds where one took its pro
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from operator import length_hint
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from operator import itemgetter, length_hint
 from typing import TYPE_CHECKING
+
+import ujson
 
 from qdo.coordination.slots import Claim
 from qdo.describe import describe
@@ -40,12 +43,16 @@ if TYPE_CHECKING:
 
 Decode = Callable[[Slot, Claim, Row, int], "tuple[Message, BaseException | None]"]
 
+_NO_HEADERS: Mapping[str, str] = {}
+_POSITION = itemgetter(0)
+
 _log = logging.getLogger(__name__)
 
 
 class Batches:
     """Runs turns of batches.
 
+    :param node: of the ids of messages, as the broker has it.
     :param decode: makes the message of a row, for an attempt of this number; with the error
         where it cannot be read.
     :param policy_for: the policy of a queue, for the pause before a batch is taken apart.
@@ -57,6 +64,7 @@ class Batches:
         outcomes: Outcomes,
         observing: Observing,
         hands: Hands,
+        node: int | str,
         decode: Decode,
         policy_for: Callable[[str], Policy],
         clock: Callable[[], float],
@@ -66,6 +74,7 @@ class Batches:
         self._outcomes = outcomes
         self._observing = observing
         self._hands = hands
+        self._node = node
         self._decode = decode
         self._policy_for = policy_for
         self._clock = clock
@@ -75,10 +84,9 @@ class Batches:
         """Run one batch, or wait for more messages; say how the turn ended."""
         alone = slot.alone > 0 or (claim.marks is not None and claim.marks.position > claim.done)
         try:
-            self._gather(slot, claim, 1 if alone else work.batch)
+            rows = self._gather(slot, claim, 1 if alone else work.batch)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             return self._outcomes.trouble(slot, "it cannot be read", error)
-        rows = slot.gathered
         if not rows:
             return Turn.TIP
         now = self._clock()
@@ -98,16 +106,19 @@ class Batches:
         finally:
             self._hands.give_back(slot.hand)
 
-    def _gather(self, slot: Slot, claim: Claim, most: int) -> None:
-        """Have up to `most` rows at hand; fewer only where the queue has no more."""
+    def _gather(self, slot: Slot, claim: Claim, most: int) -> list[Row]:
+        """Have `most` rows at hand or more; fewer only where the queue has no more."""
         rows = slot.gathered
+        if rows is None:
+            rows = slot.gathered = []
         while len(rows) < most:
-            slot.limit = max(slot.limit, min(most, self._fetcher.most))
+            slot.limit = min(max(slot.limit, 2 * most), self._fetcher.most)
             batch = self._fetcher.fetch(slot, claim)
             count = length_hint(batch)
             rows.extend(batch)
             if not count:
-                return
+                break
+        return rows
 
     def _run_alone(self, slot: Slot, claim: Claim, row: Row, work: Work) -> Turn:
         """Run one message in a batch of its own."""
@@ -164,6 +175,24 @@ class Batches:
         self, slot: Slot, claim: Claim, rows: list[Row], attempt: int
     ) -> tuple[Batch, BaseException | None]:
         """Return the messages up to the first one that cannot be read, and why it cannot."""
+        queue, fence, node, loads = slot.queue, claim.fence, self._node, ujson.loads
+        try:
+            # All at once, as nearly every batch can be: a call for each message would take as
+            # long as decoding it.
+            return Batch(
+                [
+                    Message(queue, position, loads(body), key, _NO_HEADERS, fence, attempt, node)
+                    if headers is None
+                    else _has_headers()
+                    for position, body, key, headers in rows
+                ]
+            ), None
+        except (ValueError, _HasHeaders):
+            return self._decoded_singly(slot, claim, rows, attempt)
+
+    def _decoded_singly(
+        self, slot: Slot, claim: Claim, rows: list[Row], attempt: int
+    ) -> tuple[Batch, BaseException | None]:
         batch = Batch()
         for row in rows:
             message, fault = self._decode(slot, claim, row, attempt)
@@ -212,7 +241,13 @@ class Batches:
     def _leave(self, slot: Slot, claim: Claim) -> None:
         """Drop rows that are done."""
         rows = slot.gathered
-        done = 0
-        while done < len(rows) and rows[done][0] <= claim.done:
-            done += 1
-        del rows[:done]
+        if rows:
+            del rows[: bisect_right(rows, claim.done, key=_POSITION)]
+
+
+class _HasHeaders(Exception):
+    """A row has headers, which say how its body is to be read."""
+
+
+def _has_headers() -> Message:
+    raise _HasHeaders

@@ -97,7 +97,7 @@ class Fetcher:
         reader, slot.reader = slot.reader, None
         ahead, slot.ahead = slot.ahead, None
         slot.rows = None
-        slot.gathered.clear()
+        slot.gathered = None
         if ahead is not None:
             ahead.abandon()
         elif reader is not None:

@@ -127,6 +127,7 @@ class Pipeline:
             self._outcomes,
             self._observing,
             self._hands,
+            broker.id_node,
             self._decoded,
             lambda queue: policy_for(queue, app.job_for(queue), policies, policy),
             clock,

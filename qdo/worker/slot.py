@@ -66,6 +66,7 @@ class Slot:
         `letter_of` the message in it.
     :ivar lanes: the lanes of a queue whose messages need not all wait for each other.
     :ivar gathered: rows taken from `rows` for the next batch of a job that takes batches.
+        None where there are none: thousands of slots are idle.
     :ivar gathering_until: clock time up to which it waits for more, 0 while it does not wait.
     :ivar alone: messages to be run one at a time before the next batch.
     :ivar label: the names of queue and worker for `hands`.
@@ -119,7 +120,7 @@ class Slot:
         self.letter_of: Message | None = None
         self.label = b""
         self.lanes: Lanes | None = None
-        self.gathered: list[Row] = []
+        self.gathered: list[Row] | None = None
         self.gathering_until = 0.0
         self.alone = 0
         self.hand = 0

@@ -87,7 +87,7 @@ def test_a_batch_waits_for_more(batching: Batching) -> None:
     slots = batching.engine.worker._dispatcher.slots
     until(lambda: slots["q"].state is State.WAITING)
     batching.engine.send("q", 2, 3)
-    until(lambda: len(slots["q"].gathered) == 4)
+    until(lambda: len(slots["q"].gathered or ()) == 4)
     assert not batching.calls
     batching.engine.send("q", 4, 5)
     until(lambda: batching.calls)

@@ -1,0 +1,162 @@
+"""What orders, batches and idle queues cost: ``python -m bench.jobs``.
+
+All with `qdo-worker`, the embedded broker and coordinator, one worker process, in one run:
+
+- a queue with ``order="key"``: jobs of 10 ms, 100 keys, concurrency 100. Ideal are 10,000 a
+  second; beside it a bare loop of 100 greenlets that wait as long and do nothing else;
+- a job that takes batches of 500 and does nothing, beside the bare loop of `bench.throughput`;
+- the memory of a worker that owns 10,000 idle queues, beside one that owns 10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import qdo
+from bench import report
+from bench.measure import Goal, Spread
+from bench.peers import tally
+from bench.processes import ROOT, Program, ProgramError, tree
+from bench.throughput import APP, PATIENCE_SECONDS, SEND_BATCH, WORKER, counting, fill, run_bare
+
+JOB_SECONDS = 0.010
+KEYS = 100
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_GREENLETS = f"""
+import gevent.monkey
+gevent.monkey.patch_all()
+import time, gevent
+
+def lane(count):
+    for _ in range(count):
+        time.sleep({JOB_SECONDS})
+
+start = time.perf_counter()
+gevent.joinall([gevent.spawn(lane, %d) for _ in range({KEYS})])
+print(time.perf_counter() - start)
+"""
+
+
+def worker(app: str, folder: Path, fresh: str) -> list[str]:
+    """Return the command of a worker with nothing done."""
+    return [
+        *WORKER,
+        f"bench.jobs_app:{app}",
+        "--broker",
+        f"sqlite:{folder / 'messages.db'}",
+        "--coordinator",
+        f"sqlite:{fresh}/coordination.db",
+    ]
+
+
+def rate(app: str, folder: Path, total: int) -> float:
+    """Return the messages a second from the first to the last."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-coordination-", dir=folder) as fresh,
+        counting(total) as (pipe, environment),
+        Program(worker(app, folder, fresh), environment=environment) as program,
+    ):
+        found = pipe.read(PATIENCE_SECONDS, program)
+        return float(found["jobs"] / found["seconds"])
+
+
+def fill_keyed(folder: Path, total: int) -> None:
+    """Send messages of all keys in turn to one queue."""
+    with qdo.App(APP, broker=f"sqlite:{folder / 'messages.db'}") as app:
+        for start in range(0, total, SEND_BATCH):
+            app.send_many(
+                ("keyed", tally.body(number), f"key-{number % KEYS}")
+                for number in range(start, min(total, start + SEND_BATCH))
+            )
+
+
+def greenlets(total: int) -> float:
+    """Return the rate of greenlets that only wait."""
+    code = _GREENLETS % (total // KEYS)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return total / float(done.stdout)
+
+
+def memory(folder: Path, queues: int) -> int:
+    """Return the resident bytes of a worker process that has done a message of each queue."""
+    with qdo.App(APP, broker=f"sqlite:{folder / 'messages.db'}") as app:
+        app.send_many((tally.set_member(number), number) for number in range(queues))
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-coordination-", dir=folder) as fresh,
+        counting(queues) as (pipe, environment),
+        Program(worker("idle", folder, fresh), environment=environment) as program,
+    ):
+        pipe.read(PATIENCE_SECONDS, program)
+        time.sleep(3.0)  # checkpoints, and whatever else follows work
+        child = next((pid for pid, _ in tree(program.pid) if pid != program.pid), None)
+        if child is None:
+            raise ProgramError("the worker has no child process")
+        return int(Path(f"/proc/{child}/statm").read_text().split()[1]) * _PAGE_BYTES
+
+
+def main() -> int:
+    """Measure, print, write the JSON."""
+    parser = argparse.ArgumentParser(prog="python -m bench.jobs", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smoke run with few messages")
+    parser.add_argument("--runs", type=int, default=3)
+    given = parser.parse_args()
+    keyed, batched, many = (2_000, 32_000, 500) if given.quick else (40_000, 1_600_000, 10_000)
+    described = report.machine()
+    found: dict[str, list[float]] = {}
+    names = ("order=key", "100 greenlets that wait", "batches of 500", "bare loop")
+    with tempfile.TemporaryDirectory(prefix="bench-jobs-") as name:
+        for part in ("keyed", "plain", "few", "many"):
+            (Path(name) / part).mkdir()
+        fill_keyed(Path(name) / "keyed", keyed)
+        fill(Path(name) / "plain", batched)
+        for run in range(1 if given.quick else given.runs):
+            report.say(f"run {run + 1}")
+            bare: dict[str, Any] = run_bare(Path(name) / "plain", batched)
+            rates = (
+                rate("keyed", Path(name) / "keyed", keyed),
+                greenlets(keyed),
+                rate("batched", Path(name) / "plain", batched),
+                bare["jobs"] / bare["seconds"],
+            )
+            for each, value in zip(names, rates, strict=True):
+                found.setdefault(each, []).append(value)
+        report.say("memory")
+        few, lot = memory(Path(name) / "few", 10), memory(Path(name) / "many", many)
+    spreads = {each: Spread.of_rates(values) for each, values in found.items()}
+    print(
+        report.table(
+            ("program", "messages/s, median", "best", "worst"),
+            [(n, f"{s.median:,.0f}", f"{s.best:,.0f}", f"{s.worst:,.0f}")
+             for n, s in spreads.items()],
+        )
+    )  # fmt: skip
+    each_queue = (lot - few) / (many - 10)
+    print(f"an idle queue takes {each_queue:,.0f} bytes ({many:,} queues, {lot / 2**20:.0f} MiB)")
+    keyed_share = spreads[names[0]].median * JOB_SECONDS / KEYS
+    batch_share = spreads[names[2]].median / spreads[names[3]].median
+    goals = [
+        Goal("order=key of the ideal rate", ">= 0.60", f"{keyed_share:.2f}", keyed_share >= 0.6),
+        Goal("batches of the bare loop", ">= 0.60", f"{batch_share:.2f}", batch_share >= 0.6),
+        Goal("bytes for an idle queue", "< 2048", f"{each_queue:,.0f}", each_queue < 2048),
+    ]
+    result = {
+        "machine": described,
+        "versions": report.versions(["gevent", "greenlet", "ujson"]),
+        "messages": {"keyed": keyed, "batched": batched},
+        "rates": spreads,
+        "idle": {"queues": many, "bytes_each": each_queue, "resident_bytes": lot},
+    }
+    return report.finish("jobs", result, [] if given.quick else goals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
