@@ -316,6 +316,8 @@ class Member:
         then = self._unanswered.pop(number, None)
         if then is not None:
             then(answer)
+        if not self._unanswered:
+            self._unanswered.clear()  # a dict does not become smaller by itself
 
     def _committed(self, number: int, sent_at: float, answer: Answer) -> None:
         """Pass on an answer; an acknowledged transaction renews the lease."""

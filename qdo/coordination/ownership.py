@@ -288,6 +288,8 @@ class Ownership(Machine):
             slot.state = State.CLAIMING
             slot.busy = True
             del self._search.free[slot.queue]
+        if not self._search.free:
+            self._search.free.clear()  # a dict does not become smaller by itself
         self._own.commit(ops, value, lambda answer: self._claim_answered(slots, answer))
 
     def _refuse_more(self, count: int, size: int) -> None:

@@ -8,6 +8,7 @@ where a queue is done.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -84,7 +85,8 @@ class Discovery:
 
     def _listed(self) -> list[str]:
         try:
-            return self._broker.queues()
+            # One text for one name: others keep it too.
+            return list(map(sys.intern, self._broker.queues()))
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.warning(
                 "queues cannot be listed, tried again in %g s: %s", LIST_SECONDS, describe(error)

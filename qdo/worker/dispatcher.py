@@ -242,6 +242,7 @@ class Dispatcher:
             turn = self._turns.turn(slot, member, claim)
         finally:
             slot.greenlet = slot.message = None
+            slot.started_at = 0.0
             self._ended(slot, member, claim, turn)
 
     def _ended(self, slot: Slot, member: Registration, claim: Claim, turn: Turn) -> None:

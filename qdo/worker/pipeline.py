@@ -146,8 +146,12 @@ class Pipeline:
         self._outcomes.context = context
 
     def clear(self, slot: Slot) -> None:
-        """Drop everything read; the next fetch begins after ``claim.done``."""
+        """Drop everything read, and what is made again: thousands of queues are idle at a time.
+
+        The next fetch begins after ``claim.done``.
+        """
         self._fetcher.clear(slot)
+        slot.label = b""
 
     # --- a turn ------------------------------------------------------------------------
 
@@ -235,8 +239,8 @@ class Pipeline:
     ) -> Turn:
         """Process messages that need not all wait for each other; see `lanes`."""
         lanes = slot.lanes
+        self._label(slot, member, in_line=False)
         if lanes is None or lanes.claim is not claim:
-            self._label(slot, member, in_line=False)
             lanes = slot.lanes = self._lanes(slot, member, claim, work)
         turn = lanes.turn()
         empty = turn is Turn.TIP and lanes.rest()
