@@ -287,7 +287,7 @@ class Pipeline:
             return None
         work = self._works.get(job)
         if work is None:
-            call = self._observing.bind(self._executor.bind(job))
+            call = self._observing.bind(self._executor.bind(self._app.composed(job)))
             work = self._works[job] = Work(job.name, call, job.checkpoint == "message")
         return work
 
