@@ -28,6 +28,7 @@ Signals:
     "job_context",
     "job_failure",
     "queues",
+    "exclude",
     "broker",
     "coordinator",
     "namespace",

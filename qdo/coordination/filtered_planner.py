@@ -128,8 +128,9 @@ class _Flow:
             for number in range(len(classes))
         ]
         self.amounts = [list(row) for row in self.homes]
-        self.totals = [sum(column) for column in zip(*self.amounts, strict=True)]
-        self.totals = self.totals or [0] * len(groups)
+        self.totals: list[int] = [
+            sum(row[group] for row in self.amounts) for group in range(len(groups))
+        ]
         for number in range(len(classes)):
             self._place_homeless(number)
 
@@ -207,10 +208,10 @@ class _Flow:
         return min(room, missing) if missing > 0 else room
 
     def _leaving(self, number: int, group: int) -> int:
-        return int(self.amounts[number][group] <= self.homes[number][group])
+        return 1 if self.amounts[number][group] <= self.homes[number][group] else 0
 
     def _entering(self, number: int, group: int) -> int:
-        return -int(self.amounts[number][group] < self.homes[number][group])
+        return -1 if self.amounts[number][group] < self.homes[number][group] else 0
 
     def _paths(self, source: int) -> tuple[list[int], dict[int, tuple[int, int]]]:
         """Return the cost to each group, and the class and group before it (Bellman-Ford).
