@@ -110,6 +110,9 @@ class Settings:
         "processes",
     )
     burst: bool = _setting(False, "end once every queue is empty, instead of waiting for messages")
+    reload: bool = _setting(
+        False, "for development: restart workers when the app's Python files change"
+    )
     max_messages: int = _setting(
         0,
         "end after having started jobs for so many messages, in each process; 0 is no limit",

@@ -36,6 +36,7 @@ Signals:
     "concurrency",
     "executor",
     "burst",
+    "reload",
     "max_messages",
     "max_seconds",
     "connect_seconds",
