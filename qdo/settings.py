@@ -203,6 +203,14 @@ class Settings:
                 f"{self.backoff_seconds:g}{_told(self.origin('backoff_max_seconds'))}",
             )
 
+        if "*" in self.exclude or set(self.queues) <= set(self.exclude):
+            raise SettingsError(
+                name="exclude",
+                reason=f"{', '.join(self.exclude)}{_told(self.origin('exclude'))} leaves nothing "
+                f"of queues, {', '.join(self.queues)}{_told(self.origin('queues'))}: this worker "
+                "would take no queue",
+            )
+
     def origin(self, name: str) -> str:
         """Return where the value of a setting came from, such as "QDO_APP" or "default"."""
         return self.origins.get(name, DEFAULT)

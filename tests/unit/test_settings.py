@@ -209,6 +209,15 @@ def test_globs_are_a_list_or_a_text_with_commas(file: Path) -> None:
     assert Settings(**json.loads(json.dumps(dataclasses.asdict(settings)))) == settings
 
 
+@pytest.mark.parametrize(
+    ("queues", "exclude"), [("*", "*"), ("a*", "x,*"), ("a*,b", "b,a*"), ("a*", "a*")]
+)
+def test_a_worker_that_takes_nothing_is_refused(queues: str, exclude: str) -> None:
+    """It would register, wait, and process nothing."""
+    with pytest.raises(SettingsError, match="leaves nothing of queues, .*: this worker would take"):
+        Settings(queues=queues, exclude=exclude)  # type: ignore[arg-type]
+
+
 def test_sample_file_holds_every_setting_at_its_default() -> None:
     """config/qdo.toml is complete, in the order of declaration, and changes nothing."""
     lines = SAMPLE.read_text().splitlines()
