@@ -214,7 +214,7 @@ def test_globs_are_a_list_or_a_text_with_commas(file: Path) -> None:
 )
 def test_a_worker_that_takes_nothing_is_refused(queues: str, exclude: str) -> None:
     """It would register, wait, and process nothing."""
-    with pytest.raises(SettingsError, match="leaves nothing of queues, .*: this worker would take"):
+    with pytest.raises(SettingsError, match="this worker would take no queue"):
         Settings(queues=queues, exclude=exclude)  # type: ignore[arg-type]
 
 
