@@ -9,14 +9,15 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from qdo.callbacks import check_call, check_job, described
+from qdo.callbacks import check_call, check_hook, check_job, check_plain, described
 from qdo.errors import SettingsError, UsageError
 from qdo.events import Event
 from qdo.message import Message
+from qdo.middleware import Around, Middleware, compose
 from qdo.ordering import CONCURRENCY, Order, check_batch, check_order
 from qdo.placement import ExecutorName, check_placement
 from qdo.policies import literal_characters
@@ -120,6 +121,7 @@ class App:
         self._job_context: ContextFactory = _empty_context
         self._job_failure: FailureHook = _ignore_failure
         self._observers: list[Observer] = []
+        self._middleware: list[Middleware] = []
         self._settings: Settings | None = None
         self._lock = threading.Lock()
         self._broker: Broker | None = None
@@ -183,6 +185,8 @@ class App:
         def register(function: _Function) -> _Function:
             check_job(function)
             check_placement(function, executor, timeout_seconds, memory_mib, recycle_after)
+            for middleware in self._middleware:
+                middleware.check_job(function)
             placed: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
             placed |= {"memory_mib": memory_mib, "recycle_after": recycle_after}
             placed |= {"policy": policy, "order": order, "concurrency": concurrency}
@@ -210,21 +214,61 @@ class App:
     def context(self, factory: _Function) -> _Function:
         """Register the decorated function as the app's `job_context`.
 
-        :raises UsageError: it cannot be called without arguments.
+        :raises UsageError: it cannot be called without arguments, or is ``async``.
         """
         check_call(factory, (), "job_context")
-        manager = factory
+        check_plain(factory, "job_context")
         if inspect.isgeneratorfunction(factory):
-            manager = contextlib.contextmanager(factory)  # type: ignore[assignment]
-        self._job_context = manager
+            self._job_context = contextlib.contextmanager(factory)
+        else:
+            self._job_context = _checked(factory)
         return factory
+
+    @overload
+    def middleware(self, function: _Function) -> _Function: ...
+
+    @overload
+    def middleware(self, *, jobs: Around = "all") -> Callable[[_Function], _Function]: ...
+
+    def middleware(
+        self, function: _Function | None = None, *, jobs: Around = "all"
+    ) -> _Function | Callable[[_Function], _Function]:
+        """Register the decorated function: it runs around the call of every job.
+
+        It is called as ``function(call_next, message, context)`` and runs the job, or the next
+        middleware, with ``call_next(message, context)``; the one registered first is outermost.
+        If it does not, the message is done without its job; what it raises is how the attempt
+        ends. It runs where the job runs: in its thread, in its process, on the asyncio loop.
+
+        :param jobs: "sync" for jobs of ``def`` only, "async" for those of ``async def`` only,
+            with a middleware of the same kind.
+        :raises UsageError: it cannot be called so, or it is ``async def`` and a job is not, or
+            the other way round.
+        """
+
+        def register(function: _Function) -> _Function:
+            middleware = Middleware(function, jobs)
+            for job in self._jobs:
+                middleware.check_job(job.function)
+            self._middleware.append(middleware)
+            return function
+
+        return register if function is None else register(function)
+
+    def composed(self, job: Job) -> Job:
+        """Return a job whose function is the whole call, middleware included.
+
+        Without middleware it is the job itself.
+        """
+        function = compose(job.function, self._middleware)
+        return job if function is job.function else replace(job, function=function)
 
     def failure(self, hook: _Function) -> _Function:
         """Register the decorated function as the app's `job_failure`.
 
-        :raises UsageError: it cannot be called with (message, context, error).
+        :raises UsageError: it cannot be called with (message, context, error), or is ``async``.
         """
-        check_call(hook, ("message", "context", "error"), "job_failure")
+        check_hook(hook, ("message", "context", "error"), "job_failure")
         self._job_failure = hook
         return hook
 
@@ -234,9 +278,9 @@ class App:
         There may be several. It runs in the turn of the queue and should be quick; what it raises
         is logged and changes nothing.
 
-        :raises UsageError: it cannot be called with (event).
+        :raises UsageError: it cannot be called with (event), or is ``async``.
         """
-        check_call(hook, ("event",), "observer")
+        check_hook(hook, ("event",), "observer")
         self._observers.append(hook)
         return hook
 
@@ -422,6 +466,22 @@ class App:
 @contextlib.contextmanager
 def _empty_context() -> Iterator[dict[str, Any]]:
     yield {}
+
+
+def _checked(factory: Callable[..., Any]) -> ContextFactory:
+    """Return a factory whose product is looked at before a worker enters it."""
+
+    def make() -> AbstractContextManager[Any]:
+        manager: AbstractContextManager[Any] = factory()
+        if not hasattr(type(manager), "__enter__") or not hasattr(type(manager), "__exit__"):
+            raise UsageError(
+                reason=f"job_context {described(factory)} returned an object of type "
+                f"{type(manager).__name__}, which is no context manager: write 'yield' for "
+                "'return', and what comes after it is the tear-down"
+            )
+        return manager
+
+    return make
 
 
 def _ignore_failure(message: Message, context: Any, error: BaseException) -> None:

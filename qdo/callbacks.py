@@ -18,6 +18,36 @@ def check_job(function: Any) -> None:
         )
 
 
+def check_hook(
+    function: Any, arguments: tuple[str, ...], role: str, *, may_be_async: bool = False
+) -> None:
+    """Raise UsageError unless `function` can be called as a hook and then does its work."""
+    check_call(function, arguments, role)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            reason=f"{role} {described(function)} is a generator and would never run: "
+            "write it without 'yield'"
+        )
+    if not may_be_async:
+        check_plain(function, role)
+
+
+def check_plain(function: Any, role: str) -> None:
+    """Raise UsageError if calling `function` makes a coroutine, which nobody would wait for."""
+    if is_async(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            reason=f"{role} {described(function)} is 'async def' and would never run: "
+            "write it with 'def'"
+        )
+
+
+def is_async(function: Any) -> bool:
+    """Return whether calling a function, or an object, makes a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is
+    )
+
+
 def check_call(function: Any, arguments: tuple[str, ...], role: str) -> None:
     """Raise UsageError unless `function` can be called with these positional arguments.
 
@@ -41,7 +71,11 @@ def check_call(function: Any, arguments: tuple[str, ...], role: str) -> None:
 
 
 def described(function: Any) -> str:
-    """Return a function as MODULE:NAME, for messages and logs."""
+    """Return a function as MODULE:NAME, for messages and logs.
+
+    What wraps one, such as middleware, goes by the name of what it wraps.
+    """
+    function = getattr(function, "__wrapped__", function)
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
     return f"{module}:{name}" if module and name else repr(function)

@@ -34,6 +34,16 @@ def filled(value: str) -> str | None:
     return None if value else "it is empty"
 
 
+def globs(value: tuple[str, ...]) -> str | None:
+    """Check globs; an empty one, as in a list that begins with a comma, matches nothing."""
+    return None if all(value) else f"{', '.join(value)!r} has an empty glob"
+
+
+def some_globs(value: tuple[str, ...]) -> str | None:
+    """Check globs of which there must be one."""
+    return globs(value) if value else "there is no glob: * stands for every queue"
+
+
 def app_name(value: str) -> str | None:
     """Check a text that is empty or the name of a znode."""
     fault = name_fault(value) if value else None

@@ -98,7 +98,7 @@ def load_callable(target: str) -> Any:
 
 def _app_around_job(settings: Settings) -> App:
     app = App(settings.app)
-    app.job(settings.queues)(load_job(settings.job))
+    app.job()(load_job(settings.job))
     return app
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any, Literal
 
 from qdo.callbacks import described
+from qdo.callbacks import is_async as is_async
 from qdo.errors import UsageError
 
 ExecutorName = Literal["greenlet", "thread", "process"]
@@ -60,13 +59,6 @@ def kind_of(job: Any, default: str) -> str:
     if kind != "process":
         _check_process_only(job.name, job.memory_mib, job.recycle_after)
     return str(kind)
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Return whether calling a function, or an object, makes a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is
-    )
 
 
 def _check_number(name: str, option: str, value: Any, least: float) -> None:

@@ -71,8 +71,13 @@ class Settings:
     job_failure: str = _setting(
         "", "function told of every failed attempt, MODULE:FUNCTION", checks.reference
     )
-    queues: str = _setting(
-        "*", "which queues `job` is for: * any text, ? one character, [ab] either", checks.filled
+    queues: tuple[str, ...] = _setting(
+        ("*",),
+        "take only queues that match one of these globs: * any text, ? one character, [ab] either",
+        checks.some_globs,
+    )
+    exclude: tuple[str, ...] = _setting(
+        (), "leave queues that match one of these globs to other workers", checks.globs
     )
     broker: str = _setting(
         "sqlite:qdo-data/messages.db", "where messages live: sqlite:PATH", checks.broker_url
@@ -105,6 +110,9 @@ class Settings:
         "processes",
     )
     burst: bool = _setting(False, "end once every queue is empty, instead of waiting for messages")
+    reload: bool = _setting(
+        False, "for development: restart workers when the app's Python files change"
+    )
     max_messages: int = _setting(
         0,
         "end after having started jobs for so many messages, in each process; 0 is no limit",
@@ -195,6 +203,14 @@ class Settings:
                 f"{self.backoff_seconds:g}{_told(self.origin('backoff_max_seconds'))}",
             )
 
+        if "*" in self.exclude or set(self.queues) <= set(self.exclude):
+            raise SettingsError(
+                name="exclude",
+                reason=f"{', '.join(self.exclude)}{_told(self.origin('exclude'))} leaves nothing "
+                f"of queues, {', '.join(self.queues)}{_told(self.origin('queues'))}: this worker "
+                "would take no queue",
+            )
+
     def origin(self, name: str) -> str:
         """Return where the value of a setting came from, such as "QDO_APP" or "default"."""
         return self.origins.get(name, DEFAULT)
@@ -226,7 +242,8 @@ class Settings:
 class Declaration:
     """What is known about one setting.
 
-    :ivar kind: "str", "int", "float", "bool", or "tables" for what only a file can express.
+    :ivar kind: "str", "int", "float", "bool", "globs" for a tuple of text, or "tables" for what
+        only a file can express.
     """
 
     name: str
@@ -247,7 +264,7 @@ class Declaration:
         return "--" + self.name.replace("_", "-")
 
 
-_KINDS = {"tuple[QueuePolicy, ...]": "tables"}
+_KINDS = {"tuple[QueuePolicy, ...]": "tables", "tuple[str, ...]": "globs"}
 _declared: dict[str, Declaration] = {}
 
 
@@ -403,6 +420,15 @@ def _read_str(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _read_globs(value: Any) -> tuple[str, ...] | None:
+    """Read a list of text, or one text with commas, as the environment has it."""
+    if isinstance(value, str):
+        return tuple(each.strip() for each in value.split(",")) if value else ()
+    if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    return None
+
+
 def _read_int(value: Any) -> int | None:
     if isinstance(value, str):
         return int(value)
@@ -426,10 +452,12 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "int": _read_int,
     "float": _read_float,
     "bool": _read_bool,
+    "globs": _read_globs,
 }
 _KIND_NAMES = {
     "str": "text",
     "int": "whole number",
     "float": "number of seconds",
     "bool": "true or false",
+    "globs": "list of globs",
 }

@@ -138,7 +138,7 @@ def with_settings(*names: str) -> Callable[[_Function], click.Command]:
 
     def decorate(function: Any) -> Any:
         def call(config: str | None, **arguments: Any) -> Any:
-            flags = {each.name: arguments.pop(each.name) for each in chosen}
+            flags = {each.name: _given(arguments.pop(each.name)) for each in chosen}
             return function(settings=load(flags=flags, config=config), **arguments)
 
         update_wrapper(call, function)
@@ -152,15 +152,30 @@ def with_settings(*names: str) -> Callable[[_Function], click.Command]:
     return decorate
 
 
+def _given(value: Any) -> Any:
+    """Return the value of an option, None for one that may be repeated and was not given."""
+    return None if value == () else value
+
+
 def _setting_option(declaration: Declaration) -> Callable[[Any], Any]:
-    default = "" if declaration.default in ("", False) else f"; default {declaration.default}"
+    default = _default(declaration)
     text = f"{declaration.help[0].upper()}{declaration.help[1:]} [{declaration.variable}{default}]."
     if declaration.kind == "bool":
         return click.option(declaration.flag, is_flag=True, default=None, help=text)
     metavar = {"int": "N", "float": "SECONDS"}.get(declaration.kind, _METAVARS)
     if isinstance(metavar, dict):
         metavar = metavar.get(declaration.name, "TEXT")
-    return click.option(declaration.flag, metavar=metavar, help=text)
+    repeated = declaration.kind == "globs"
+    if repeated:
+        text += " May be given more than once."
+    return click.option(declaration.flag, metavar=metavar, help=text, multiple=repeated)
+
+
+def _default(declaration: Declaration) -> str:
+    value = declaration.default
+    if isinstance(value, tuple):
+        value = " ".join(value)
+    return "" if value in ("", False) else f"; default {value}"
 
 
 _METAVARS = {
@@ -169,6 +184,7 @@ _METAVARS = {
     "job_context": "MODULE:FUNCTION",
     "job_failure": "MODULE:FUNCTION",
     "queues": "GLOB",
+    "exclude": "GLOB",
     "broker": "URL",
     "coordinator": "URL",
     "namespace": "PATH",

@@ -30,7 +30,7 @@ def queues(glob: str, form: str, settings: Settings) -> None:
     items = [_queue_item(each) for each in found]
     if form == "table":
         for item in items:
-            item["owner"] = f"{item['owner']} (gone)" if item["owner_gone"] else item["owner"]
+            item["owner"] = _owner(item)
             item["last"] = item["fault"] or item["last_time"]
             item["failing"] = _trouble(item["failing"], item["blocked"])
     columns = {
@@ -49,6 +49,14 @@ def queues(glob: str, form: str, settings: Settings) -> None:
     emit("qdo.queues/1", items, form, columns)
 
 
+def _owner(item: dict[str, Any]) -> str | None:
+    """Return who has a queue, in words."""
+    owner: str | None = item["owner"]
+    if owner is not None:
+        return f"{owner} (gone)" if item["owner_gone"] else owner
+    return "no worker takes it" if item["untaken"] else None
+
+
 def _trouble(failing: dict[str, Any] | None, blocked: dict[str, Any] | None) -> str | None:
     """Return how the message at the head of a queue fails, in words."""
     if blocked is not None:
@@ -63,6 +71,7 @@ def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
         "queue": each.queue,
         "owner": each.owner,
         "owner_gone": each.owner_gone,
+        "untaken": each.untaken,
         "last": str(each.last) if each.last else "",
         "last_time": format_position(each.last) if each.last else None,
         "backlog": each.backlog,
@@ -89,25 +98,31 @@ def workers(form: str, settings: Settings) -> None:
     if form == "table":
         for item in items:
             item["started"] = _moment(item.get("started"))
-    emit(
-        "qdo.workers/1",
-        items,
-        form,
-        {
-            "worker": "WORKER",
-            "queues": "QUEUES",
-            "assigned": "ASSIGNED",
-            "host": "HOST",
-            "pid": "PID",
-            "state": "STATE",
-            "started": "STARTED",
-            "version": "VERSION",
-        },
-    )
+        for item, each in zip(items, found, strict=True):
+            item["takes"] = str(each.takes)
+    columns = {
+        "worker": "WORKER",
+        "queues": "QUEUES",
+        "assigned": "ASSIGNED",
+        "host": "HOST",
+        "pid": "PID",
+        "state": "STATE",
+        "started": "STARTED",
+        "version": "VERSION",
+        "takes": "TAKES",
+    }
+    if all(each.takes.everything for each in found):
+        del columns["takes"]
+    emit("qdo.workers/1", items, form, columns)
 
 
 def _worker_item(each: status.WorkerStatus) -> dict[str, Any]:
-    known = {"worker": each.worker, "queues": each.queues, "assigned": each.assigned}
+    known: dict[str, Any] = {
+        "worker": each.worker,
+        "queues": each.queues,
+        "assigned": each.assigned,
+        "takes": {"queues": each.takes.queues, "exclude": each.takes.exclude},
+    }
     return {**known, **dict(each.details), **known}
 
 

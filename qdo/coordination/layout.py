@@ -3,7 +3,8 @@
 ========================  ====================  ==================================================
 node                      kind                  value
 ========================  ====================  ==================================================
-workers/worker-N          ephemeral sequential  ``{"queues": [...]}``; ``"reread"`` after a seek
+workers/worker-N          ephemeral sequential  ``{"queues": [...]}``; ``"reread"`` after a seek,
+                                                ``"takes"`` if it takes only some queues
 queues/<queue>            persistent            ``{"last": "N"}``; ``owner``, ``seek``,
                                                 ``position``, ``failing`` or ``blocked``,
                                                 ``above``, ``also``
@@ -26,6 +27,7 @@ from typing import Any
 import ujson
 
 from qdo.errors import SettingsError
+from qdo.filters import EVERYTHING, QueueFilter
 from qdo.names import check_queue_name as check_queue_name
 from qdo.names import is_path_part
 from qdo.names import name_fault as name_fault
@@ -139,11 +141,13 @@ class WorkerNode:
 
     :ivar reread: queues that an operator moved and whose node the worker must read again.
     :ivar draining: the worker gives its queues back and takes no new ones.
+    :ivar takes: which queues it may be granted; everything where the node does not say it.
     """
 
     queues: tuple[str, ...] = ()
     reread: tuple[str, ...] = ()
     draining: bool = False
+    takes: QueueFilter = EVERYTHING
 
     @classmethod
     def parse(cls, data: bytes) -> WorkerNode:
@@ -152,6 +156,7 @@ class WorkerNode:
             _names(value.get("queues")),
             _names(value.get("reread")),
             bool(value.get("draining", False)),
+            _filter(value.get("takes")),
         )
 
     def encode(self) -> bytes:
@@ -160,7 +165,20 @@ class WorkerNode:
             value["reread"] = list(self.reread)
         if self.draining:
             value["draining"] = True
+        if self.takes != EVERYTHING:
+            value["takes"] = {
+                "queues": list(self.takes.queues),
+                "exclude": list(self.takes.exclude),
+            }
         return encode(value)
+
+
+def _filter(value: Any) -> QueueFilter:
+    if not isinstance(value, dict):
+        return EVERYTHING
+    return QueueFilter(
+        _names(value.get("queues")) or EVERYTHING.queues, _names(value.get("exclude"))
+    )
 
 
 def parse_assignment(data: bytes) -> frozenset[str]:

@@ -31,6 +31,7 @@ from qdo.coordination.rebalancer import Rebalancer
 from qdo.coordination.slots import Claim
 from qdo.coordination.slots import Listener as ClaimListener
 from qdo.errors import CoordinatorUnreachableError
+from qdo.filters import EVERYTHING, QueueFilter
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Member:
 
     :ivar name: name of the worker node, such as ``worker-0000000101``; "" before `start`.
     :ivar failure: the error that ended the loop, if one did: a bug, not an outage.
+    :param takes: which queues it may be granted.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Member:
         *,
         component: Mapping[str, Any],
         checkpoint_seconds: float = 0.2,
+        takes: QueueFilter = EVERYTHING,
     ) -> None:
         self.name = ""
         self.failure: BaseException | None = None
@@ -65,6 +68,7 @@ class Member:
         self._listener = listener
         self._component_value = dict(component)
         self._checkpoint_seconds = checkpoint_seconds
+        self._takes = takes
         self._handler = client.handler
         self._events: Any = self._handler.queue_impl()
         self._progressed: deque[Claim] = deque()
@@ -108,7 +112,7 @@ class Member:
         registration = Registration(
             self._layout.workers,
             WORKER_STEM,
-            WorkerNode().encode(),
+            WorkerNode(takes=self._takes).encode(),
             session,
             self._worker_registered,
         )
@@ -410,6 +414,7 @@ class Member:
             clock=clock,
             checkpoint_seconds=self._checkpoint_seconds,
             on_gone=self._evicted,
+            takes=self._takes,
         )
         self._rebalancer = rebalancer = Rebalancer(
             self._layout, clock=clock, resign=self._resign

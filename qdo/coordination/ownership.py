@@ -48,6 +48,7 @@ from qdo.coordination.ownnode import OwnNode
 from qdo.coordination.search import Search
 from qdo.coordination.slots import Claim, Listener, Slot, State
 from qdo.errors import OversizeError
+from qdo.filters import EVERYTHING, QueueFilter
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Ownership(Machine):
         clock: Callable[[], float],
         checkpoint_seconds: float,
         on_gone: Callable[[], None],
+        takes: QueueFilter = EVERYTHING,
     ) -> None:
         super().__init__()
         self.name = name
@@ -85,6 +87,7 @@ class Ownership(Machine):
         self._finished: dict[str, Slot] = {}
         self._doubtful: dict[str, Slot] = {}
         self._own = OwnNode(self.path, self, on_gone=self.gone, on_reread=self._asked_to_reread)
+        self._own.takes = takes
         self._search = Search(layout, name, self, self.slots)
         self._checkpoints = Checkpoints(
             layout, self, clock=clock, interval_seconds=checkpoint_seconds
@@ -204,7 +207,9 @@ class Ownership(Machine):
         if isinstance(answer, Unanswered):
             return
         self._known_assignment = isinstance(answer, Node)
-        self._assigned = parse_assignment(answer.data) if isinstance(answer, Node) else frozenset()
+        granted = parse_assignment(answer.data) if isinstance(answer, Node) else frozenset()
+        # A rebalancer of an older version knows nothing of what workers take.
+        self._assigned = frozenset(filter(self._own.takes.matcher(), granted))
         self._compare()
 
     def _wanted(self, queue: str) -> bool:

@@ -24,6 +24,7 @@ from qdo.coordination.machine import (
     Then,
     Unanswered,
 )
+from qdo.filters import EVERYTHING
 
 
 class OwnNode:
@@ -31,6 +32,7 @@ class OwnNode:
 
     :ivar listed: the queues in it, as last written or read back behind a barrier.
     :ivar draining: to be said in it from the next write on.
+    :ivar takes: which queues the worker may be granted; said in every write.
     :ivar rewrite: it should be written even if nothing is claimed or released.
     """
 
@@ -45,6 +47,7 @@ class OwnNode:
         self.path = path
         self.listed: dict[str, None] = {}
         self.draining = False
+        self.takes = EVERYTHING
         self.rewrite = False
         self._machine = machine
         self._on_gone = on_gone
@@ -77,7 +80,7 @@ class OwnNode:
         listed.update(dict.fromkeys(plus))
         for queue in minus:
             listed.pop(queue, None)
-        return WorkerNode(tuple(listed), draining=self.draining).encode()
+        return WorkerNode(tuple(listed), draining=self.draining, takes=self.takes).encode()
 
     def commit(self, ops: list[SetOp], value: bytes, then: Then) -> None:
         """Write the own node together with queue nodes; `then` first asks `answered`."""
@@ -136,7 +139,7 @@ class OwnNode:
         elif isinstance(answer, Node):
             node = WorkerNode.parse(answer.data)
             # A seek's list is kept: its queues are read again when this write is seen.
-            value = replace(node, draining=self.draining).encode()
+            value = replace(node, draining=self.draining, takes=self.takes).encode()
             self._machine.ask(
                 Commit((SetOp(self.path, value, answer.version),)),
                 lambda written: self._barrier_written(node, then, written),

@@ -5,7 +5,7 @@ Q mod W workers get the larger share. Giving the larger shares to those who hold
 minimises the moves: a worker that holds h queues and may keep s of them gives up
 max(0, h - s), and moving a larger share from a worker that holds at most floor(Q/W) to one
 that holds more never increases the sum. This is the argument behind Kafka's sticky assignor
-(KIP-54), here for queues that any worker may handle.
+(KIP-54), here for queues that any worker may handle; `filtered_planner` is for the others.
 
 Cost: O(Q + W log W) time, O(Q) space; nothing is sorted but the workers.
 """

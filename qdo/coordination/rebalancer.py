@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
+from qdo.coordination.filtered_planner import plan_filtered
 from qdo.coordination.layout import (
     MAX_TRANSACTION_BYTES,
     MAX_VALUE_BYTES,
@@ -43,7 +44,6 @@ from qdo.coordination.machine import (
     SetOp,
     Unanswered,
 )
-from qdo.coordination.planner import plan
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ RELIST_SECONDS = 0.05
 """Shortest time between two listings of all queues."""
 RECONCILE_SECONDS = 60.0
 CREATE_BATCH = 250
+NAMES_SHOWN = 20
 
 
 class Rebalancer(Machine):
@@ -72,6 +73,7 @@ class Rebalancer(Machine):
         self._fence: int | None = None
         self._term = 0
         self._refusing: set[str] = set()
+        self._untaken: list[str] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -102,6 +104,7 @@ class Rebalancer(Machine):
         self._fence = None
         self._term += 1
         self._refusing.clear()
+        self._untaken = []
         self._clear()
 
     @property
@@ -203,7 +206,9 @@ class Rebalancer(Machine):
         if workers is None or name not in workers or not isinstance(answer, Node):
             return
         before, workers[name] = workers[name], WorkerNode.parse(answer.data)
-        if workers[name].draining != before.draining:
+        # A node just listed is planned for once the others that join have settled.
+        other_takes = not counted and workers[name].takes != before.takes
+        if workers[name].draining != before.draining or other_takes:
             self._plan_soon(0.0)
 
     def _list_queues(self) -> None:
@@ -266,10 +271,11 @@ class Rebalancer(Machine):
             return
         self._settled = True
         self._plan_at = self._joined_at = INFINITY
-        able = [name for name, node in self._workers.items() if not node.draining]
+        able = {name: node.takes for name, node in self._workers.items() if not node.draining}
         if not able:
             return
-        wanted = plan(self._queues, able, current)
+        wanted, untaken = plan_filtered(self._queues, able, current)
+        self._tell_untaken(sorted(untaken))
         ops = self._operations(wanted)
         if ops:
             log.info(
@@ -279,6 +285,23 @@ class Rebalancer(Machine):
                 len(ops),
             )
             self._write(ops)
+
+    def _tell_untaken(self, untaken: list[str]) -> None:
+        """Name the queues that no worker takes, whenever they are others than before."""
+        if untaken == self._untaken:
+            return
+        if untaken:
+            shown = ", ".join(untaken[:NAMES_SHOWN])
+            log.warning(
+                "rebalancer: no worker takes %d queues, their messages wait for one with other "
+                "--queues or --exclude: %s%s",
+                len(untaken),
+                shown,
+                "" if len(untaken) <= NAMES_SHOWN else ", ...",
+            )
+        else:
+            log.info("rebalancer: every queue has a worker that takes it again")
+        self._untaken = untaken
 
     def _current(self) -> dict[str, list[str]]:
         """What each worker was granted, or without a grant what it has."""

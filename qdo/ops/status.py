@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from qdo.brokers.base import Broker
 from qdo.coordination.client import Client
 from qdo.coordination.layout import Layout, Marks, QueueNode, WorkerNode
 from qdo.coordination.reads import read_children, read_nodes
+from qdo.filters import EVERYTHING, QueueFilter
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class QueueStatus:
     :ivar delayed: messages that are not due yet; they are not in the backlog.
     :ivar dead_letters: messages set aside.
     :ivar fault: why the queue's node cannot be read; such a queue stands still.
+    :ivar untaken: none of the registered workers takes queues of this name.
     :ivar marks: of the message that fails, None while none does; the queue stands still if they
         say that it is blocked.
     """
@@ -41,6 +43,7 @@ class QueueStatus:
     fault: str | None
     delayed: int = 0
     marks: Marks | None = None
+    untaken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class WorkerStatus:
 
     :ivar queues: how many it handles.
     :ivar assigned: how many the rebalancer grants it.
+    :ivar takes: which queues it may be granted.
     :ivar details: what the process says of itself: host, pid, version, started, state, ...
     """
 
@@ -56,6 +60,7 @@ class WorkerStatus:
     queues: int
     assigned: int
     details: tuple[tuple[str, Any], ...]
+    takes: QueueFilter = EVERYTHING
 
 
 def queue_statuses(
@@ -71,6 +76,7 @@ def queue_statuses(
     """
     nodes = _queue_nodes(client, layout, glob) if client else {}
     workers = _names(client, layout.workers) if client else frozenset()
+    takers = _takers(client, layout, workers) if client else []
     stored = frozenset(_matching(broker.queues(), glob)) if broker else frozenset()
     dead = broker.dead_letter_counts() if broker else {}
     return [
@@ -80,9 +86,19 @@ def queue_statuses(
             workers,
             broker if queue in stored else None,
             dead.get(queue, 0),
+            bool(takers) and not any(takes(queue) for takes in takers),
         )
         for queue in sorted(stored.union(nodes, _matching(dead, glob)))
     ]
+
+
+def _takers(
+    client: Client, layout: Layout, workers: Iterable[str]
+) -> list[Callable[[str], bool]]:
+    """Return what says whether a queue is taken, for each filter of the workers that stay."""
+    nodes = read_nodes(client, [layout.worker(name) for name in workers])
+    parsed = [WorkerNode.parse(node.data) for node in nodes]
+    return [takes.matcher() for takes in {node.takes for node in parsed if not node.draining}]
 
 
 def _queue_nodes(client: Client, layout: Layout, glob: str) -> dict[str, QueueNode]:
@@ -93,7 +109,12 @@ def _queue_nodes(client: Client, layout: Layout, glob: str) -> dict[str, QueueNo
 
 
 def _queue_status(
-    queue: str, node: QueueNode, workers: frozenset[str], broker: Broker | None, dead: int
+    queue: str,
+    node: QueueNode,
+    workers: frozenset[str],
+    broker: Broker | None,
+    dead: int,
+    untaken: bool,
 ) -> QueueStatus:
     backlog = broker.backlog(queue, node.last) if broker and node.fault is None else None
     return QueueStatus(
@@ -107,6 +128,7 @@ def _queue_status(
         fault=node.fault,
         delayed=backlog.delayed if backlog else 0,
         marks=node.marks,
+        untaken=untaken,
     )
 
 
@@ -130,9 +152,10 @@ def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
     statuses = []
     for read in read_nodes(client, workers):
         name = read.path.rpartition("/")[2]
-        queues = len(WorkerNode.parse(read.data).queues)
+        node = WorkerNode.parse(read.data)
         details = described.get(read.session, ())
-        statuses.append(WorkerStatus(name, queues, assigned.get(name, 0), details))
+        granted = assigned.get(name, 0)
+        statuses.append(WorkerStatus(name, len(node.queues), granted, details, node.takes))
     return statuses
 
 

@@ -24,10 +24,11 @@ class Burst:
     Done here is not enough. A worker killed with -9 is counted as alive until its session ends,
     and if all others left before that, nobody would take over what it had. So a worker stays
     until nothing waits behind the recorded `last` of any queue, and each queue is in the hands
-    of a live worker. Left out are queues that the app has no job for, and those whose node says
-    that nobody may process them.
+    of a live worker. Left out are queues that this worker does not take, those that the app has
+    no job for, and those whose node says that nobody may process them.
 
     :param idle_here: whether all queues of this worker are claimed and at their tip.
+    :param takes: whether this worker takes a queue.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class Burst:
         registrar: Registrar,
         idle_here: Callable[[], bool],
         clock: Callable[[], float],
+        takes: Callable[[str], bool] = lambda queue: True,
     ) -> None:
         self._app = app
         self._broker = broker
         self._registrar = registrar
         self._idle_here = idle_here
         self._clock = clock
+        self._takes = takes
 
     def step(self) -> float | None:
         """Look once; return None when all is done, else the seconds to the next look."""
@@ -53,7 +56,11 @@ class Burst:
 
     def _done_everywhere(self) -> bool:
         try:
-            names = [name for name in self._broker.queues() if self._app.job_for(name) is not None]
+            names = [
+                name
+                for name in self._broker.queues()
+                if self._takes(name) and self._app.job_for(name) is not None
+            ]
             survey = self._registrar.survey(names)
             return not survey.unattended and not any(
                 self._broker.backlog(name, last).count for name, last in survey.elsewhere.items()

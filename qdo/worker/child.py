@@ -26,6 +26,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qdo.settings import Settings
     from qdo.worker.worker import Worker
 
 
@@ -54,23 +55,38 @@ def _run(told: dict[str, Any], pipe: socket.socket) -> int:
 
     settings = Settings(**told["settings"])
     log.configure(settings.log_level)
+    if settings.reload:
+        # A file that is written twice in one second may have the byte code of the first.
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     try:
         return _work(settings, told, pipe)
     except QdoError as error:
         print(f"qdo-worker: {error}", file=sys.stderr, flush=True)
+        _tell_failure(settings, told, pipe, error)
         return error.exit_code
-    except Exception:
+    except Exception as error:
         logging.getLogger(__name__).critical("the worker failed", exc_info=True)
+        _tell_failure(settings, told, pipe, error)
         return 1
 
 
-def _work(settings: Any, told: dict[str, Any], pipe: socket.socket) -> int:
+def _tell_failure(settings: Settings, told: dict[str, Any], pipe: Any, error: Exception) -> None:
+    """Say which files to mend, so that the parent notices when they are."""
+    if settings.reload:
+        from qdo.worker import parent, reloading
+
+        named = reloading.failure_files(error, told["target"] or settings.job)
+        parent.tell_files(pipe, reloading.app_files() | named)
+
+
+def _work(settings: Settings, told: dict[str, Any], pipe: socket.socket) -> int:
     import gevent
 
     from qdo.coordination.layout import Layout
     from qdo.loading import prepare
     from qdo.worker.hands import Hands
-    from qdo.worker.parent import Parent
+    from qdo.worker.parent import Parent, tell_files_for_ever
     from qdo.worker.registrar import Registrar
     from qdo.worker.worker import Worker
 
@@ -89,6 +105,8 @@ def _work(settings: Any, told: dict[str, Any], pipe: socket.socket) -> int:
     )
     _obey_signals(worker)
     gevent.spawn(parent.watch, lambda: _parent_died(worker))
+    if settings.reload:
+        gevent.spawn(tell_files_for_ever, pipe)
     return worker.run()
 
 

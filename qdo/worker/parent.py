@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import gevent
+
+from qdo.worker.reloading import app_files
+
+FILES_SECONDS = 1.0
+"""How often a worker looks for files it has imported since; only with the setting `reload`."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,3 +59,22 @@ class Parent:
             _log.debug("the pipe to the parent broke: %s", error)
         self._gone = True
         on_death()
+
+
+def tell_files(pipe: socket.socket, files: Iterable[str]) -> None:
+    """Tell the parent which files this process is made of."""
+    try:
+        pipe.sendall(json.dumps({"files": sorted(files)}).encode() + b"\n")
+    except OSError as error:
+        _log.warning("the parent cannot be told of files: %s", error)
+
+
+def tell_files_for_ever(pipe: socket.socket) -> None:
+    """Tell the parent of files, again whenever there are more."""
+    told: set[str] = set()
+    while True:
+        files = app_files()
+        if not files <= told:
+            told |= files
+            tell_files(pipe, told)
+        gevent.sleep(FILES_SECONDS)

@@ -408,7 +408,7 @@ class Pipeline:
             return None
         work = self._works.get(job)
         if work is None:
-            call = self._executor.bind(job)
+            call = self._executor.bind(self._app.composed(job))
             work = self._works[job] = Work(
                 job.name,
                 self._observing.bind(call) if job.batch is None else call,

@@ -31,6 +31,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 class Child:
     """A running worker process, leader of a process group and session of its own.
 
+    :ivar files: what it imported, as far as it said; only with the setting `reload`.
     :ivar in_hand: after `reap`, the messages that it had in hand when it died.
 
     Only the parent's main loop may reap it: until then its pid and group cannot be given
@@ -42,6 +43,7 @@ class Child:
     ) -> None:
         self.name = name
         self.sessions: list[Session] = []
+        self.files: list[str] = []
         self._coordinator = settings.coordinator
         self._said = b""
         # A socket pair, not a pipe: the child writes its lines into it, and reads its end from
@@ -132,7 +134,11 @@ class Child:
 
     def _understand(self, line: bytes) -> None:
         try:
-            session = self._session_of(json.loads(line))
+            value = json.loads(line)
+            if "files" in value:
+                self.files = list(map(str, value["files"]))
+                return
+            session = self._session_of(value)
         except (ValueError, KeyError, TypeError):
             _log.warning("%s (pid %d) said %r, which is ignored", self.name, self.pid, line[:100])
             return

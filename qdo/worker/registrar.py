@@ -13,6 +13,7 @@ from qdo.coordination.layout import Layout, QueueNode, WorkerNode
 from qdo.coordination.member import Listener, Member
 from qdo.coordination.reads import read_children, read_nodes
 from qdo.coordination.slots import Claim
+from qdo.filters import QueueFilter
 from qdo.settings import Settings
 
 OnSession = Callable[["tuple[int, bytes] | None"], None]
@@ -89,6 +90,7 @@ class Registrar:
             listener,
             component=component,
             checkpoint_seconds=settings.checkpoint_seconds,
+            takes=QueueFilter(settings.queues, settings.exclude),
         )
         return member
 

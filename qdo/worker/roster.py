@@ -14,6 +14,9 @@ running    any other exit, while nobody asked to stop             waiting (back-
 running    any exit after somebody asked to stop                  ended
 waiting    its time came                                          running
 waiting    somebody asked to stop                                 ended
+running    `reload`: asked to drain; then any exit                running
+running    with `watching`: it cannot begin                       waiting (for `reload`)
+waiting    `reload`                                               running
 =========  =====================================================  =======================
 
 Asked to stop once, the roster drains; asked again it aborts; asked a third time it kills.
@@ -28,6 +31,9 @@ from dataclasses import dataclass, field
 
 CANNOT_BEGIN = frozenset({2, 3, 5, 6})
 """Exit codes that say trying again changes nothing: usage, out of reach, refused, not found."""
+MENDABLE = frozenset({1, 2})
+"""Exit codes of a worker that did not begin for which its app may be the reason."""
+NEVER = float("inf")
 FIRST_DELAY_SECONDS = 0.1
 """A single kill -9 is healed at once."""
 LONGEST_DELAY_SECONDS = 30.0
@@ -97,7 +103,14 @@ class GiveUp:
     code: int
 
 
-Action = Spawn | Ask | Kill | Restart | GiveUp
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Tell that a place cannot begin and waits until its files change."""
+
+    place: int
+
+
+Action = Spawn | Ask | Kill | Restart | GiveUp | Await
 
 
 @dataclass(slots=True)
@@ -110,7 +123,11 @@ class _Place:
     registered: bool = False
     """Its process has a coordinator session now."""
     ever_registered: bool = False
+    began: bool = False
+    """Its process has, or had, a coordinator session."""
     code: int = 0
+    leave_by: float | None = None
+    """When a process that was asked to make room for its successor is killed; None: not asked."""
 
 
 @dataclass(slots=True)
@@ -119,10 +136,12 @@ class Roster:
 
     :ivar size: how many worker processes to keep.
     :ivar drain_seconds: how long a worker may take to drain.
+    :ivar watching: a worker whose app may be why it cannot begin waits for `reload`.
     """
 
     size: int
     drain_seconds: float
+    watching: bool = False
     stop: Stop = Stop.NO
     _places: list[_Place] = field(default_factory=list)
     _refusal: int | None = None
@@ -137,15 +156,22 @@ class Roster:
         """Note that the process of a place opened a coordinator session, or closed its own."""
         entry = self._places[place]
         entry.registered = open_session
+        entry.began = entry.began or open_session
         entry.ever_registered = entry.ever_registered or open_session
 
     def exited(self, place: int, code: int, now: float) -> list[Action]:
         """Decide what follows from the end of a process; `code` is negative for a signal."""
         entry = self._places[place]
         entry.code = self._rate(entry, code)
-        if self.stop or code == 0:
+        if self.stop or (code == 0 and entry.leave_by is None):
             entry.phase = Phase.ENDED
             return []
+        if entry.leave_by is not None:
+            entry.delay = 0.0
+            return [self._spawn(place, now)]
+        if self.watching and code in MENDABLE and not entry.began:
+            entry.phase, entry.due_at, entry.delay = Phase.WAITING, NEVER, 0.0
+            return [Await(place)]
         if code in CANNOT_BEGIN and not entry.ever_registered:
             entry.phase = Phase.ENDED
             self._refusal = code
@@ -157,6 +183,23 @@ class Roster:
         entry.phase = Phase.WAITING
         return [Restart(place, entry.delay)]
 
+    def reload(self, now: float) -> list[Action]:
+        """Replace every worker: those that run drain first, those that wait begin at once."""
+        if self.stop:
+            return []
+        asked: list[Action] = []
+        for place, entry in enumerate(self._places):
+            if entry.phase is Phase.WAITING:
+                entry.due_at, entry.delay = now, 0.0
+            elif entry.phase is Phase.RUNNING and entry.leave_by is None:
+                entry.leave_by = now + self.drain_seconds + DRAIN_MARGIN_SECONDS
+                asked.append(Ask(place))
+        return asked
+
+    def asked(self, place: int) -> bool:
+        """Return whether the process of a place was asked to end."""
+        return self.stop is not Stop.NO or self._places[place].leave_by is not None
+
     def drain(self, now: float) -> list[Action]:
         """Ask every worker to drain; asking again changes nothing."""
         if self.stop:
@@ -166,7 +209,8 @@ class Roster:
         for entry in self._places:
             if entry.phase is Phase.WAITING:
                 entry.phase = Phase.ENDED
-        return self._ask_all()
+        # Whoever makes room for a successor drains already; asked again it would abort.
+        return [Ask(place) for place in self._running() if self._places[place].leave_by is None]
 
     def press(self, now: float) -> list[Action]:
         """Ask to stop, each time more urgently: drain, abort, kill."""
@@ -187,6 +231,11 @@ class Roster:
             for place, entry in enumerate(self._places)
             if entry.phase is Phase.WAITING and entry.due_at <= now
         ]
+        for place in self._running():
+            entry = self._places[place]
+            if entry.leave_by is not None and entry.leave_by <= now:
+                entry.leave_by = NEVER
+                actions.append(Kill(place, "it did not make room in the time it had"))
         if self._deadline is not None and self._deadline <= now:
             self._deadline = None
             actions += self._kill_all("it did not end in the time it had")
@@ -196,6 +245,9 @@ class Roster:
     def next_at(self) -> float | None:
         """The time at which `tick` has something to do, None while there is nothing."""
         times = [entry.due_at for entry in self._places if entry.phase is Phase.WAITING]
+        leaving = [self._places[place].leave_by for place in self._running()]
+        times += [leave_by for leave_by in leaving if leave_by is not None]
+        times = [at for at in times if at < NEVER]
         if self._deadline is not None and self._running():
             times.append(self._deadline)
         return min(times, default=None)
@@ -216,7 +268,8 @@ class Roster:
         entry = self._places[place]
         entry.phase = Phase.RUNNING
         entry.started_at = now
-        entry.registered = False
+        entry.registered = entry.began = False
+        entry.leave_by = None
         return Spawn(place)
 
     def _rate(self, entry: _Place, code: int) -> int:

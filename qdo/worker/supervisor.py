@@ -38,7 +38,8 @@ from qdo import log
 from qdo.coordination.crashes import InHand
 from qdo.settings import Settings
 from qdo.worker.processes import CHILD_ARGV, Child, adopt_orphans, next_ended
-from qdo.worker.roster import Action, Ask, GiveUp, Kill, Restart, Roster, Spawn, Stop
+from qdo.worker.reloading import POLL_SECONDS, FileWatch
+from qdo.worker.roster import Action, Ask, Await, GiveUp, Kill, Restart, Roster, Spawn, Stop
 from qdo.worker.sessions import Closer, prepare_closing
 
 LAST_SECONDS = 1.0
@@ -89,7 +90,9 @@ class _Parent:
         self._target = target
         self._argv = argv
         self._kind = kind
-        self._roster = Roster(settings.processes, settings.drain_seconds)
+        self._roster = Roster(settings.processes, settings.drain_seconds, settings.reload)
+        self._watch = FileWatch() if settings.reload else None
+        self._look_at = 0.0
         self._children: dict[int, Child] = {}
         """By place."""
         self._graves: list[_Grave] = []
@@ -158,6 +161,7 @@ class _Parent:
                 self._hear(key.data)
         self._obey()
         self._bury()
+        self._reload()
         self._do(self._roster.tick(time.monotonic()))
 
     def _finished(self) -> bool:
@@ -169,6 +173,8 @@ class _Parent:
     def _patience(self) -> float | None:
         times = [grave.give_up_at for grave in self._graves]
         times += [due for due in (self._roster.next_at, self._leave_at) if due is not None]
+        if self._watch is not None:
+            times.append(self._look_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _empty_bell(self) -> None:
@@ -187,13 +193,29 @@ class _Parent:
             if self._roster.stop is Stop.KILL and self._leave_at is None:
                 self._leave_at = time.monotonic() + LAST_SECONDS
 
+    def _reload(self) -> None:
+        """Replace the workers if files of the app have changed."""
+        now = time.monotonic()
+        if self._watch is None or now < self._look_at:
+            return
+        self._look_at = now + POLL_SECONDS
+        changed = self._watch.look()
+        if changed and self._roster.stop is Stop.NO:
+            _log.info("workers start anew: %s changed", ", ".join(map(os.path.relpath, changed)))
+            self._do(self._roster.reload(now))
+
     # --- children -----------------------------------------------------------------------
 
     def _hear(self, place: int) -> None:
         child = self._children[place]
         if not child.hear():
             self._selector.unregister(child.pipe)
+        self._heard(place, child)
+
+    def _heard(self, place: int, child: Child) -> None:
         self._roster.registered(place, child.registered)
+        if self._watch is not None:
+            self._watch.add(child.files)
 
     def _bury(self) -> None:
         """Reap whoever has ended, and close the sessions of those of whom nothing lives."""
@@ -212,14 +234,15 @@ class _Parent:
             self._selector.unregister(child.pipe)
         code = child.reap()
         now = time.monotonic()
+        asked = self._roster.asked(place)
         if child.registered:
             give_up_at = now + self._settings.session_timeout_seconds
             # What an operator kills dies of no message.
-            in_hand = child.in_hand if self._roster.stop is Stop.NO else []
+            in_hand = [] if asked else child.in_hand
             self._graves.append(_Grave(child, give_up_at, in_hand, _how(child, code)))
         self._visit_graves()
-        self._roster.registered(place, child.registered)
-        _log.log(*_obituary(child, code, stopping=self._roster.stop is not Stop.NO))
+        self._heard(place, child)
+        _log.log(*_obituary(child, code, stopping=asked))
         self._do(self._roster.exited(place, code, now))
 
     def _visit_graves(self) -> None:
@@ -264,6 +287,8 @@ class _Parent:
                     child.kill()
                 case Restart(place, after_seconds):
                     _log.info("%s starts again in %.1f s", _name(place), after_seconds)
+                case Await(place):
+                    _log.warning("%s waits until a file of the app changes", _name(place))
                 case GiveUp(place, code):
                     _log.error(
                         "%s could not begin (exit code %d): qdo-worker ends", _name(place), code

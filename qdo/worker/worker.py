@@ -47,6 +47,7 @@ from qdo.app import App
 from qdo.brokers import open_broker
 from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock
+from qdo.filters import QueueFilter
 from qdo.message import Message
 from qdo.policies import check_policies
 from qdo.policy import Policy
@@ -359,7 +360,8 @@ class Worker:
 
     def _finish_burst(self) -> None:
         """End the worker once everything is done."""
-        burst = Burst(self.app, self._broker, self._registrar, self._own_done, clock)
+        takes = QueueFilter(self.settings.queues, self.settings.exclude).matcher()
+        burst = Burst(self.app, self._broker, self._registrar, self._own_done, clock, takes)
         while (pause := burst.step()) is not None:
             gevent.sleep(pause)
         self._finish("every queue is done: this worker, started with burst, ends")

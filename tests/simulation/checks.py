@@ -24,9 +24,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from qdo.coordination.layout import Layout, Marks
+from qdo.coordination.layout import Layout, Marks, WorkerNode
 from qdo.coordination.machine import Node
 from qdo.coordination.slots import Claim
+from qdo.filters import QueueFilter
 from tests.simulation.broker import Broker
 from tests.simulation.model import Coordinator, Transaction
 from tests.simulation.tenure import QueueHistory, Tenure
@@ -92,6 +93,9 @@ class Checks:
             elif path.startswith(self._workers):
                 for queue in self._listed(before) ^ self._listed(after):
                     touched.setdefault(queue, None)
+                for queue in self._listed(after):
+                    if not self._takes(after).takes(queue):
+                        raise Violation("filters", f"{path} lists {queue}, which it does not take")
             elif path == self._rebalancer:
                 self._leader = self._client(entry)
             elif path.startswith(self._assignments):
@@ -122,6 +126,10 @@ class Checks:
 
     def _listed(self, node: Node | None) -> frozenset[str]:
         return frozenset(self._value(node).get("queues") or ())
+
+    @staticmethod
+    def _takes(node: Node | None) -> QueueFilter:
+        return WorkerNode.parse(node.data if node is not None else b"").takes
 
     def _worker_node(self, worker: str) -> Node | None:
         return self.coordinator.node(self._workers + worker) if worker else None
@@ -339,17 +347,25 @@ class Checks:
         """When all faults are over everything is owned, balanced and processed."""
         workers = self.coordinator.names(self._workers[:-1]) or ()
         grants = [self._listed(self.coordinator.node(self._assignments + w)) for w in workers]
-        loads = [len(share) for share in grants]
-        if loads and max(loads) - min(loads) > 1:
-            raise Violation("6", f"the load is out of balance: {loads}")
-        if sum(loads) != len(self.coordinator.names(self._queues[:-1]) or ()):
+        kinds = [self._takes(self._worker_node(worker)) for worker in workers]
+        for kind in set(kinds):
+            loads = [len(share) for share, each in zip(grants, kinds, strict=True) if each == kind]
+            if max(loads) - min(loads) > 1:
+                raise Violation("6", f"the load is out of balance: {loads}")
+        names = self.coordinator.names(self._queues[:-1]) or ()
+        taken = [queue for queue in names if any(kind.takes(queue) for kind in kinds)]
+        if sorted(queue for share in grants for queue in share) != sorted(taken):
             raise Violation("liveness", f"queues are granted twice, or not at all: {grants}")
-        for queue in self.coordinator.names(self._queues[:-1]) or ():
+        for queue in names:
             value = self._value(self.coordinator.node(self._queues + queue))
             owner = value.get("owner", "")
             if value.get("deleted"):
                 if owner in workers:
                     raise Violation("liveness", f"{queue} is deleted and still {owner}'s")
+                continue
+            if queue not in taken:
+                if owner in workers:
+                    raise Violation("filters", f"{queue} is {owner}'s, which does not take it")
                 continue
             if owner not in workers:
                 raise Violation("liveness", f"{queue} is nobody's (names {owner!r})")

@@ -442,4 +442,34 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
     ),
+    Mutant(
+        "a worker takes only what its filter says, whatever it is granted",
+        "filters",
+        (_edit("ownership", "filter(self._own.takes.matcher(), granted)", "granted"),),
+        ("filters",),
+    ),
+    Mutant(
+        "the rebalancer grants only what a worker takes",
+        STUCK,
+        (
+            _edit(
+                "rebalancer",
+                "able = {name: node.takes for",
+                "able = {name: WorkerNode().takes for",
+            ),
+        ),
+        ("filters",),
+    ),
+    Mutant(
+        "every write of the own node says what the worker takes",
+        "liveness 6 filters",
+        (
+            _edit(
+                "ownnode",
+                "return WorkerNode(tuple(listed), draining=self.draining, takes=self.takes)",
+                "return WorkerNode(tuple(listed), draining=self.draining)",
+            ),
+        ),
+        ("filters",),
+    ),
 )

@@ -82,7 +82,9 @@ def _operate(
     random, coordinator = world.random, world.coordinator
     head = coordinator.zxid
     view = head - random.randint(0, min(3, head - 1)) if random.random() < 0.3 else head
-    node = coordinator.node(world.layout.queue(queue), view)
+    # A server so far behind that it knows nothing of the queue is asked again.
+    path = world.layout.queue(queue)
+    node = coordinator.node(path, view) or coordinator.node(path)
     if node is None:
         return
     before = QueueNode.parse(node.data)

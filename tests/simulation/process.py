@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from qdo.coordination.layout import Layout
+from qdo.filters import EVERYTHING, QueueFilter
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.link import Link
@@ -37,6 +38,7 @@ class Process:
         timeout: float,
         checkpoint_seconds: float,
         switches: Switches,
+        takes: QueueFilter = EVERYTHING,
     ) -> None:
         self.schedule = schedule
         self.coordinator = coordinator
@@ -47,6 +49,7 @@ class Process:
         self.timeout = timeout
         self.checkpoint_seconds = checkpoint_seconds
         self.switches = switches
+        self.takes = takes
         self.dead = False
         self.stopped = False
         self.draining = False

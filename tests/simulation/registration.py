@@ -43,6 +43,7 @@ class SimulatedMember(Member):
             self.engine,
             component={},
             checkpoint_seconds=process.checkpoint_seconds,
+            takes=process.takes,
         )
         self.link = Link(
             process.coordinator,
@@ -69,7 +70,7 @@ class SimulatedMember(Member):
         registration = Registration(
             self._layout.workers,
             WORKER_STEM,
-            WorkerNode().encode(),
+            WorkerNode(takes=self._takes).encode(),
             session,
             self._worker_registered,
         )

@@ -15,6 +15,7 @@ class Switches:
     :ivar keep_starting: the engine starts messages though the claim is being released.
     :ivar ignore_lost: the engine goes on with claims that it was told are lost.
     :ivar current_lease: the engine looks at the lease of the process's present registration.
+    :ivar filters: workers take only some queues; nothing is wrong with that world either.
     """
 
     reuse_numbers: bool = False
@@ -23,3 +24,4 @@ class Switches:
     keep_starting: bool = False
     ignore_lost: bool = False
     current_lease: bool = False
+    filters: bool = False

@@ -49,6 +49,16 @@ def test_no_history_violates_an_invariant() -> None:
     assert found["invariant"] == "", f"{found}; python -m tests.simulation --seed {found['seed']}"
 
 
+def test_no_history_of_workers_with_filters_violates_an_invariant() -> None:
+    """The same with workers that take only some queues: nobody ever has what it does not take,
+    equal workers are balanced within one, and nobody has what no worker takes."""
+    run = _run("--histories", "500", "--switch", "filters", "--json")
+    assert run.stdout, run.stderr
+    found = json.loads(run.stdout)
+    text = f"{found}; python -m tests.simulation --switch filters --seed {found['seed']}"
+    assert found["invariant"] == "", text
+
+
 def test_seeds_that_failed_once_are_played_for_ever() -> None:
     """Each of them found something wrong in its day."""
     for seed in REGRESSIONS:

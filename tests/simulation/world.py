@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from qdo.coordination.layout import Layout, QueueNode
 from qdo.coordination.machine import CreateOp
+from qdo.filters import EVERYTHING, QueueFilter
 from tests.simulation.broker import Broker
 from tests.simulation.checks import OPERATOR, Checks, Violation
 from tests.simulation.model import Coordinator
@@ -13,6 +14,13 @@ from tests.simulation.process import Process
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
 
+FILTERS = (
+    EVERYTHING,
+    QueueFilter(("q0", "q1")),
+    QueueFilter(("q[1-9]*",)),
+    QueueFilter(exclude=("q0",)),
+)
+"""What workers take where the switch `filters` is on; the last two take the same queues."""
 TIMEOUT = 4.0
 """Session time-out in virtual seconds; a tick is a fifth of it."""
 
@@ -97,7 +105,8 @@ class World:
         living = self.living()
         registered = set(self.coordinator.names(self.layout.workers) or ())
         if (
-            any(self.checks.is_deleted(queue) for queue in self.queues())
+            self.switches.filters
+            or any(self.checks.is_deleted(queue) for queue in self.queues())
             or any(process.draining for process in living)
             or registered != {process.member.name for process in living}
         ):
@@ -147,6 +156,7 @@ class World:
                 timeout=TIMEOUT,
                 checkpoint_seconds=0.2,
                 switches=self.switches,
+                takes=self.random.choice(FILTERS) if self.switches.filters else EVERYTHING,
             )
         )
 

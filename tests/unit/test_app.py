@@ -129,6 +129,34 @@ def test_default_hooks(app: App) -> None:
     app.job_failure(Message("q", 1, None), {}, ValueError())
 
 
+async def async_hook(*arguments: Any) -> None: ...
+
+
+def generator_hook(*arguments: Any) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("role", ["context", "failure", "observer"])
+def test_hooks_cannot_be_coroutines(app: App, role: str) -> None:
+    """Nobody would wait for them: they would never run."""
+    with pytest.raises(UsageError, match=r"async_hook is 'async def' and .*: write it with 'def'"):
+        getattr(app, role)(async_hook)
+
+
+@pytest.mark.parametrize("role", ["failure", "observer"])
+def test_hooks_that_only_make_a_generator_are_refused(app: App, role: str) -> None:
+    """They would never run either."""
+    with pytest.raises(UsageError, match=r"is a generator and would never run"):
+        getattr(app, role)(generator_hook)
+
+
+def test_a_context_that_is_no_context_manager_is_refused_at_the_start(app: App) -> None:
+    """A function that returns its resources instead of yielding them is told what to write."""
+    app.context(lambda: {"connection": 1})
+    with pytest.raises(UsageError, match="object of type dict, which is no context manager: write"):
+        app.job_context()
+
+
 def test_hooks_given_in_code() -> None:
     """A generator function is made a context manager; failures reach the hook."""
     failures = []

@@ -125,7 +125,10 @@ def test_missing_file() -> None:
         ("app", "a/b", "'a/b' cannot be a znode name: it holds a '/'"),
         ("app", 5, "5 is no text"),
         ("job", "module.function", "'module.function' is not of the form MODULE:NAME"),
-        ("queues", "", "it is empty"),
+        ("queues", "", "there is no glob: * stands for every queue"),
+        ("queues", "a,,b", "'a, , b' has an empty glob"),
+        ("queues", 3, "3 is no list of globs"),
+        ("exclude", ["a", 3], "is no list of globs"),
         ("namespace", "qdo", "'qdo' is no absolute znode path such as /a/b"),
         ("namespace", "/a//b", "'/a//b' is no absolute znode path such as /a/b"),
         ("broker", "redis://localhost", "is no address that is known here: sqlite:PATH"),
@@ -195,6 +198,24 @@ def test_underlaid_values_hold_where_nobody_set_anything() -> None:
     settings = load(environ={"QDO_FETCH": "1000"})
     laid = settings.underlaid({"fetch": 5, "attempts": 5}, "App('a')")
     assert (laid.fetch, laid.attempts) == (1000, 5)
+
+
+def test_globs_are_a_list_or_a_text_with_commas(file: Path) -> None:
+    """Files and flags have lists, the environment has only text."""
+    file.write_text('queues = ["mail-*", "a,b"]')
+    settings = load(environ={"QDO_EXCLUDE": "x*, y*"}, config=str(file))
+    assert settings.queues == ("mail-*", "a,b")
+    assert settings.exclude == ("x*", "y*")
+    assert Settings(**json.loads(json.dumps(dataclasses.asdict(settings)))) == settings
+
+
+@pytest.mark.parametrize(
+    ("queues", "exclude"), [("*", "*"), ("a*", "x,*"), ("a*,b", "b,a*"), ("a*", "a*")]
+)
+def test_a_worker_that_takes_nothing_is_refused(queues: str, exclude: str) -> None:
+    """It would register, wait, and process nothing."""
+    with pytest.raises(SettingsError, match="this worker would take no queue"):
+        Settings(queues=queues, exclude=exclude)  # type: ignore[arg-type]
 
 
 def test_sample_file_holds_every_setting_at_its_default() -> None:

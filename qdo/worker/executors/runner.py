@@ -73,7 +73,7 @@ def _run(told: dict[str, Any], channel: socket.socket) -> int:
     log.configure(settings.log_level)
     try:
         app, _ = prepare(settings, told["target"])
-        job = _job(app, told["queues"])
+        job = app.composed(_job(app, told["queues"]))
         manager: AbstractContextManager[Any] = app.job_context()
         context = manager.__enter__()
     except BaseException as error:  # noqa: BLE001 - whatever it was, the worker process must know

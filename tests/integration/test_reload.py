@@ -1,0 +1,118 @@
+"""`qdo-worker --reload`: real processes, edited while they run."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo.app import App
+from tests.support.procs import Proc, children, wait_until
+
+WORKER = "import sys; from qdo.cli.worker import main; sys.argv[0] = 'qdo-worker'; main()"
+JOBS = """
+import os, time
+import qdo
+from words import WORD
+
+app = qdo.App("a")
+
+@app.job()
+def write(message, context):
+    if message.body == "slow":
+        open("begun", "w").close()
+        while not os.path.exists("go-on"):
+            time.sleep(0.01)
+    with open("out", "a") as file:
+        file.write(f"{message.body} {WORD}\\n")
+"""
+
+
+class Desk:
+    """A developer's folder with an app in two modules, and a worker that reloads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs = folder / "jobs.py"
+        self.words = folder / "words.py"
+        self.jobs.write_text(JOBS)
+        self.words.write_text("WORD = 1\n")
+        (folder / "qdo-data").mkdir()
+        self.app = App("a", broker=f"sqlite:{folder}/qdo-data/messages.db")
+
+    def worker(self, *options: str) -> Proc:
+        return Proc.python("-c", WORKER, "jobs:app", "--reload", *options, cwd=self.folder)
+
+    def out(self) -> list[str]:
+        path = self.folder / "out"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def sent(self, body: str, word: int) -> None:
+        """Send a message and wait until it is processed by the code of a word."""
+        self.app.send("q", body)
+        wait_until(lambda: f"{body} {word}" in self.out(), f"{body} by {word}")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.app.close()
+
+
+def test_a_change_restarts_workers_and_repeats_nothing(desk: Desk) -> None:
+    """Of any module the app has imported; messages in hand are finished by the old code."""
+    with desk.worker("--processes", "2") as proc:
+        desk.sent("a", 1)
+        desk.app.send("q", "slow")
+        wait_until((desk.folder / "begun").exists, "the slow job")
+        before = children(proc.pid)
+        desk.words.write_text("WORD = 2\n")
+        proc.wait_for_line(r"workers start anew: words\.py changed$")
+        (desk.folder / "go-on").touch()
+        desk.sent("b", 2)
+        assert desk.out() == ["a 1", "slow 1", "b 2"]
+        wait_until(lambda: len(children(proc.pid)) == 2, "two new workers")
+        assert not set(before) & set(children(proc.pid))
+        # Within the same second, and of the same length.
+        desk.words.write_text("WORD = 3\n")
+        proc.wait_for_line("workers start anew", count=2)
+        desk.sent("c", 3)
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 0, proc.output
+    assert desk.out() == ["a 1", "slow 1", "b 2", "c 3"]
+
+
+def test_a_syntax_error_is_shown_and_the_next_change_tries_again(desk: Desk) -> None:
+    """The worker waits, and its parent with it."""
+    with desk.worker() as proc:
+        desk.sent("a", 1)
+        desk.jobs.write_text(JOBS + "\ndef broken(:\n")
+        proc.wait_for_line(r"qdo-worker: the module of 'jobs:app' failed .*SyntaxError.*jobs\.py")
+        proc.wait_for_line("process 1 waits until a file of the app changes")
+        desk.app.send("q", "b")
+        desk.words.write_text("1 / 0\n")
+        desk.jobs.write_text(JOBS)
+        proc.wait_for_line(r"failed .*ZeroDivisionError.*words\.py line 1")
+        proc.wait_for_line("process 1 waits until a file of the app changes", count=2)
+        desk.words.write_text("WORD = 4\n")
+        wait_until(lambda: desk.out() == ["a 1", "b 4"], "the mended app")
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 0, proc.output
+
+
+def test_an_app_that_is_broken_from_the_start_is_waited_for(desk: Desk) -> None:
+    """Even one whose file does not exist yet; a signal ends the wait."""
+    desk.jobs.unlink()
+    with desk.worker() as proc:
+        proc.wait_for_line("there is no module 'jobs'")
+        proc.wait_for_line("process 1 waits until a file of the app changes")
+        desk.jobs.write_text(JOBS)
+        desk.sent("a", 1)
+        desk.jobs.write_text("app = 3\n")
+        proc.wait_for_line(r"it is no qdo\.App")
+        proc.wait_for_line("process 1 waits until", count=2)
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 2, proc.output
