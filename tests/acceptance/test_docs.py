@@ -93,7 +93,13 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
 
 @pytest.mark.parametrize(
     ("page", "least"),
-    [("dead-letters", 9), ("sending", 3), ("failures", 12), ("idempotence", 6)],
+    [
+        ("dead-letters", 9),
+        ("sending", 3),
+        ("failures", 12),
+        ("idempotence", 6),
+        ("programs", 5),
+    ],
 )
 def test_a_page_happens_as_shown(shell: Shell, page: str, least: int) -> None:
     """Its files are written, and its commands give the output that is shown."""
