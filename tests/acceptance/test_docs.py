@@ -99,6 +99,7 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
         ("failures", 12),
         ("idempotence", 6),
         ("programs", 5),
+        ("outbox", 2),
     ],
 )
 def test_a_page_happens_as_shown(shell: Shell, page: str, least: int) -> None:
