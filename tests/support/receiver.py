@@ -31,6 +31,12 @@ class Answer:
     drip_seconds: float = 0.0
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    """Many connections are opened at once; the usual 5 would have some refused."""
+
+
 class Receiver:
     """An HTTP server.
 
@@ -44,8 +50,7 @@ class Receiver:
         self.connections = 0
         self.answers: list[Answer] = []
         self.closing = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
 
@@ -82,6 +87,7 @@ class Receiver:
                 for byte in answer.body if answer.drip_seconds else b"":
                     self.wfile.write(bytes([byte]))
                     if receiver.closing.wait(answer.drip_seconds):
+                        self.close_connection = True
                         return
 
             def handle(self) -> None:
