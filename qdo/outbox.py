@@ -235,20 +235,23 @@ class Relay:
         if member is None or not member.is_leader():
             self.quiet = member is not None
             return LOOK_SECONDS
-        self.quiet = False
-        moved = 0
-        try:
-            for outbox in self._outboxes:
-                moved += outbox.relay(self._broker)
-        except Exception as error:  # noqa: BLE001 - databases raise what their drivers raise
-            _log.warning(
-                "messages stay in the outbox, tried again in %g s: %s",
-                RETRY_SECONDS,
-                describe(error),
-            )
-            return RETRY_SECONDS
+        results = [self._relayed(outbox) for outbox in self._outboxes]
+        moved = sum(count for count in results if count is not None)
+        self.quiet = not moved and None not in results
         if moved:
             _log.debug("%d messages relayed from the outbox", moved)
             return 0.0
-        self.quiet = True
-        return POLL_SECONDS
+        return RETRY_SECONDS if None in results else POLL_SECONDS
+
+    def _relayed(self, outbox: Outbox) -> int | None:
+        """Return how many rows were sent, None where that failed."""
+        try:
+            return outbox.relay(self._broker)
+        except Exception as error:  # noqa: BLE001 - databases raise what their drivers raise
+            _log.warning(
+                "messages stay in %s, tried again in %g s: %s",
+                outbox.table.name,
+                RETRY_SECONDS,
+                describe(error),
+            )
+            return None

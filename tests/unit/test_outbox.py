@@ -307,3 +307,15 @@ def test_a_database_that_fails_is_asked_again(
         outbox.create(connection)
     put(outbox, engine, 1)
     assert relay.step(member) == 0.0
+
+
+def test_an_outbox_that_fails_does_not_hold_up_another(
+    outbox: Outbox, engine: Engine, broker: Broker, member: FakeMember
+) -> None:
+    """Their tables may be in different databases."""
+    relay = Relay([Outbox(App("shop"), engine, table="missing"), outbox], broker)
+    put(outbox, engine, 1)
+    assert relay.step(member) == 0.0
+    assert relay.step(member) == RETRY_SECONDS
+    assert not relay.quiet
+    assert bodies(broker) == [b"1"]
