@@ -32,9 +32,16 @@ REQUIRES = [
     "tomli>=2.2,<3; python_version < '3.11'",
 ]
 AWS = ["boto3>=1.44,<2"]
+HTTP = ["urllib3>=2.6,<3"]
+SQL = ["sqlalchemy>=2.0.40,<2.2"]
 WEB = ["flask>=3.1,<4", "prometheus-client>=0.21,<1"]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
+    *AWS,
+    *HTTP,
+    *SQL,
+    "moto[s3,server]>=5.2,<6",
+    "standardwebhooks>=1.1,<2",  # verifies what workers.webhook signs
     "pytest>=9.2,<10",
     "pytest-timeout>=2.4,<3",
     "hypothesis>=6.168,<7",
@@ -56,7 +63,14 @@ setup(
     packages=find_packages(include=["qdo", "qdo.*", "workers", "workers.*"]),
     package_data={"qdo": ["py.typed"]},
     install_requires=REQUIRES,
-    extras_require={"aws": AWS, "web": WEB, "docs": DOCS, "test": TEST},
+    extras_require={
+        "aws": AWS,
+        "http": HTTP,
+        "sql": SQL,
+        "web": WEB,
+        "docs": DOCS,
+        "test": TEST,
+    },
     entry_points={
         "console_scripts": [
             "qdo = qdo.cli.main:main",

@@ -27,6 +27,7 @@ from qdo.settings import Settings, check_names, load
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker, Outgoing
+    from qdo.outbox import Outbox
 
 JobFunction = Callable[[Message, Any], Any]
 ContextFactory = Callable[[], AbstractContextManager[Any]]
@@ -122,6 +123,7 @@ class App:
         self._job_failure: FailureHook = _ignore_failure
         self._observers: list[Observer] = []
         self._middleware: list[Middleware] = []
+        self._outboxes: list[Outbox] = []
         self._settings: Settings | None = None
         self._lock = threading.Lock()
         self._broker: Broker | None = None
@@ -288,6 +290,15 @@ class App:
     def observers(self) -> tuple[Observer, ...]:
         """Every registered observer, in the order of registration."""
         return tuple(self._observers)
+
+    def relay(self, outbox: Outbox) -> None:
+        """Have the workers of this app send what is in an outbox; making one calls this."""
+        self._outboxes.append(outbox)
+
+    @property
+    def outboxes(self) -> tuple[Outbox, ...]:
+        """Every outbox that the workers of this app relay."""
+        return tuple(self._outboxes)
 
     @property
     def job_context(self) -> ContextFactory:

@@ -33,8 +33,15 @@ SPECIAL_VARIABLES = frozenset(
         "QDO_REQUIRE_ZOOKEEPER",  # tests fail, not skip, where there is no ZooKeeper
     }
 )
-"""Variables with our prefix that are no settings; so are all that begin with QDO_TEST_."""
-TEST_PREFIX = "QDO_TEST_"
+"""Variables with our prefix that are no settings."""
+SPECIAL_PREFIXES = (
+    "QDO_TEST_",  # left to tests
+    "QDO_MESSAGE_",  # what workers.shell tells its commands
+    "QDO_ARCHIVE_",  # options of workers.archive, which refuses unknown ones itself; as the next
+    "QDO_SHELL_",
+    "QDO_WEBHOOK_",
+)
+"""So are all variables that begin with one of these."""
 
 DEFAULT = "default"
 """Origin of a value that nobody set."""
@@ -371,7 +378,7 @@ def _environment_values(environ: Mapping[str, str]) -> list[tuple[str, Any, str]
 
 
 def _is_special(variable: str) -> bool:
-    return variable in SPECIAL_VARIABLES or variable.startswith(TEST_PREFIX)
+    return variable in SPECIAL_VARIABLES or variable.startswith(SPECIAL_PREFIXES)
 
 
 def _variable_hint(variable: str, known: Iterable[str]) -> str:

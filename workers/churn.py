@@ -3,7 +3,7 @@
 A message is a commit: ``{"repo", "commit", "parents", "time", "files", "insertions",
 "deletions"}``. The totals are kept in a SQLite file, named by the variable QDO_CHURN_DB
 (default ``qdo-data/churn.db``), one row per queue, changed in one transaction with what proves
-that the message was counted:
+that the message was counted, a row of `qdo.idempotence.FencedWrites`:
 
 - a message at or before the recorded position changes nothing: it was delivered again after
   a crash;
@@ -37,6 +37,7 @@ import ujson
 
 from qdo import App, DeadLetter, Message, QdoError
 from qdo.errors import NotFoundError
+from qdo.idempotence import FencedWrites, Write
 from qdo.storage import Format, open_database, translated
 
 _log = logging.getLogger(__name__)
@@ -44,15 +45,16 @@ _log = logging.getLogger(__name__)
 DEFAULT_PATH = "qdo-data/churn.db"
 PATH_VARIABLE = "QDO_CHURN_DB"
 
+_writes = FencedWrites()
+
 FORMAT = Format(
     name="churn ledger",
     application_id=0x71646F63,  # "qdoc"
-    version=1,
-    schema="""
+    version=2,
+    schema=f"""
+        {_writes.schema};
         CREATE TABLE totals (
             queue TEXT PRIMARY KEY,
-            fence INTEGER NOT NULL,
-            position INTEGER NOT NULL,
             commits INTEGER NOT NULL,
             insertions INTEGER NOT NULL,
             deletions INTEGER NOT NULL,
@@ -69,23 +71,18 @@ FORMAT = Format(
 )
 
 _ADD = """
-    INSERT INTO totals (queue, fence, position, commits, insertions, deletions)
-    VALUES (:queue, :fence, :position, 1, :insertions, :deletions)
+    INSERT INTO totals (queue, commits, insertions, deletions)
+    VALUES (:queue, 1, :insertions, :deletions)
     ON CONFLICT (queue) DO UPDATE SET
-        fence = excluded.fence,
-        position = excluded.position,
         commits = commits + 1,
         insertions = insertions + excluded.insertions,
         deletions = deletions + excluded.deletions
-    WHERE excluded.fence >= fence AND excluded.position > position
 """
 _NOTE = """
     INSERT INTO counted (queue, position, commit_id, parents)
     VALUES (:queue, :position, :commit, :parents)
 """
-_REFUSE = """
-    UPDATE totals SET refused = refused + 1 WHERE queue = :queue AND fence > :fence
-"""
+_REFUSE = "UPDATE totals SET refused = refused + 1 WHERE queue = :queue"
 _TOTALS = "SELECT queue, commits, insertions, deletions, refused FROM totals ORDER BY queue"
 _IN_ORDER = "SELECT commit_id, parents FROM counted WHERE queue = ? ORDER BY place"
 
@@ -123,20 +120,21 @@ class Ledger:
         """
         row = {
             "queue": message.queue,
-            "fence": message.fence,
             "position": message.position,
             **_record(message.body),
         }
         with self._lock, translated(self._path), self._transaction():
-            if self._database.execute(_ADD, row).rowcount:
+            write = _writes.admit(self._database, message)
+            if write is Write.NEW:
+                self._database.execute(_ADD, row)
                 self._database.execute(_NOTE, row)
-                return True
-            refused = self._database.execute(_REFUSE, row).rowcount
-        if refused:
+            elif write is Write.STALE:
+                self._database.execute(_REFUSE, row)
+        if write is Write.STALE:
             _log.warning(
                 "%s: a write under the old fence %d was refused", message.queue, message.fence
             )
-        return False
+        return bool(write)
 
     def totals(self) -> list[Totals]:
         """Return the totals of every queue, by name."""

@@ -37,7 +37,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.event import Event
@@ -68,6 +68,9 @@ from qdo.worker.pipeline import Pipeline
 from qdo.worker.registrar import Enrolled, Registrar
 from qdo.worker.wakes import Wakes
 from qdo.worker.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from qdo.outbox import Relay
 
 _log = logging.getLogger(__name__)
 
@@ -118,6 +121,7 @@ class Worker:
         self._pipeline: Pipeline
         self._dispatcher: Dispatcher
         self._enrolment: Enrolment
+        self._relay: Relay | None = None
         self._duties = Duties(self._news.set)
 
     # --- life -------------------------------------------------------------------------
@@ -190,6 +194,7 @@ class Worker:
             on_quiet=self._news.set,
         )
         self._discovery = Discovery(self._broker, clock)
+        self._relay = self._made_relay()
         self._enrolment = Enrolment(
             self._registrar,
             self._dispatcher,
@@ -230,6 +235,7 @@ class Worker:
                 ("component", self._describe_for_ever),
                 ("discovery", self._discover_for_ever),
                 ("retention", self._retire_for_ever),
+                *((("outbox", self._relay_for_ever),) if self._relay else ()),
                 *((("burst", self._finish_burst),) if self.settings.burst else ()),
                 *((("limit", self._finish_in_time),) if self.settings.max_seconds else ()),
             ):
@@ -259,7 +265,7 @@ class Worker:
         self.state = "draining"
         SIGN.show(True)
         _log.info("step 1: taking nothing new")
-        self._duties.end("registration", "discovery", "retention", "burst", "limit")
+        self._duties.end("registration", "discovery", "retention", "outbox", "burst", "limit")
         member = self._enrolment.member
         if member is not None:
             self._describe(member)
@@ -358,6 +364,18 @@ class Worker:
         while True:
             gevent.sleep(retention.step(self._dispatcher.slots))
 
+    def _made_relay(self) -> Relay | None:
+        if not self.app.outboxes:
+            return None
+        from qdo.outbox import Relay  # imports SQLAlchemy, which not every app has
+
+        return Relay(self.app.outboxes, self._broker)
+
+    def _relay_for_ever(self) -> None:
+        """Send what is in the outboxes of the app, while this worker leads."""
+        while self._relay is not None:
+            gevent.sleep(self._relay.step(self._enrolment.member))
+
     def _finish_burst(self) -> None:
         """End the worker once everything is done."""
         takes = QueueFilter(self.settings.queues, self.settings.exclude).matcher()
@@ -387,4 +405,6 @@ class Worker:
 
     def _own_done(self) -> bool:
         member = self._enrolment.member
-        return member is not None and member.settled() and self._dispatcher.all_idle()
+        if member is None or not member.settled() or not self._dispatcher.all_idle():
+            return False
+        return self._relay is None or self._relay.quiet

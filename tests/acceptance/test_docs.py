@@ -91,7 +91,17 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
     assert ran >= 10
 
 
-@pytest.mark.parametrize(("page", "least"), [("dead-letters", 9), ("sending", 3), ("failures", 12)])
+@pytest.mark.parametrize(
+    ("page", "least"),
+    [
+        ("dead-letters", 9),
+        ("sending", 3),
+        ("failures", 12),
+        ("idempotence", 6),
+        ("programs", 5),
+        ("outbox", 2),
+    ],
+)
 def test_a_page_happens_as_shown(shell: Shell, page: str, least: int) -> None:
     """Its files are written, and its commands give the output that is shown."""
     ran = 0

@@ -1,0 +1,321 @@
+"""The outbox: a message is sent if its transaction is committed, and once."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, MetaData, create_engine
+from sqlalchemy.orm import Session
+
+from qdo import App, Message
+from qdo import outbox as outbox_module
+from qdo.brokers import open_broker
+from qdo.brokers.base import Broker
+from qdo.brokers.embedded import EmbeddedBroker
+from qdo.errors import MessageTooLargeError, QueueNameError, UnsupportedError, UsageError
+from qdo.headers import parsed
+from qdo.outbox import LOOK_SECONDS, POLL_SECONDS, RETRY_SECONDS, Outbox, Relay
+from tests.support.fake_member import FakeMember
+from tests.support.memory_broker import MemoryBroker
+
+NOW = 1_800_000_000.0
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{tmp_path / 'app.db'}")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    broker = open_broker(f"sqlite:{tmp_path / 'messages.db'}", "shop")
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def outbox(engine: Engine, clock: Clock) -> Outbox:
+    outbox = Outbox(App("shop"), engine, clock=clock)
+    with engine.begin() as connection:
+        outbox.create(connection)
+        outbox.create(connection)
+    return outbox
+
+
+def put(outbox: Outbox, engine: Engine, *bodies: Any, queue: str = "orders") -> list[str]:
+    with Session(engine) as session, session.begin():
+        return [outbox.send(session, queue, body) for body in bodies]
+
+
+def stored(broker: Broker, queue: str = "orders") -> list[Message]:
+    """Return what is in a queue, as a job would see it."""
+    reader = broker.reader(queue, 0)
+    rows = reader.fetch(10_000)
+    reader.close()
+    return [
+        Message(queue, position, body, key, parsed(headers) or {}, id=broker.id_node)
+        for position, body, key, headers in rows
+    ]
+
+
+def bodies(broker: Broker, queue: str = "orders") -> list[Any]:
+    return [each.body for each in stored(broker, queue)]
+
+
+# --- transactions ---------------------------------------------------------------------
+
+
+def test_commit_sends_once(outbox: Outbox, engine: Engine, broker: Broker) -> None:
+    """In the order of sending, under the ids that sending returned."""
+    ids = put(outbox, engine, 1, 2)
+    ids += put(outbox, engine, 3)
+    assert outbox.relay(broker) == 3
+    assert outbox.relay(broker) == 0
+    assert bodies(broker) == [b"1", b"2", b"3"]
+    assert [each.id for each in stored(broker)] == ids
+
+
+def test_rollback_sends_nothing(outbox: Outbox, engine: Engine, broker: Broker) -> None:
+    """What was not committed was never there."""
+    with Session(engine) as session:
+        outbox.send(session, "orders", 1)
+        session.rollback()
+    assert outbox.relay(broker) == 0
+    assert broker.queues() == []
+
+
+def test_nothing_is_sent_before_the_commit(
+    outbox: Outbox, engine: Engine, broker: Broker
+) -> None:
+    """A relay that looks meanwhile sees no row."""
+    with Session(engine) as session:
+        outbox.send(session, "orders", 1)
+        assert outbox.relay(broker) == 0
+        session.commit()
+    assert outbox.relay(broker) == 1
+
+
+def test_everything_of_a_message_arrives(
+    outbox: Outbox, engine: Engine, broker: Broker
+) -> None:
+    """Key, headers and bytes, through a connection without mapper as well."""
+    with engine.begin() as connection:
+        sent = outbox.send(connection, "orders", b"\x00\xff", "ada", {"source": "web"})
+    outbox.relay(broker)
+    [found] = stored(broker)
+    assert (found.id, found.body, found.key) == (sent, b"\x00\xff", "ada")
+    assert found.headers["source"] == "web"
+    assert found.headers["content-type"] == "application/octet-stream"
+
+
+def test_delayed_messages_wait_in_the_outbox(
+    outbox: Outbox, engine: Engine, broker: Broker, clock: Clock
+) -> None:
+    """Until they are due; others pass them."""
+    due = datetime.datetime.fromtimestamp(NOW + 10, datetime.timezone.utc)
+    with Session(engine) as session, session.begin():
+        outbox.send(session, "orders", "later", at=due)
+        outbox.send(session, "orders", "now")
+    assert outbox.relay(broker) == 1
+    clock.now += 10
+    assert outbox.relay(broker) == 1
+    assert bodies(broker) == [b'"now"', b'"later"']
+
+
+# --- crashes and rivals ---------------------------------------------------------------
+
+
+def test_a_relay_that_dies_after_sending(
+    outbox: Outbox, engine: Engine, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor sends the same rows again, with newer ones; nothing is there twice."""
+    ids = put(outbox, engine, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Outbox, "_delete", _die)
+        with pytest.raises(KeyboardInterrupt):
+            outbox.relay(broker)
+    ids += put(outbox, engine, 3)
+    assert outbox.relay(broker) == 3
+    assert bodies(broker) == [b"1", b"2", b"3"]
+    assert [each.id for each in stored(broker)] == ids
+
+
+def _die(*rest: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_relay_that_was_frozen(
+    outbox: Outbox, engine: Engine, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read its rows, another one sent and deleted them and newer ones; then it goes on."""
+    put(outbox, engine, 1, 2)
+    frozen = outbox._oldest()
+    put(outbox, engine, 3)
+    assert outbox.relay(broker) == 3
+    put(outbox, engine, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox, "_oldest", lambda: frozen)
+        outbox.relay(broker)
+    assert outbox.relay(broker) == 1
+    assert bodies(broker) == [b"1", b"2", b"3", b"4"]
+
+
+def test_two_relays_at_once(
+    outbox: Outbox, engine: Engine, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both read, send and delete as they like; each message is there once, and in order."""
+    monkeypatch.setattr(outbox_module, "BATCH", 3)
+    put(outbox, engine, *range(300))
+    start = threading.Barrier(2)
+
+    def relay() -> int:
+        own = open_broker(f"sqlite:{tmp_path / 'messages.db'}", "shop")
+        start.wait(10)
+        with contextlib.closing(own):
+            return sum(iter(lambda: outbox.relay(own), 0))
+
+    with ThreadPoolExecutor(2) as pool:
+        counts = [each.result(60) for each in [pool.submit(relay) for _ in range(2)]]
+    assert min(counts) > 0
+    assert bodies(broker) == [str(number).encode() for number in range(300)]
+
+
+def test_batches_are_bounded(
+    outbox: Outbox, engine: Engine, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By rows and by bytes; a body beyond the bytes goes by itself."""
+    monkeypatch.setattr(outbox_module, "BATCH", 3)
+    monkeypatch.setattr(outbox_module, "BATCH_BYTES", 100)
+    put(outbox, engine, *range(4), b"x" * 60, b"x" * 60, b"x" * 500, 9)
+    counts = []
+    while count := outbox.relay(broker):
+        counts.append(count)
+    assert counts == [3, 2, 1, 1, 1]
+    assert len(bodies(broker)) == 8
+
+
+# --- bad use --------------------------------------------------------------------------
+
+
+def test_what_app_send_refuses_is_refused(
+    outbox: Outbox, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the transaction of the app, not later in that of a worker."""
+    small = EmbeddedBroker.capabilities
+    monkeypatch.setattr(
+        EmbeddedBroker, "capabilities", type(small)(True, True, True, True, True, 10, True)
+    )
+    with Session(engine) as session:
+        with pytest.raises(QueueNameError):
+            outbox.send(session, "a/b", 1)
+        with pytest.raises(UsageError, match="cannot be JSON"):
+            outbox.send(session, "a", object())
+        with pytest.raises(MessageTooLargeError):
+            outbox.send(session, "a", "x" * 20)
+
+
+@pytest.mark.parametrize("wrong", [None, object(), Session])
+def test_what_is_no_session(outbox: Outbox, wrong: Any) -> None:
+    """It is named."""
+    with pytest.raises(UsageError, match="no Session or Connection"):
+        outbox.send(wrong, "a", 1)
+
+
+def test_a_broker_that_does_not_deduplicate(outbox: Outbox) -> None:
+    """A worker refuses to start with it."""
+    with pytest.raises(UnsupportedError, match=r"send with App\.send after"):
+        Relay([outbox], MemoryBroker())
+
+
+def test_the_table_may_be_one_of_the_apps(engine: Engine, broker: Broker) -> None:
+    """Under a name of its own, made with all others."""
+    metadata = MetaData()
+    app = App("shop")
+    outbox = Outbox(app, engine, table="mail", metadata=metadata)
+    metadata.create_all(engine)
+    assert app.outboxes == (outbox,)
+    put(outbox, engine, 1)
+    assert outbox.relay(broker) == 1
+
+
+# --- the duty -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def member(clock: Clock) -> FakeMember:
+    made = FakeMember(None, now=clock)
+    made.leader = True
+    return made
+
+
+def test_only_the_leader_relays(
+    outbox: Outbox, engine: Engine, broker: Broker, member: FakeMember
+) -> None:
+    """Whoever is not sure, is not; and a worker that only follows has nothing to wait for."""
+    relay = Relay([outbox], broker)
+    put(outbox, engine, 1)
+    assert relay.step(None) == LOOK_SECONDS
+    assert not relay.quiet
+    member.leader = False
+    assert relay.step(member) == LOOK_SECONDS
+    assert relay.quiet
+    assert broker.queues() == []
+    member.leader = True
+    assert relay.step(member) == 0.0
+    assert not relay.quiet
+    assert relay.step(member) == POLL_SECONDS
+    assert relay.quiet
+    assert bodies(broker) == [b"1"]
+
+
+def test_a_database_that_fails_is_asked_again(
+    engine: Engine, broker: Broker, member: FakeMember, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says why, and the worker goes on."""
+    outbox = Outbox(App("shop"), engine)
+    relay = Relay([outbox], broker)
+    with caplog.at_level(logging.WARNING):
+        assert relay.step(member) == RETRY_SECONDS
+    assert "no such table: qdo_outbox" in caplog.text
+    assert not relay.quiet
+    with engine.begin() as connection:
+        outbox.create(connection)
+    put(outbox, engine, 1)
+    assert relay.step(member) == 0.0
+
+
+def test_an_outbox_that_fails_does_not_hold_up_another(
+    outbox: Outbox, engine: Engine, broker: Broker, member: FakeMember
+) -> None:
+    """Their tables may be in different databases."""
+    relay = Relay([Outbox(App("shop"), engine, table="missing"), outbox], broker)
+    put(outbox, engine, 1)
+    assert relay.step(member) == 0.0
+    assert relay.step(member) == RETRY_SECONDS
+    assert not relay.quiet
+    assert bodies(broker) == [b"1"]

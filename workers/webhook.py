@@ -1,0 +1,302 @@
+"""Delivers every message by HTTP POST, signed, in the order of its queue.
+
+    export QDO_WEBHOOK_URL='https://example.com/hooks/{queue}'
+    export QDO_WEBHOOK_SECRET="$(python -m workers.webhook)"
+    qdo-worker workers.webhook:app
+    qdo send --app webhook orders '{"order": 1}'
+
+A request is signed as the Standard Webhooks specification says
+(https://www.standardwebhooks.com): HMAC-SHA256 over id, time and body. What follows from the
+answer:
+
+- 2xx: done.
+- 408, 425, 429, 5xx, no answer in time, no connection: the message is tried again, after the
+  time that Retry-After asks for, else as the failure policy says; the queue waits meanwhile.
+- anything else, redirections included: a dead letter, for it would be refused again.
+
+Needs ``pip install 'qdo[http]'``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import email.utils
+import hashlib
+import hmac
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+from urllib.parse import quote, urlsplit
+
+import gevent
+import ujson
+import urllib3
+
+import qdo
+from qdo import App, DeadLetter, Message, Policy, Retry
+from qdo.checks import between
+from qdo.headers import CONTENT_TYPE, RAW
+from workers.options import expect, option, read
+
+SECRET_PREFIX = "whsec_"
+SECRET_BYTES = range(16, 129)
+JSON = "application/json"
+
+TEMPORARY = frozenset({408, 425, 429})
+"""Statuses below 500 after which the same request may succeed later."""
+MAX_RETRY_SECONDS = 86_400.0
+SHOWN_BYTES = 500
+"""How much of an answer is read and shown."""
+
+
+# --- options ----------------------------------------------------------------------
+
+
+def _url_fault(url: str) -> str | None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"{url!r} is no http:// or https:// address"
+    if "{" in parts.netloc:
+        return "{queue} may stand in the path and behind it: a queue must not choose the host"
+    if "{" in url.replace("{queue}", "") or "}" in url.replace("{queue}", ""):
+        return f"{url!r} has braces, and {{queue}} is the only name that may stand in them"
+    return None
+
+
+def _secret_fault(text: str) -> str | None:
+    try:
+        sizes = [len(key) for key in _keys(text)]
+    except ValueError:
+        sizes = []
+    if sizes and all(size in SECRET_BYTES for size in sizes):
+        return None
+    return (
+        f"it is no {SECRET_PREFIX} with {SECRET_BYTES[0]} to {SECRET_BYTES[-1]} bytes in base64 "
+        "behind it; `python -m workers.webhook` makes one"
+    )
+
+
+def _keys(text: str) -> list[bytes]:
+    """Return the keys of secrets that are separated by spaces."""
+    found = []
+    for secret in text.split():
+        if not secret.startswith(SECRET_PREFIX):
+            raise ValueError(secret)
+        try:
+            found.append(base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True))
+        except binascii.Error as error:
+            raise ValueError(secret) from error
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What can be set, as QDO_WEBHOOK_URL and so on."""
+
+    PREFIX: ClassVar[str] = "QDO_WEBHOOK_"
+
+    url: str = option("where to POST; {queue} stands for the name of the queue", check=_url_fault)
+    secret: str = option(
+        "what requests are signed with; several, separated by spaces, while it is being replaced",
+        check=_secret_fault,
+        secret=True,
+    )
+    connect_seconds: float = option("how long to wait for a connection", 5.0, between(0.01, 3600))
+    timeout_seconds: float = option(
+        "how long a request may take in all", 30.0, between(0.01, 3600)
+    )
+
+
+def new_secret() -> str:
+    """Return a new secret of 32 random bytes."""
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+# --- what is sent -----------------------------------------------------------------
+
+
+def payload(message: Message) -> tuple[bytes, str]:
+    """Return the body of the request and its content type."""
+    raw = isinstance(message.body, bytes)
+    usual = RAW if raw else JSON
+    given = message.headers.get(CONTENT_TYPE, usual)
+    kind = given if given.isascii() and given.isprintable() else usual
+    if raw:
+        return message.body, kind
+    text = ujson.dumps(message.body, ensure_ascii=False, escape_forward_slashes=False)
+    return text.encode(), kind
+
+
+def signature(keys: list[bytes], id: str, timestamp: int, body: bytes) -> str:
+    """Return what stands in the header webhook-signature: one signature for each key."""
+    signed = f"{id}.{timestamp}.".encode() + body
+    digests = [hmac.new(key, signed, hashlib.sha256).digest() for key in keys]
+    return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
+
+
+# --- what follows from the answer -------------------------------------------------
+
+
+class UndeliveredError(Retry):
+    """The receiver could not take the message now: try it again.
+
+    :ivar reason: what happened, for logs and dead letters.
+    """
+
+    def __init__(self, reason: str, after: float | None = None) -> None:
+        super().__init__(after)
+        self.args = (reason,)
+        self.reason = reason
+
+
+def judge(status: int, headers: Mapping[str, str], text: str, now: float) -> None:
+    """Return if the receiver took the message.
+
+    :param headers: of the answer.
+    :param text: beginning of its body, to be shown.
+    :param now: Unix time in seconds.
+    :raises UndeliveredError: it may take it later.
+    :raises DeadLetter: it would refuse it again.
+    """
+    if 200 <= status < 300:
+        return
+    reason = f"the receiver answered {status}" + (f": {text}" if text else "")
+    if status >= 500 or status in TEMPORARY:
+        raise UndeliveredError(reason, retry_after(headers.get("retry-after"), now))
+    raise DeadLetter(reason)
+
+
+def retry_after(value: str | None, now: float) -> float | None:
+    """Return the seconds that a Retry-After header asks for, None without a usable one.
+
+    RFC 9110, section 10.2.3: whole seconds, or a date. At most a day.
+    """
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text), MAX_RETRY_SECONDS)
+    try:
+        moment = email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return min(max(0.0, moment - now), MAX_RETRY_SECONDS)
+
+
+# --- sending ----------------------------------------------------------------------
+
+
+class Courier:
+    """Keeps connections to the receiver, and POSTs messages over them.
+
+    :param clock: Unix time in seconds.
+    """
+
+    def __init__(self, options: Options, clock: Callable[[], float] = time.time) -> None:
+        self._options = options
+        self._keys = _keys(options.secret)
+        self._clock = clock
+        limits = urllib3.Timeout(connect=options.connect_seconds, read=options.timeout_seconds)
+        # No retries of its own: the queue's policy decides about them.
+        self._pool = urllib3.PoolManager(maxsize=100, timeout=limits, retries=False)
+
+    def deliver(self, message: Message) -> None:
+        """POST a message.
+
+        :raises UndeliveredError: it was not taken, and may be later.
+        :raises DeadLetter: it was refused.
+        """
+        overdue = gevent.Timeout(self._options.timeout_seconds)
+        try:
+            with overdue:
+                status, headers, text = self._post(message)
+        except gevent.Timeout as error:
+            if error is not overdue:
+                raise
+            reason = f"no whole answer in {self._options.timeout_seconds:g} s"
+            raise UndeliveredError(reason) from error
+        except urllib3.exceptions.HTTPError as error:
+            raise UndeliveredError(f"no answer: {error}") from error
+        judge(status, headers, text, self._clock())
+
+    def _post(self, message: Message) -> tuple[int, Mapping[str, str], str]:
+        body, kind = payload(message)
+        url = self._options.url.replace("{queue}", quote(message.queue, safe=""))
+        response = self._pool.request(
+            "POST",
+            url,
+            body=body,
+            headers=self._headers(message, body, kind),
+            redirect=False,
+            preload_content=False,
+        )
+        return response.status, response.headers, _beginning(response)
+
+    def _headers(self, message: Message, body: bytes, kind: str) -> dict[str, str]:
+        timestamp = int(self._clock())
+        headers = {
+            "content-type": kind,
+            "user-agent": f"qdo/{qdo.__version__}",
+            "webhook-id": message.id,
+            "webhook-timestamp": str(timestamp),
+            "webhook-signature": signature(self._keys, message.id, timestamp, body),
+            # Names may hold any letter, headers may not.
+            "qdo-queue": quote(message.queue, safe=" "),
+            "qdo-position": str(message.position),
+            "qdo-attempt": str(message.attempt),
+        }
+        if message.key is not None:
+            headers["qdo-key"] = quote(message.key, safe=" ")
+        return headers
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.clear()
+
+
+def _beginning(response: urllib3.BaseHTTPResponse) -> str:
+    """Return the beginning of an answer as text, and keep its connection if that was all."""
+    whole = False
+    try:
+        shown = response.read(SHOWN_BYTES + 1, decode_content=False)
+        whole = len(shown) <= SHOWN_BYTES
+    except urllib3.exceptions.HTTPError:
+        shown = b""  # the status has said what counts
+    finally:
+        if whole:
+            response.release_conn()
+        else:
+            response.close()
+    return " ".join(shown[:SHOWN_BYTES].decode(errors="replace").split())
+
+
+@contextlib.contextmanager
+def job_context() -> Iterator[Courier]:
+    """Yield a courier, made as the environment says.
+
+    :raises SettingsError: an option is missing or will not do.
+    """
+    with contextlib.closing(Courier(read(Options))) as courier:
+        yield courier
+
+
+app = App("webhook", job_context=job_context)
+
+
+# Receivers are away for longer than databases: a little more than an hour.
+@app.job(
+    executor="greenlet",
+    policy=Policy(attempts=16, backoff_seconds=1.0, backoff_max_seconds=600.0),
+)
+def job(message: Message, context: Courier) -> None:
+    """Deliver one message."""
+    expect(context, Courier, "webhook").deliver(message)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{new_secret()}\n")
