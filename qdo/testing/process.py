@@ -121,8 +121,11 @@ class Process:
         return self._dispatcher.due()
 
     def spend(self, seconds: float) -> None:
-        """Let time pass within the job in hand."""
+        """Let time pass within the job in hand; others record what turns have done so far."""
         self._executor.spend(seconds)
+        if seconds >= self._world.settings.checkpoint_seconds:
+            self._dispatcher.note_progress()
+            self._checkpoint()
 
     def fail(self, fault: Exception) -> None:
         """End the run, and have it raise an error: one of the test, not of the job."""
@@ -169,13 +172,16 @@ class Process:
         """Do what the other greenlets of a worker do: checkpoints, wake-ups, the way down."""
         if not self.alive:
             raise Crashed
-        dirty, self._dirty = self._dirty, {}
-        for claim in dirty.values():
-            self.record(claim)
+        self._checkpoint()
         if self.stopping is not None:
             self._release()
         else:
             self._hear()
+
+    def _checkpoint(self) -> None:
+        dirty, self._dirty = self._dirty, {}
+        for claim in dirty.values():
+            self.record(claim)
 
     def _stop(self, reason: str) -> None:
         self.stopping = reason
