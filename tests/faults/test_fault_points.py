@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 import qdo
 from qdo.app import Checkpoint
+from qdo.brokers.base import DeadLetterRecord
 from qdo.testing import POINTS, TestKit
+from qdo.testing.broker import MemoryBroker
 from qdo.testing.faults import Step
 
 QUEUES = ("a", "b")
@@ -262,3 +264,52 @@ def test_several_faults_in_a_run(mode: Mode, faults: list[tuple[str, int]]) -> N
     check_nothing_is_lost(run)
     check_counts(run)
     assert max(repeated(run).values(), default=0) <= len(faults)
+
+
+def test_a_dead_letter_that_cannot_be_stored_is_not_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its broker fails, and while the queue waits for it the worker dies: nothing is lost."""
+    app = qdo.App("full")
+
+    @app.job(policy=qdo.Policy(attempts=1))
+    def job(message: qdo.Message, context: Any) -> None:
+        raise ValueError("no")
+
+    faults = [OSError("no space left")]
+    bury = MemoryBroker.bury
+
+    def failing(self: MemoryBroker, letter: DeadLetterRecord) -> None:
+        if faults:
+            raise faults.pop()
+        bury(self, letter)
+
+    monkeypatch.setattr(MemoryBroker, "bury", failing)
+    with TestKit(app) as kit:
+        kit.send("q", "bad")
+        kit.run_until_idle()
+        assert (faults, kit.dead_letters(), kit.waiting("q")) == ([], [], ["bad"])
+        kit.crash()
+        kit.run_until_settled()
+        assert [letter.body for letter in kit.dead_letters()] == [b'"bad"']
+        assert kit.waiting("q") == []
+
+
+def test_who_has_lost_the_lease_sets_nothing_aside() -> None:
+    """Its attempt failed, the one of the new owner did not: that counts."""
+    app = qdo.App("late")
+
+    @app.job(policy=qdo.Policy(attempts=1))
+    def job(message: qdo.Message, context: Any) -> None:
+        if message.fence == 1:
+            kit.lose_lease()
+            raise ValueError("no")
+
+    with TestKit(app) as kit:
+        kit.send("q", 1)
+        kit.run_until_settled()
+        assert [(each.outcome, each.fence > 1) for each in kit.attempts()] == [
+            ("done", True),
+            ("lost", False),
+        ]
+        assert kit.dead_letters() == []
