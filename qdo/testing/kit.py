@@ -132,11 +132,7 @@ class TestKit(Results):
 
     def advance(self, seconds: float) -> None:
         """Let time pass, and run everything that becomes due, each at its time."""
-        if self._stack:
-            raise UsageError(
-                reason="a job cannot run other jobs: use kit.spend(seconds) in it for the time"
-                " that it takes"
-            )
+        self._refuse_in_job("run others: use kit.spend(seconds) in it for the time that it takes")
         check_no_loop(any(is_async(job.function) for job in self.app.jobs))
         target = self.clock.passed() + seconds
         if not target >= self.clock.passed():
@@ -175,6 +171,11 @@ class TestKit(Results):
         if not self._stack:
             raise UsageError(reason="spend() is for jobs that run: use advance() between runs")
         self._stack[-1].spend(seconds)
+
+    def _refuse_in_job(self, what: str) -> None:
+        """End a run whose job does what only tests may do."""
+        if self._stack:
+            self._stack[-1].fail(UsageError(reason=f"a job under test cannot {what}"))
 
     def _go_to(self, due: float) -> None:
         self.clock.move_to(due)
@@ -289,8 +290,7 @@ class TestKit(Results):
 
     def hand_over(self) -> None:
         """Have the worker stop in good order, as for a deployment; the next run has a new one."""
-        if self._stack:
-            raise UsageError(reason="a job stops its worker with `raise qdo.Stop(reason)`")
+        self._refuse_in_job("hand over: it stops its worker with `raise qdo.Stop(reason)`")
         process, self._process = self._process, None
         if process is None:
             return
