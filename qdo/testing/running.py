@@ -134,8 +134,13 @@ async def _outcome(
 
 def check_no_loop(any_async: bool) -> None:
     """Raise UsageError where ``async def`` jobs could not be run."""
-    if any_async and asyncio._get_running_loop() is not None:
-        raise UsageError(
-            reason="the kit runs 'async def' jobs on a loop of its own, and cannot within a"
-            " coroutine: call it from a plain test function"
-        )
+    if not any_async:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError(
+        reason="the kit runs 'async def' jobs on a loop of its own, and cannot within a"
+        " coroutine: call it from a plain test function"
+    )
