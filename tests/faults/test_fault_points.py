@@ -313,3 +313,41 @@ def test_who_has_lost_the_lease_sets_nothing_aside() -> None:
             ("lost", False),
         ]
         assert kit.dead_letters() == []
+
+
+@pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
+def test_a_crash_at_any_step_of_a_blocked_queue(
+    verdict: Literal["retry", "skip", "dead-letter"],
+) -> None:
+    """Neither the block nor the decision is forgotten once it is recorded; order holds."""
+    step = 0
+    left = 0
+    while not left:
+        step += 1
+        mended: list[bool] = []
+        app = qdo.App("blocked")
+
+        @app.job(policy=qdo.Policy(attempts=2, backoff_seconds=1, then="block"))
+        def job(message: qdo.Message, context: Any, mended: list[bool] = mended) -> None:
+            if message.body == "vase" and not mended:
+                raise LookupError("no box")
+
+        with TestKit(app) as kit:
+            for body in ("book", "vase", "lamp"):
+                kit.send("q", body)
+            kit.crash_at(nth=step)
+            kit.run_until_settled()
+            assert kit.blocked()["q"].attempts in (2, 3)
+            assert kit.waiting("q") == ["vase", "lamp"]
+            mended.append(True)
+            kit.unblock("q", verdict)
+            kit.run_until_settled()
+            kit.hand_over()
+            left = kit.faults_left
+            assert (kit.waiting("q"), kit.blocked()) == ([], {})
+            expected = ["book", "vase", "lamp"] if verdict == "retry" else ["book", "lamp"]
+            assert list(dict.fromkeys(kit.done())) == expected
+            assert set(kit.skipped()) == ({"vase"} if verdict == "skip" else set())
+            letters = [letter.body for letter in kit.dead_letters()]
+            assert letters == ([b'"vase"'] if verdict == "dead-letter" else [])
+    assert step > 20
