@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from qdo.app import App
 from qdo.coordination.layout import QueueNode
+from qdo.coordination.operator import sought, unblocked
 from qdo.errors import UsageError
+from qdo.ops.unblock import Verdict
 from qdo.placement import is_async
 from qdo.sending import Moment
 from qdo.settings import Settings
@@ -29,7 +31,6 @@ from qdo.testing.world import World
 MOST_ATTEMPTS = 100_000
 LONGEST_SECONDS = 366 * 86_400.0
 KILLED = "the worker process died of SIGKILL"
-Verdict = Literal["retry", "skip", "dead-letter"]
 
 
 class TestKit(Results):
@@ -306,8 +307,6 @@ class TestKit(Results):
         :raises NotBlockedError: it is not blocked.
         :raises NotFoundError: no worker has ever had the queue.
         """
-        from qdo.coordination.operator import unblocked
-
         self._change(queue, lambda node: unblocked(node, queue, verdict))
 
     def seek(self, queue: str, last: int) -> None:
@@ -315,8 +314,6 @@ class TestKit(Results):
 
         :raises NotFoundError: no worker has ever had the queue.
         """
-        from qdo.coordination.operator import sought
-
         self._change(queue, lambda node: sought(node, last))
 
     def _change(self, queue: str, change: Callable[[QueueNode], QueueNode]) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import qdo
 from qdo.app import Checkpoint
 from qdo.brokers.base import DeadLetterRecord
+from qdo.ops.unblock import Verdict
 from qdo.testing import POINTS, TestKit
 from qdo.testing.broker import MemoryBroker
 from qdo.testing.faults import Step
@@ -317,7 +318,7 @@ def test_who_has_lost_the_lease_sets_nothing_aside() -> None:
 
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
 def test_a_crash_at_any_step_of_a_blocked_queue(
-    verdict: Literal["retry", "skip", "dead-letter"],
+    verdict: Verdict,
 ) -> None:
     """Neither the block nor the decision is forgotten once it is recorded; order holds."""
     step = 0

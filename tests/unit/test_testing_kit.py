@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 import qdo
 from qdo.errors import NotBlockedError, NotFoundError, PolicyError, SettingsError, UsageError
+from qdo.ops.unblock import Verdict
 from qdo.testing import POINTS, Clock, TestKit
 from qdo.testing.clock import PATCHED, START
 
@@ -211,9 +212,7 @@ def test_jobs_say_how_they_end(stage: Stage, kit: TestKit) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
-def test_a_blocked_queue_waits_for_a_decision(
-    stage: Stage, verdict: Literal["retry", "skip", "dead-letter"]
-) -> None:
+def test_a_blocked_queue_waits_for_a_decision(stage: Stage, verdict: Verdict) -> None:
     """Whatever time passes, and whoever owns it; the decision is as `qdo unblock` makes it."""
     stage.policy = qdo.Policy(attempts=1, then="block")
     stage.job()
@@ -470,6 +469,33 @@ def test_contexts_of_the_dead_are_not_torn_down(stage: Stage) -> None:
         kit.run_until_idle()
         assert stage.contexts == ["entered", "entered"]
     assert stage.contexts == ["entered", "entered", "left", "left"]
+
+
+@pytest.mark.parametrize("where", ["entered", "left"])
+def test_an_error_of_the_context_is_the_tests(where: str) -> None:
+    """It is raised where the worker would have failed, and leaves nothing behind."""
+
+    def broken() -> Iterator[None]:
+        if where == "entered":
+            raise OSError("no database")
+        yield
+        raise OSError("no database")
+
+    app = qdo.App("broken", job_context=broken)
+    app.job()(lambda message, context: None)
+    kit = TestKit(app)
+    kit.send("q", 1)
+    if where == "entered":
+        with pytest.raises(OSError, match="no database"):
+            kit.run_until_idle()
+        kit.close()
+    else:
+        kit.run_until_idle()
+        kit.crash()
+        with pytest.raises(OSError, match="no database"):
+            kit.close()
+    with TestKit(app) as again:
+        assert again.waiting("q") == []
 
 
 def test_a_handover_in_good_order_repeats_nothing(stage: Stage, kit: TestKit) -> None:
