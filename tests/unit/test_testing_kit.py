@@ -239,6 +239,20 @@ def test_a_blocked_queue_waits_for_a_decision(stage: Stage, verdict: Verdict) ->
             kit.unblock("nowhere", verdict)
 
 
+def test_a_dead_letter_may_be_sent_again(stage: Stage, kit: TestKit) -> None:
+    """By the broker of the kit, as `qdo dead-letters retry` does; its id stays."""
+    stage.on("bad", fail)
+    sent = kit.send("q", "bad")
+    kit.send("q", "after")
+    kit.run_until_settled()
+    del stage.acts["bad"]
+    (letter,) = kit.dead_letters()
+    kit.broker.retry_dead_letters([(letter.queue, letter.position)])
+    kit.run_until_idle()
+    assert (kit.done(), kit.dead_letters()) == (["after", "bad"], [])
+    assert kit.attempts()[-1].id == sent
+
+
 def test_a_seek_replays(stage: Stage, kit: TestKit) -> None:
     """Under the worker that has the queue, and under the next one."""
     kit.send("q", 1)
