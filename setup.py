@@ -75,7 +75,8 @@ setup(
         "console_scripts": [
             "qdo = qdo.cli.main:main",
             "qdo-worker = qdo.cli.worker:main",
-        ]
+        ],
+        "pytest11": ["qdo = qdo.testing.plugin"],
     },
     zip_safe=False,
     classifiers=[

@@ -129,6 +129,7 @@ class App:
         self._broker: Broker | None = None
         self._broker_pid = 0
         self._inherited: list[Broker] = []
+        self._stand_in: Broker | None = None
         if job_context is not None:
             self.context(job_context)
         if job_failure is not None:
@@ -443,6 +444,8 @@ class App:
         from qdo.brokers import open_broker
 
         with self._lock:
+            if self._stand_in is not None:
+                return self._stand_in
             if self._broker is not None and self._broker_pid != os.getpid():
                 # A parent's files and connections must not be closed by its child.
                 self._inherited.append(self._broker)
@@ -451,6 +454,26 @@ class App:
                 self._broker = open_broker(self.settings.broker, self.name)
                 self._broker_pid = os.getpid()
             return self._broker
+
+    @contextlib.contextmanager
+    def standing_in(self, broker: Broker, settings: Settings) -> Iterator[None]:
+        """Use another broker and these settings until the block ends, as `qdo.testing` does.
+
+        :raises UsageError: the app does so already.
+        """
+        if self._stand_in is not None:
+            raise UsageError(
+                reason=f"app {self.name!r} is being tested by another TestKit: close that first"
+            )
+        with self._lock:
+            kept = self._broker, self._settings
+            self._broker, self._settings, self._stand_in = None, settings, broker
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._broker, self._settings = kept
+                self._stand_in = None
 
     def close(self) -> None:
         """Let go of the broker; sending again opens it again."""

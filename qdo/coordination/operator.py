@@ -29,14 +29,12 @@ def seek(client: Client, layout: Layout, queue: str, last: int) -> QueueNode:
 
     :raises NotFoundError: the queue has no node.
     """
-    return _change(
-        client,
-        layout,
-        queue,
-        lambda node: replace(
-            node, last=last, position=None, fault=None, marks=None, above=None
-        ),
-    )
+    return _change(client, layout, queue, lambda node: sought(node, last))
+
+
+def sought(node: QueueNode, last: int) -> QueueNode:
+    """Return a node as `seek` leaves it."""
+    return replace(node, last=last, position=None, fault=None, marks=None, above=None)
 
 
 def unblock(client: Client, layout: Layout, queue: str, verdict: str) -> QueueNode:
@@ -47,16 +45,17 @@ def unblock(client: Client, layout: Layout, queue: str, verdict: str) -> QueueNo
     :raises NotFoundError: the queue has no node.
     :raises NotBlockedError: it is not blocked.
     """
+    return _change(client, layout, queue, lambda node: unblocked(node, queue, verdict))
 
-    def change(node: QueueNode) -> QueueNode:
-        marks = node.marks
-        if marks is None or not marks.blocked:
-            raise NotBlockedError(queue=queue)
-        if verdict == "retry":
-            return replace(node, marks=None)
-        return replace(node, marks=replace(marks, since=0.0, verdict=verdict))
 
-    return _change(client, layout, queue, change)
+def unblocked(node: QueueNode, queue: str, verdict: str) -> QueueNode:
+    """Return a node as `unblock` leaves it."""
+    marks = node.marks
+    if marks is None or not marks.blocked:
+        raise NotBlockedError(queue=queue)
+    if verdict == "retry":
+        return replace(node, marks=None)
+    return replace(node, marks=replace(marks, since=0.0, verdict=verdict))
 
 
 def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:

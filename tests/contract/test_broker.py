@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from qdo.brokers import open_broker
 from qdo.brokers.base import Broker, DeadLetterRecord, Outgoing
 from qdo.errors import MessageTooLargeError, QueueNameError, UsageError
 from qdo.message import message_id, position_now, time_of_position
+from tests.support.brokers import KINDS, opening
 
 WAIT_SECONDS = 20.0
 
@@ -35,24 +35,11 @@ ODD_NAMES = [
 BAD_NAMES = ["", ".", "..", "a/b", "tab\t", "nul\0", "zookeeper", "x" * 201, "\ud800"]
 
 
-@pytest.fixture(params=["embedded"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of a broker of the test's own."""
-    return f"sqlite:{tmp_path / 'messages.db'}"
-
-
-@pytest.fixture
-def connect(url: str) -> Iterator[Callable[..., Broker]]:
+@pytest.fixture(params=KINDS)
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Open further connections to the broker, as other processes would."""
-    opened: list[Broker] = []
-
-    def connect(app: str = "app") -> Broker:
-        opened.append(open_broker(url, app))
-        return opened[-1]
-
-    yield connect
-    for broker in opened:
-        broker.close()
+    with opening(request.param, tmp_path) as connect:
+        yield connect
 
 
 @pytest.fixture
@@ -539,6 +526,7 @@ def test_closing_waits_for_what_was_begun(broker: Broker, connect: Callable[...,
             while True:
                 stored.append(broker.send(Outgoing("q", b"1")))
                 first.set()
+                time.sleep(0)  # not every broker waits, and a greenlet must for others to run
         except UsageError:
             return
 

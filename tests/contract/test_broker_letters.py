@@ -14,31 +14,18 @@ from typing import Any
 
 import pytest
 
-from qdo.brokers import open_broker
 from qdo.brokers.base import Broker, DeadLetterRecord, Outgoing
 from qdo.message import message_id
+from tests.support.brokers import KINDS, opening
 
 START = 1_700_000_000.0
 
 
-@pytest.fixture(params=["embedded"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of a broker of the test's own."""
-    return f"sqlite:{tmp_path / 'messages.db'}"
-
-
-@pytest.fixture
-def connect(url: str) -> Iterator[Callable[..., Broker]]:
+@pytest.fixture(params=KINDS)
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Open further connections to the broker, as other processes would."""
-    opened: list[Broker] = []
-
-    def connect(app: str = "app") -> Broker:
-        opened.append(open_broker(url, app))
-        return opened[-1]
-
-    yield connect
-    for broker in opened:
-        broker.close()
+    with opening(request.param, tmp_path) as connect:
+        yield connect
 
 
 @pytest.fixture

@@ -15,35 +15,22 @@ from pathlib import Path
 
 import pytest
 
-from qdo.brokers import open_broker
 from qdo.brokers.base import Broker, Outgoing, Terms
 from qdo.brokers.embedded_listener import LOOK_SECONDS
 from qdo.headers import ID
 from qdo.message import Message, time_of_position
+from tests.support.brokers import KINDS, opening
 
 WAIT_SECONDS = 20.0
 SOON_SECONDS = LOOK_SECONDS / 2
 """Sooner than whoever only looks now and then would notice."""
 
 
-@pytest.fixture(params=["embedded"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of a broker of the test's own."""
-    return f"sqlite:{tmp_path / 'messages.db'}"
-
-
-@pytest.fixture
-def connect(url: str) -> Iterator[Callable[..., Broker]]:
+@pytest.fixture(params=KINDS)
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Open further connections to the broker, as other processes would."""
-    opened: list[Broker] = []
-
-    def connect(app: str = "app") -> Broker:
-        opened.append(open_broker(url, app))
-        return opened[-1]
-
-    yield connect
-    for broker in opened:
-        broker.close()
+    with opening(request.param, tmp_path) as connect:
+        yield connect
 
 
 @pytest.fixture

@@ -1,0 +1,37 @@
+"""What apps use to test their jobs: no server, no waiting, the same result in every run.
+
+Names are loaded when they are first used: pytest loads this package at its start.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qdo.testing.clock import Clock as Clock
+    from qdo.testing.faults import POINTS as POINTS
+    from qdo.testing.kit import TestKit as TestKit
+    from qdo.testing.world import Attempt as Attempt
+
+_HOMES = {
+    "Attempt": "qdo.testing.world",
+    "Clock": "qdo.testing.clock",
+    "POINTS": "qdo.testing.faults",
+    "TestKit": "qdo.testing.kit",
+}
+
+__all__ = ["POINTS", "Attempt", "Clock", "TestKit"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'qdo.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,163 @@
+"""Real worker processes that kill themselves with SIGKILL at each of their steps.
+
+The app of these tests puts the steps around the classes of the engine; in the process that
+reaches the chosen one for the given time, and in no later one, the kernel ends it there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import qdo
+from qdo.brokers import open_broker
+from qdo.coordination.client import connect
+from qdo.coordination.layout import Layout, QueueNode
+from tests.support.procs import Proc
+
+APP = """
+import os
+import signal
+
+import qdo
+from qdo.brokers.embedded import EmbeddedBroker
+from qdo.brokers.embedded_reader import EmbeddedReader
+from qdo.coordination.checkpoints import Checkpoints
+from qdo.coordination.member import Member
+
+POINT, NTH = os.environ["POINT"], int(os.environ["NTH"])
+reached = 0
+out = os.open("out", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def reach(point):
+    global reached
+    reached += point == POINT
+    if point == POINT and reached == NTH and not os.path.exists("killed"):
+        os.close(os.open("killed", os.O_CREAT))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(kind, name, what):
+    inner = getattr(kind, name)
+
+    def call(*args, **named):
+        reach("before-" + what)
+        result = inner(*args, **named)
+        reach("after-" + what)
+        return result
+
+    setattr(kind, name, call)
+
+
+around(EmbeddedReader, "fetch", "fetch")
+around(EmbeddedBroker, "bury", "dead-letter")
+around(Checkpoints, "_send", "checkpoint")
+around(Checkpoints, "_recorded", "answer")
+around(Member, "finished", "release")
+
+app = qdo.App("mortal", backoff_seconds=0.02, backoff_max_seconds=0.1)
+
+
+@app.job(checkpoint=os.environ["MODE"], policy=qdo.Policy(attempts=2, backoff_seconds=0.02))
+def job(message, context):
+    reach("before-job")
+    os.write(out, f"start {message.queue} {message.body} {message.fence}\\n".encode())
+    reach("within-job")
+    if message.body == "bad":
+        raise ValueError("no")
+    os.write(out, f"done {message.queue} {message.body} {message.fence}\\n".encode())
+    reach("after-job")
+"""
+
+QUEUES = ("a", "b")
+BODIES = ("one", "two", "bad", "three", "four")
+POINTS = [
+    f"{when}-{what}"
+    for what in ("fetch", "job", "dead-letter", "checkpoint", "answer", "release")
+    for when in ("before", "after")
+] + ["within-job"]
+ONCE = {f"{when}-{what}" for what in ("checkpoint", "answer") for when in ("before", "after")}
+"""Reached once where what is done in all queues is recorded together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a job wrote."""
+
+    what: str
+    queue: str
+    body: str
+    fence: int
+
+
+class Mortals:
+    """The app in a folder, and what its workers leave there."""
+
+    def __init__(self, folder: Path, coordinator: str) -> None:
+        self.folder = folder
+        self.places = {"QDO_BROKER": f"sqlite:{folder / 'messages.db'}"}
+        self.places["QDO_COORDINATOR"] = coordinator
+        (folder / "jobs.py").write_text(APP)
+        with qdo.App("mortal", broker=self.places["QDO_BROKER"]) as app:
+            app.send_many([(queue, body) for body in BODIES for queue in QUEUES])
+
+    def work(self, point: str, nth: int, mode: str) -> None:
+        """Run workers until every queue is at its end."""
+        env = {**self.places, "POINT": point, "NTH": str(nth), "MODE": mode}
+        argv = ("-m", "qdo.cli.worker", "jobs:app", "--burst")
+        with Proc.python(*argv, env=env, cwd=self.folder) as proc:
+            code = proc.wait()
+            assert code == 0, proc.output
+            assert (self.folder / "killed").exists(), proc.output
+
+    def lines(self) -> list[Line]:
+        found = (line.split() for line in (self.folder / "out").read_text().splitlines())
+        return [Line(what, queue, body, int(fence)) for what, queue, body, fence in found]
+
+    def ended(self) -> dict[str, tuple[bool, list[bytes]]]:
+        """Return for each queue whether `last` is at its end, and its dead letters."""
+        broker = open_broker(self.places["QDO_BROKER"], "mortal")
+        client = connect(self.places["QDO_COORDINATOR"], handler="threading")
+        client.open(10.0)
+        try:
+            found = {}
+            for queue in QUEUES:
+                node = QueueNode.parse(client.get(Layout.of("mortal").queue(queue))[0])
+                letters = [letter.body for letter in broker.dead_letters(queue)]
+                found[queue] = (node.last == broker.backlog(queue, 0).head, letters)
+            return found
+        finally:
+            client.stop()
+            client.close()
+            broker.close()
+
+
+@pytest.fixture
+def mortals(tmp_path: Path, embedded_url: str) -> Iterator[Mortals]:
+    return Mortals(tmp_path, embedded_url)
+
+
+@pytest.mark.parametrize("mode", ["interval", "message"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_process_killed_at_a_step(mortals: Mortals, point: str, mode: str) -> None:
+    """Nothing is lost, each queue is in order, and only what was not recorded is repeated."""
+    mortals.work(point, 1 if point in ONCE else 2, mode)
+    assert mortals.ended() == dict.fromkeys(QUEUES, (True, [b'"bad"']))
+    lines = mortals.lines()
+    done = Counter((line.queue, line.body) for line in lines if line.what == "done")
+    assert done.keys() == {(queue, body) for queue in QUEUES for body in BODIES if body != "bad"}
+    assert max(done.values()) <= 2
+    for queue in QUEUES:
+        if mode == "message":
+            assert sum(done[queue, body] > 1 for body in BODIES) <= 1
+        starts = [line for line in lines if (line.what, line.queue) == ("start", queue)]
+        assert list(dict.fromkeys(line.body for line in starts)) == list(BODIES)
+        for fence in {line.fence for line in starts}:
+            under = [BODIES.index(line.body) for line in starts if line.fence == fence]
+            assert under == sorted(under)
+            assert set(under) == set(range(under[0], under[-1] + 1))
