@@ -326,8 +326,10 @@ class Ownership(Machine):
         slot.node = node
         slot.version = version
         slot.state = State.OWNED
-        slot.claim = Claim(slot.queue, fence, node.last, self._lease, node.marks, node.above)
+        slot.claim = Claim(slot.queue, fence, node.last, self._lease)
         self._own.listed[slot.queue] = None
+        slot.claim.marks = node.marks
+        slot.claim.above = node.above
         # When the outcome was in doubt the node may have been marked as deleted since.
         if self._wanted(slot.queue) and not node.deleted:
             self._listener.claimed(slot.claim)

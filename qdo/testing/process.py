@@ -77,7 +77,7 @@ class Process:
             policy=policy,
             policies=settings.policies,
             on_stop=self._stop,
-            hands=hands.Hands(settings.concurrency, self._memory),
+            hands=hands.Hands(2 * settings.concurrency, self._memory),
             fetch=settings.fetch,
             turn_seconds=settings.turn_seconds,
             clock=self.clock.passed,
@@ -230,7 +230,7 @@ class Process:
         owned = self._owned[queue] = Owned(queue)
         owned.state = State.OWNED
         owned.node = node
-        owned.claim = claim = Claim(queue, fence, node.last, self._lease, node.marks)
+        owned.claim = claim = Claim(queue, fence, node.last, self._lease, node.marks, node.above)
         self._fences[queue] = fence
         self.reach("after-claim", queue)
         if claim.open:
@@ -243,7 +243,7 @@ class Process:
             return
         old, owned.node = owned.claim, node
         old.open = False
-        owned.claim = Claim(queue, old.fence, node.last, self._lease, node.marks)
+        owned.claim = Claim(queue, old.fence, node.last, self._lease, node.marks, node.above)
         self._dispatcher.moved(self, old, owned.claim)
 
     def lose(self) -> None:

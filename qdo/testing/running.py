@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qdo.errors import UsageError
-from qdo.message import Message
+from qdo.message import Batch, Message
 from qdo.placement import is_async, kind_of
 from qdo.testing.clock import Clock
 from qdo.testing.faults import Point
@@ -54,7 +54,9 @@ class InlineExecutor(Executor):
         function = self._in_loop(job.function) if is_async(job.function) else job.function
 
         def call(message: Message, context: Any) -> None:
-            stage.starting(message)
+            given: Message | Batch = message
+            for each in given if isinstance(given, Batch) else (given,):
+                stage.starting(each)
             stage.reach("before-job", message.queue)
             if job.timeout_seconds is not None:
                 message.limit(job.timeout_seconds)

@@ -127,9 +127,12 @@ class Lane:
 
     Asked for the next one it first takes leave of those that are done meanwhile; what it gives
     stays the first one until ``claim.done`` has reached it.
+
+    :ivar marks: of messages that failed under other owners, in the order of the messages: each
+        one becomes that of the claim once the message of the one before it has ended.
     """
 
-    __slots__ = ("_owner", "claim", "key", "rows", "slot")
+    __slots__ = ("_owner", "claim", "key", "marks", "rows", "slot")
 
     def __init__(self, owner: Lanes, key: object, slot: LaneSlot, claim: LaneClaim) -> None:
         self._owner = owner
@@ -137,6 +140,7 @@ class Lane:
         self.slot = slot
         self.claim = claim
         self.rows: deque[Row] = deque()
+        self.marks: deque[Marks] = deque()
 
     def __iter__(self) -> Iterator[Row]:
         return self
@@ -147,6 +151,12 @@ class Lane:
             raise StopIteration
         self._owner.counters.attempts += 1
         return self.rows[0]
+
+    def take_marks(self) -> None:
+        """Have the claim know of the next message that failed elsewhere."""
+        claim = self.claim
+        if self.marks and (claim.marks is None or claim.marks.position <= claim.done):
+            claim.marks = self.marks.popleft()
 
     def settle(self) -> None:
         """Take leave of the messages that are done, and bring the queue's claim up to date."""
@@ -325,7 +335,7 @@ class Lanes:
             self._ready.append(lane)
         marks = self._known.pop(row[0], None)
         if marks is not None:
-            lane.claim.marks = marks
+            lane.marks.append(marks)
         lane.rows.append(row)
         self._bytes += len(row[1])
 
@@ -359,6 +369,7 @@ class Lanes:
             if not claim.open or now >= claim.lease.until or self._stopping:
                 return Turn.MORE
             until = min(claim.lease.until, now + self._turn_seconds)
+            lane.take_marks()
             turn = self._run_lane(lane, until)
             self.settle(lane)
             if turn is not Turn.MORE or not lane.rows or self._ready:
@@ -405,6 +416,7 @@ class Lanes:
     def _marks(self) -> Iterator[Marks]:
         yield from self._known.values()
         for lane in self._lanes.values():
+            yield from lane.marks
             marks = lane.claim.marks
             if marks is not None and marks.position > lane.claim.done:
                 yield marks

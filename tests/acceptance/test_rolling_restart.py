@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qdo.app import App
-from tests.support.procs import Proc, children, wait_until
+from tests.support.procs import Proc, children, wait_until, whole_lines
 
 WORKER = "import sys; from qdo.cli.worker import main; sys.argv[0] = 'qdo-worker'; main()"
 JOBS = """
@@ -84,7 +84,7 @@ class Fleet:
 
     def lines(self) -> list[list[str]]:
         path = self.folder / "out"
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [line.split() for line in whole_lines(path)]
 
     def processed(self) -> dict[str, list[int]]:
         """Return the bodies by queue, in the order of processing."""

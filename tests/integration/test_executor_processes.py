@@ -18,7 +18,7 @@ from qdo.errors import JobCrashedError, JobTimeoutError
 from qdo.message import Message
 from qdo.worker.executors import spawned, wire
 from tests.support.engine import Engine, until
-from tests.support.procs import ROOT, alive, children
+from tests.support.procs import ROOT, alive, children, whole_lines
 
 JOBS = """
 import contextlib, os, signal, sys, time
@@ -172,7 +172,7 @@ class Shop:
 
     def said(self, word: str) -> list[list[str]]:
         path = self.folder / "said"
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = whole_lines(path)
         return [line.split()[1:] for line in lines if line.split()[0] == word]
 
     def done(self, queue: str) -> list[str]:

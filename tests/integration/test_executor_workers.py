@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qdo.app import App
-from tests.support.procs import ROOT, Proc, alive, children, descendants, wait_until
+from tests.support.procs import ROOT, Proc, alive, children, descendants, wait_until, whole_lines
 
 JOBS = """
 import asyncio, ctypes, os, time
@@ -98,7 +98,7 @@ class Held:
 
     def said(self, word: str) -> list[list[str]]:
         path = self.folder / "said"
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = whole_lines(path)
         return [line.split()[1:] for line in lines if line.split()[0] == word]
 
 

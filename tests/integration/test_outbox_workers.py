@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import QDO, WORKER, clean_environment, command
-from tests.support.procs import Proc, alive, children, wait_until
+from tests.support.procs import Proc, alive, children, wait_until, whole_lines
 
 APP = """
 import os
@@ -85,7 +85,7 @@ def runs(folder: Path) -> dict[str, list[int]]:
     """
     found: dict[str, list[int]] = {}
     path = folder / "runs"
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = whole_lines(path)
     for queue, number, _ in dict.fromkeys(tuple(line.split()) for line in lines):
         found.setdefault(queue, []).append(int(number))
     return found

@@ -16,7 +16,7 @@ from qdo.brokers import open_broker
 from qdo.coordination.client import Client, connect
 from qdo.coordination.layout import Layout, QueueNode
 from qdo.ops.unblock import Verdict, unblock
-from tests.support.procs import Proc, wait_until
+from tests.support.procs import Proc, wait_until, whole_lines
 
 APP = """
 import os
@@ -74,12 +74,12 @@ class Stage:
     def runs(self, queue: str) -> list[tuple[str, int]]:
         """Return body and attempt of every run of the job for a queue."""
         path = self.folder / "out"
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = whole_lines(path)
         return [(body, int(attempt)) for q, body, attempt, _ in map(str.split, lines) if q == queue]
 
     def pids(self) -> list[int]:
         path = self.folder / "out"
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = whole_lines(path)
         return [int(line.split()[3]) for line in lines]
 
     def node(self, queue: str) -> QueueNode:

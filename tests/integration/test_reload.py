@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qdo.app import App
-from tests.support.procs import Proc, children, wait_until
+from tests.support.procs import Proc, children, wait_until, whole_lines
 
 WORKER = "import sys; from qdo.cli.worker import main; sys.argv[0] = 'qdo-worker'; main()"
 JOBS = """
@@ -47,7 +47,7 @@ class Desk:
 
     def out(self) -> list[str]:
         path = self.folder / "out"
-        return path.read_text().splitlines() if path.exists() else []
+        return whole_lines(path)
 
     def sent(self, body: str, word: int) -> None:
         """Send a message and wait until it is processed by the code of a word."""

@@ -25,7 +25,7 @@ from qdo.coordination.layout import Layout
 from qdo.coordination.operator import seek
 from qdo.ops.status import worker_statuses
 from qdo.settings import Settings
-from tests.support.procs import ROOT, wait_until
+from tests.support.procs import ROOT, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
 
 DEADLINE_SECONDS = 60.0
@@ -128,7 +128,7 @@ class Fleet:
 
     def lines(self) -> list[list[str]]:
         path = self.folder / "out"
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [line.split() for line in whole_lines(path)]
 
     def bodies(self) -> dict[str, list[int]]:
         """Return the bodies by queue, in the order of processing."""

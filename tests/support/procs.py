@@ -32,6 +32,12 @@ def wait_until(
     return time.monotonic() - began
 
 
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file that others are writing, without one that has no end yet."""
+    text = path.read_text() if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
 def alive(pid: int) -> bool:
     """Return whether a process runs or is stopped; a zombie is dead."""
     return _stat(pid).get("state", "Z") not in "ZX"
