@@ -9,8 +9,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
+
+from gevent.monkey import is_module_patched
 
 from qdo import Stop
 from qdo.checks import Check
@@ -91,3 +94,19 @@ def expect(context: Any, kind: type[_Context], program: str) -> _Context:
         f"workers.{program}:job runs without its context: start qdo-worker workers.{program}:app, "
         f"or set job_context (QDO_JOB_CONTEXT) to workers.{program}:job_context as well"
     )
+
+
+def require_greenlet(program: str) -> None:
+    """Make sure that a job which waits by gevent's means runs where they work.
+
+    gevent watches processes only for the main thread, and what is left of a hub in another one
+    makes noise when that ends.
+
+    :raises Stop: it runs in a native thread; the message is not touched.
+    """
+    # On Linux the main thread has the number of its process.
+    if is_module_patched("socket") and threading.get_native_id() != os.getpid():
+        raise Stop(
+            f"workers.{program}:job runs in a native thread, where it cannot wait: set executor "
+            "to 'greenlet'"
+        )

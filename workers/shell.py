@@ -34,7 +34,7 @@ import ujson
 from qdo import App, DeadLetter, Message, QdoError, Retry
 from qdo.checks import between, filled
 from qdo.errors import SettingsError
-from workers.options import expect, option, read
+from workers.options import expect, option, read, require_greenlet
 
 EX_DATAERR = 65
 EX_TEMPFAIL = 75
@@ -238,4 +238,5 @@ app = App("shell", job_context=job_context)
 @app.job(executor="greenlet")
 def job(message: Message, context: Runner) -> None:
     """Run the command for one message."""
+    require_greenlet("shell")
     expect(context, Runner, "shell").run(message)

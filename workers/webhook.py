@@ -41,7 +41,7 @@ import qdo
 from qdo import App, DeadLetter, Message, Policy, Retry
 from qdo.checks import between
 from qdo.headers import CONTENT_TYPE, RAW
-from workers.options import expect, option, read
+from workers.options import expect, option, read, require_greenlet
 
 SECRET_PREFIX = "whsec_"
 SECRET_BYTES = range(16, 129)
@@ -295,6 +295,7 @@ app = App("webhook", job_context=job_context)
 )
 def job(message: Message, context: Courier) -> None:
     """Deliver one message."""
+    require_greenlet("webhook")
     expect(context, Courier, "webhook").deliver(message)
 
 

@@ -263,6 +263,38 @@ def test_a_command_that_is_no_shell(shell: Site) -> None:
     assert "/bin/sh does not understand it" in ended.err
 
 
+@pytest.mark.parametrize("executor", ["greenlet", "thread", "process"])
+@pytest.mark.parametrize("program", ["webhook", "shell", "archive"])
+def test_programs_in_other_executors(
+    tmp_path: Path, receiver: Receiver, program: str, executor: str
+) -> None:
+    """Named by their job they run where the settings say; where one cannot, nothing is touched."""
+    site = Site(tmp_path, program)
+    site.environment |= {
+        "QDO_WEBHOOK_URL": receiver.url,
+        "QDO_WEBHOOK_SECRET": SECRET,
+        "QDO_SHELL_COMMAND": "cat >> got",
+        "QDO_ARCHIVE_URL": "file:kept",
+        "QDO_CONFIG": "settings.toml",
+    }
+    (tmp_path / "settings.toml").write_text(
+        f'job = "workers.{program}:job"\njob_context = "workers.{program}:job_context"\n'
+        f'executor = "{executor}"\n'
+    )
+    site.send("a", 1, 2)
+    ended = command(*WORKER, "--burst", cwd=tmp_path, env=site.environment)
+    assert ended.code == 0, ended.err
+    works = executor != "thread" or program == "archive"
+    assert ("runs in a native thread" in ended.err) is not works
+    got = tmp_path / "got"
+    assert {
+        "webhook": len(receiver.requests),
+        "shell": len(got.read_text().split()) if got.exists() else 0,
+        "archive": len([*tmp_path.glob("kept/a/*/*.gz")]),
+    }[program] == (2 if works else 0)
+    assert "Traceback" not in ended.err
+
+
 # --- archive --------------------------------------------------------------------------
 
 

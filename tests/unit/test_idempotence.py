@@ -103,6 +103,15 @@ def test_a_repetition_shuts_the_former_owner_out(transaction: Transaction) -> No
     assert admit(transaction, message(2, fence=1)) is Write.STALE
 
 
+def test_several_messages_share_a_transaction(transaction: Transaction) -> None:
+    """Each is decided by itself, also where some of them were written before."""
+    admit(transaction, message(1))
+    with transaction() as session:
+        found = [WRITES.admit(session, message(position, fence=2)) for position in (1, 2, 3)]
+    assert found == [Write.REPEATED, Write.NEW, Write.NEW]
+    assert admit(transaction, message(3, fence=2)) is Write.REPEATED
+
+
 def test_parts_are_apart(transaction: Transaction) -> None:
     """Keys that run in parallel do not come in the order of the queue."""
     assert admit(transaction, message(2), part="ada") is Write.NEW
