@@ -182,5 +182,5 @@ def test_what_is_granted_and_not_taken_is_not_claimed(
     wait_until(lambda: set(engine.claims) == {"a1", "a2"}, "both")
     client.set(layout.assignment(made.name), encode_queues(["a1", "b1"]))
     wait_until(lambda: set(engine.claims) == {"a1"}, "the new assignment")
-    assert made.settled()
+    wait_until(made.settled, "the release")
     assert json.loads(client.get(layout.queue("b1"))[0]) == {"last": ""}

@@ -65,20 +65,23 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_a_change_restarts_workers_and_repeats_nothing(desk: Desk) -> None:
     """Of any module the app has imported; messages in hand are finished by the old code."""
     with desk.worker("--processes", "2") as proc:
+        proc.wait_for_line("registered; session", count=2)
         desk.sent("a", 1)
         desk.app.send("q", "slow")
         wait_until((desk.folder / "begun").exists, "the slow job")
         before = children(proc.pid)
         desk.words.write_text("WORD = 2\n")
         proc.wait_for_line(r"workers start anew: words\.py changed$")
+        proc.wait_for_line("step 1: taking nothing new", count=2)
         (desk.folder / "go-on").touch()
         desk.sent("b", 2)
         assert desk.out() == ["a 1", "slow 1", "b 2"]
-        wait_until(lambda: len(children(proc.pid)) == 2, "two new workers")
+        proc.wait_for_line("registered; session", count=4)
         assert not set(before) & set(children(proc.pid))
         # Within the same second, and of the same length.
         desk.words.write_text("WORD = 3\n")
         proc.wait_for_line("workers start anew", count=2)
+        proc.wait_for_line("step 1: taking nothing new", count=4)
         desk.sent("c", 3)
         proc.send(signal.SIGTERM)
         assert proc.wait() == 0, proc.output
