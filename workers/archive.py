@@ -183,7 +183,7 @@ app = App("archive", job_context=job_context)
 
 
 # Compressing and syncing would hold up the event loop.
-@app.job(executor="thread")
+@app.job(executor="thread", batch=500, batch_wait_seconds=1.0)
 def job(message: Message | Sequence[Message], context: Archive) -> None:
     """Store a message, or several that follow each other, in one file."""
     messages = [message] if isinstance(message, Message) else message

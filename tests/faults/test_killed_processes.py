@@ -63,8 +63,7 @@ around(Member, "finished", "release")
 app = qdo.App("mortal", backoff_seconds=0.02, backoff_max_seconds=0.1)
 
 
-@app.job(checkpoint=os.environ["MODE"], policy=qdo.Policy(attempts=2, backoff_seconds=0.02))
-def job(message, context):
+def run(message):
     reach("before-job")
     os.write(out, f"start {message.queue} {message.body} {message.fence}\\n".encode())
     reach("within-job")
@@ -72,6 +71,30 @@ def job(message, context):
         raise ValueError("no")
     os.write(out, f"done {message.queue} {message.body} {message.fence}\\n".encode())
     reach("after-job")
+
+
+policy = qdo.Policy(attempts=2, backoff_seconds=0.02)
+if os.environ["MODE"] == "batch":
+
+    @app.job(batch=3, policy=policy)
+    def job(batch, context):
+        for index, message in enumerate(batch):
+            try:
+                run(message)
+            except ValueError as error:
+                raise qdo.FailedAt(index) from error
+
+elif os.environ["MODE"] == "key":
+
+    @app.job(order="key", policy=policy)
+    def job(message, context):
+        run(message)
+
+else:
+
+    @app.job(checkpoint=os.environ["MODE"], policy=policy)
+    def job(message, context):
+        run(message)
 """
 
 QUEUES = ("a", "b")
@@ -142,7 +165,7 @@ def mortals(tmp_path: Path, embedded_url: str) -> Iterator[Mortals]:
     return Mortals(tmp_path, embedded_url)
 
 
-@pytest.mark.parametrize("mode", ["interval", "message"])
+@pytest.mark.parametrize("mode", ["interval", "message", "key", "batch"])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_process_killed_at_a_step(mortals: Mortals, point: str, mode: str) -> None:
     """Nothing is lost, each queue is in order, and only what was not recorded is repeated."""
