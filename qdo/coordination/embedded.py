@@ -148,17 +148,26 @@ class EmbeddedConnection(ConnectionHandler):
 
     def _serve(self, link: Link) -> None:
         """Serve the client until it closes its session."""
-        while True:
-            rang = self._wait(link)
-            batch = self._take()
-            if batch:
-                if self._answer(link, batch):
-                    return
-            elif rang:
-                self._fire_all(link.look(watching=self._watching()))
-            if clock() >= link.due:
-                self._fire_all(link.tick(watching=self._watching()))
-            self.client.last_zxid = link.seen
+        while not self._step(link):
+            pass
+
+    def _step(self, link: Link) -> bool:
+        """Do what comes next; return whether the client closed its session.
+
+        A function of its own: while nothing happens, no answered request is kept alive, nor its
+        watcher and whatever that belongs to.
+        """
+        rang = self._wait(link)
+        batch = self._take()
+        if batch:
+            if self._answer(link, batch):
+                return True
+        elif rang:
+            self._fire_all(link.look(watching=self._watching()))
+        if clock() >= link.due:
+            self._fire_all(link.tick(watching=self._watching()))
+        self.client.last_zxid = link.seen
+        return False
 
     def _wait(self, link: Link) -> bool:
         """Wait for requests, a ring of the bell, or the link's next duty; say if the bell rang."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionLoss, SessionExpiredError
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import KazooState, WatchedEvent
 
 from qdo.coordination import embedded_store
 from qdo.coordination.client import Client, connect
@@ -216,3 +218,23 @@ def test_log_is_merged(client: Client, embedded_url: str) -> None:
         for answer in [client.set_async("/a", b"x" * 3000) for _ in range(100)]:
             answer.get(timeout=10)
     assert Path(f"{database_of(embedded_url)}-wal").stat().st_size < 16 << 20
+
+
+def test_an_answered_request_keeps_nothing_alive(embedded_url: str) -> None:
+    """A watcher that was taken away is free at once, not when the next request comes."""
+
+    class Watcher:
+        def __call__(self, event: WatchedEvent) -> None:
+            """Do nothing."""
+
+    client = connect(embedded_url)
+    client.open()
+    client.create("/a", b"")
+    watcher = Watcher()
+    alive = weakref.ref(watcher)
+    client.get("/a", watch=watcher)
+    client._data_watchers.clear()
+    del watcher
+    wait_until(lambda: gc.collect() >= 0 and alive() is None, 1.0, "the watcher is free")
+    client.stop()
+    client.close()
