@@ -434,6 +434,8 @@ class Rebalancer(Machine):
 
     def _queues_created(self, names: list[str], answer: Answer) -> None:
         self._creating.difference_update(names)
+        if not self._creating:
+            self._creating = set()  # a set does not become smaller by itself
         if not isinstance(answer, Refused) or answer.fault is Fault.NO_NODE:
             return  # created; or discovery asks again once `queues` stands again
         if answer.fault is not Fault.NODE_EXISTS:
