@@ -82,6 +82,7 @@ class Dispatcher:
     ) -> None:
         self.slots: dict[str, Slot] = {}
         self.runners = 0
+        self._lent = 0
         self._turns = turns
         self._concurrency = concurrency
         self._spawn = spawn
@@ -115,7 +116,9 @@ class Dispatcher:
         elif slot.state is not State.RUNNING:
             self._remove(slot)
             member.finished(claim)
-        # Otherwise the turn sees that the claim is closed, and `_ended` does the rest.
+        elif slot.lanes is not None:
+            slot.lanes.look_again()
+        # Otherwise, too, the turn sees that the claim is closed, and `_ended` does the rest.
 
     def lost(self, claim: Claim) -> None:
         """Drop a claim; what still runs under it reports nothing any more."""
@@ -127,6 +130,8 @@ class Dispatcher:
         elif slot.claim is claim:
             if slot.state is State.RUNNING:
                 slot.claim = None
+                if slot.lanes is not None:
+                    slot.lanes.look_again()
             else:
                 self._remove(slot)
 
@@ -186,14 +191,13 @@ class Dispatcher:
     # --- turns -------------------------------------------------------------------------
 
     def _begin(self, slot: Slot, member: Registration, claim: Claim) -> None:
-        self._turns.clear(slot)
         slot.member = member
         slot.claim = claim
+        self._turns.clear(slot)
         slot.troubles = 0
         slot.waited = False
         slot.letter = slot.letter_of = None
         slot.label = b""
-        slot.lanes = None
         slot.gathering_until = 0.0
         slot.alone = 0
         if slot.state is not State.READY:
@@ -202,9 +206,21 @@ class Dispatcher:
     def _make_ready(self, slot: Slot) -> None:
         slot.state = State.READY
         self._ready.append(slot)
-        if self.runners < self._concurrency:
+        self._add_runner()
+
+    def _add_runner(self) -> None:
+        if self.runners - self._lent < self._concurrency:
             self.runners += 1
             self._spawn(self._run)
+
+    def lent(self, change: int) -> None:
+        """Take note that a turn runs its jobs elsewhere from now on (1), or has ended (-1).
+
+        Such a turn may last long: meanwhile another queue has the turn in its place.
+        """
+        self._lent += change
+        if self._ready:
+            self._add_runner()
 
     def _run(self) -> None:
         """Run turns until no queue is ready: the body of a turn greenlet."""
@@ -213,6 +229,8 @@ class Dispatcher:
                 self._run_turn(slot)
                 # Even a lone busy queue must let heartbeats and checkpoints through.
                 self._breathe()
+                if self.runners - self._lent > self._concurrency:
+                    break  # it stood in for one whose turn had been lent, and has ended
         except JobAborted:
             # It was on its way when the turn ended by itself. The worker is about to stop.
             _log.debug("a turn ended just before it was aborted")

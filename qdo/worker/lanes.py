@@ -43,16 +43,26 @@ from qdo.worker.window import Window
 WINDOW = 10_000
 """Pending messages of one queue at most: read, and not done."""
 HELD_BYTES = 32 << 20
-"""Bodies of them at most, so that a few large ones do not fill the memory."""
+"""What they take at most, so that a few large ones do not fill the memory."""
+HELD_BYTES_IN_ALL = 128 << 20
+"""The same for all queues of a process; a queue of which nothing is read may always read."""
+_ROW_BYTES = 400
+"""What a row takes beside its body, with its place in window and lane."""
 RUNS = 500
 """Runs of done messages recorded above the watermark at most: some 10 KB of JSON in the queue
 node. What is done beyond them is repeated after a handover."""
 
 
 class Places:
-    """How many lanes run at once in a worker process, over all of its queues."""
+    """What the lanes of all queues of a worker process share.
+
+    At most so many of them run at once.
+
+    :ivar held: about how many bytes the messages take that they have read.
+    """
 
     def __init__(self, count: int) -> None:
+        self.held = 0
         self._free = count
         self._waiting: dict[Lanes, None] = {}
 
@@ -67,10 +77,16 @@ class Places:
     def give_back(self) -> None:
         """Take note that a lane has stopped running, and tell who waits longest."""
         self._free += 1
-        for lanes in self._waiting:
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Tell who waits longest of a free place that nobody else wants."""
+        while self._free and self._waiting:
+            lanes = next(iter(self._waiting))
             del self._waiting[lanes]
-            lanes.wake()
-            return
+            if lanes.wants_place:
+                lanes.look_again()
+                return
 
 
 class LaneClaim(Claim):
@@ -217,6 +233,7 @@ class Lanes:
         self._order = count()
         self._bytes = 0
         self._tip = False
+        self._turning = False
         self._stopping = False
         self._changed = False
         self._error: BaseException | None = None
@@ -228,14 +245,22 @@ class Lanes:
     def turn(self) -> Turn:
         """Run lanes until none has anything to do, or the claim or the lease is over."""
         self._tip = False
-        while True:
-            self._news.clear()
-            over = self._advance()
-            if not self._running and over is not None:
-                if self._error is not None:
-                    raise self._error
-                return over
-            self._news.wait(self._pause())
+        self._turning = True
+        try:
+            while True:
+                self._news.clear()
+                over = self._advance()
+                self._places.pass_on()
+                if not self._running and over is not None:
+                    break
+                self._news.wait(self._pause())
+        finally:
+            self._turning = False
+            # Thousands of queues are idle at a time: they keep no reader.
+            self._fetcher.clear(self._source)
+        if self._error is not None:
+            raise self._error
+        return over
 
     def _advance(self) -> Turn | None:
         """Start what can be started; say how the turn ends once nothing runs, None: go on."""
@@ -271,24 +296,35 @@ class Lanes:
         return False
 
     def _wants_more(self) -> bool:
-        return (
-            not self._tip
-            and len(self._window) < WINDOW
-            and self._bytes < HELD_BYTES
-            and self._source.not_before <= self._clock()
-        )
+        if self._tip or self._source.not_before > self._clock():
+            return False
+        if not self._window:
+            return True
+        full = len(self._window) >= WINDOW or self._bytes >= HELD_BYTES
+        return not full and self._places.held < HELD_BYTES_IN_ALL
 
     def _pause(self) -> float | None:
         """Return how long the turn may wait for a lane to end."""
         due = [self.claim.lease.until]
+        if self._source.not_before > self._clock():
+            due.append(self._source.not_before)
         if self._parked and len(self._running) < self._limit:
             due.append(self._parked[0][0])
         return max(0.0, min(due) - self._clock())
 
     def wake(self) -> None:
-        """Look again: there may be new messages, or a free place."""
+        """Look again: there may be new messages."""
         self._tip = False
         self._news.set()
+
+    def look_again(self) -> None:
+        """Look again: there is a free place."""
+        self._news.set()
+
+    @property
+    def wants_place(self) -> bool:
+        """Whether a lane waits for nothing but a place."""
+        return self._turning and bool(self._ready) and len(self._running) < self._limit
 
     def stop(self) -> None:
         """Start nothing more, whatever the claim says."""
@@ -300,10 +336,14 @@ class Lanes:
         return [lane.slot for lane in self._running if lane.slot.message is not None]
 
     def rest(self) -> bool:
-        """Keep no reader, for the queue is at its tip; return whether nothing is pending."""
-        self._fetcher.clear(self._source)
+        """Return whether nothing is pending, with the claim up to date."""
         self.look()
         return not self._window and not self._known
+
+    def drop(self) -> None:
+        """Take note that what was read is not needed any more."""
+        self._places.held -= self._bytes
+        self._bytes = 0
 
     # --- reading ----------------------------------------------------------------------
 
@@ -337,7 +377,9 @@ class Lanes:
         if marks is not None:
             lane.marks.append(marks)
         lane.rows.append(row)
-        self._bytes += len(row[1])
+        size = len(row[1]) + _ROW_BYTES
+        self._bytes += size
+        self._places.held += size
 
     # --- a lane -----------------------------------------------------------------------
 
@@ -383,7 +425,9 @@ class Lanes:
         while rows and rows[0][0] <= done:
             position, body, _, _ = rows.popleft()
             self._window.done(position)
-            self._bytes -= len(body)
+            size = len(body) + _ROW_BYTES
+            self._bytes -= size
+            self._places.held -= size
             self._changed = True
 
     def _put_away(self, lane: Lane, turn: Turn) -> None:

@@ -78,6 +78,7 @@ class Pipeline:
     """Runs turns; see the module's docstring for their steps.
 
     :ivar counters: what happened so far.
+    :ivar lent: told with 1 that a turn waits for lanes from now on, with -1 that it has ended.
     :param policy: of queues for which neither their job nor `policies` says anything.
     :param on_stop: called with the reason when a job asks to stop the worker.
     :param hands: where turns keep word of the message in hand.
@@ -121,6 +122,7 @@ class Pipeline:
             clock,
             chance,
         )
+        self.lent: Callable[[int], None] = lambda change: None
         self._places = Places(lanes)
         self._batches = Batches(
             self._fetcher,
@@ -152,6 +154,9 @@ class Pipeline:
         """
         self._fetcher.clear(slot)
         slot.label = b""
+        if slot.lanes is not None and slot.claim is not slot.lanes.claim:
+            slot.lanes.drop()
+            slot.lanes = None
 
     # --- a turn ------------------------------------------------------------------------
 
@@ -242,7 +247,11 @@ class Pipeline:
         self._label(slot, member, in_line=False)
         if lanes is None or lanes.claim is not claim:
             lanes = slot.lanes = self._lanes(slot, member, claim, work)
-        turn = lanes.turn()
+        self.lent(1)
+        try:
+            turn = lanes.turn()
+        finally:
+            self.lent(-1)
         empty = turn is Turn.TIP and lanes.rest()
         if slot.claim is claim:
             member.progress(claim)

@@ -193,6 +193,7 @@ class Worker:
             schedule=self._timers_changed.set,
             on_quiet=self._news.set,
         )
+        self._pipeline.lent = self._dispatcher.lent
         self._discovery = Discovery(self._broker, clock)
         self._relay = self._made_relay()
         self._enrolment = Enrolment(

@@ -167,6 +167,63 @@ def test_concurrency_bounds_all_lanes_of_a_process(tmp_path: Path) -> None:
     keyed.engine.close()
 
 
+@pytest.mark.parametrize("how", ["take_back", "lose"])
+def test_a_queue_that_waits_for_a_place_is_given_back_at_once(tmp_path: Path, how: str) -> None:
+    """And the place that it waited for goes to the next queue in line."""
+    keyed = Keyed(tmp_path, concurrency=1)
+    keyed.engine.app.job(order="key")(keyed.job)
+    for queue in "pqr":
+        keyed.engine.app.send(queue, queue)
+    keyed.hold("p")
+    keyed.engine.start("p")
+    until(lambda: keyed.begun == ["p"])
+    slots = keyed.engine.worker._dispatcher.slots
+    keyed.engine.member.grant("q", "r")
+    until(lambda: all(slots[queue].lanes for queue in "qr"))
+    getattr(keyed.engine.member, how)("q")
+    until(lambda: "q" not in slots)
+    keyed.let_go("p")
+    until(lambda: keyed.ended == ["p", "r"])
+    keyed.engine.close()
+
+
+def test_a_queue_with_lanes_takes_no_turn_from_others(tmp_path: Path) -> None:
+    """Its turn lasts for as long as its jobs do: meanwhile others have theirs."""
+    keyed = Keyed(tmp_path, concurrency=1)
+    keyed.engine.app.job("k*", order="key")(keyed.job)
+    keyed.engine.app.job()(keyed.job)
+    for queue in ("k1", "k2", "plain"):
+        keyed.engine.app.send(queue, queue)
+    keyed.hold("k1", "k2")
+    keyed.engine.start("k1", "k2")
+    until(lambda: len(keyed.begun) == 1)
+    keyed.engine.member.grant("plain")
+    until(lambda: keyed.ended == ["plain"])
+    keyed.let_go("k1", "k2")
+    until(lambda: len(keyed.ended) == 3)
+    keyed.engine.stop()
+    assert keyed.engine.join() == 0
+
+
+def test_what_all_queues_hold_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may read something, so that none waits for ever; and all of it is given back."""
+    monkeypatch.setattr(lanes, "HELD_BYTES_IN_ALL", 20_000)
+    keyed = Keyed(tmp_path)
+    keyed.engine.app.job(order="key")(keyed.job)
+    for queue in "pqr":
+        keyed.engine.app.send_many([(queue, f"{queue}-{n}", "key") for n in range(300)])
+    keyed.hold("p-0", "q-0", "r-0")
+    keyed.engine.start("p", "q", "r")
+    until(lambda: len(keyed.begun) == 3)
+    places = keyed.engine.worker._pipeline._places
+    assert 0 < places.held < 60_000
+    keyed.let_go("p-0", "q-0", "r-0")
+    until(lambda: len(keyed.ended) == 900)
+    assert all(numbers(keyed.ended, queue) == list(range(300)) for queue in "pqr")
+    until(lambda: places.held == 0)
+    keyed.engine.close()
+
+
 def test_a_handover_repeats_nothing_that_is_done(keyed: Keyed) -> None:
     """What is done above the watermark is recorded beside it, and the next owner goes on."""
     keyed.engine.app.job(order="key")(keyed.job)
