@@ -46,6 +46,8 @@ HELD_BYTES = 32 << 20
 """What they take at most, so that a few large ones do not fill the memory."""
 HELD_BYTES_IN_ALL = 128 << 20
 """The same for all queues of a process; a queue of which nothing is read may always read."""
+LOOK_SECONDS = 0.05
+"""How often a turn looks whether the lease runs again, or the other queues hold less."""
 _ROW_BYTES = 400
 """What a row takes beside its body, with its place in window and lane."""
 RUNS = 500
@@ -253,7 +255,7 @@ class Lanes:
                 self._places.pass_on()
                 if not self._running and over is not None:
                     break
-                self._news.wait(self._pause())
+                self._news.wait(self._pause(over))
         finally:
             self._turning = False
             # Thousands of queues are idle at a time: they keep no reader.
@@ -279,6 +281,8 @@ class Lanes:
             return None
         due = [self._source.not_before] if self._source.not_before > now else []
         due += [self._parked[0][0]] if self._parked else []
+        if not self._tip and self._places.held >= HELD_BYTES_IN_ALL:
+            due.append(now + LOOK_SECONDS)
         if due:
             self._slot.not_before = min(due)
             return Turn.WAIT
@@ -303,8 +307,10 @@ class Lanes:
         full = len(self._window) >= WINDOW or self._bytes >= HELD_BYTES
         return not full and self._places.held < HELD_BYTES_IN_ALL
 
-    def _pause(self) -> float | None:
-        """Return how long the turn may wait for a lane to end."""
+    def _pause(self, over: Turn | None) -> float | None:
+        """Return how long the turn may wait for a lane to end; None for as long as it takes."""
+        if over is not None:
+            return LOOK_SECONDS if over is Turn.PAUSED else None
         due = [self.claim.lease.until]
         if self._source.not_before > self._clock():
             due.append(self._source.not_before)

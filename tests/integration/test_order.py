@@ -376,6 +376,44 @@ def test_no_lane_starts_without_the_lease(keyed: Keyed) -> None:
     until(lambda: keyed.ended == ["b-0", "b-1", "a-0", "a-1"])
 
 
+def test_lanes_go_on_beside_a_long_job_when_the_lease_does(keyed: Keyed) -> None:
+    """While the lease is over nothing is started, the event loop turns, and the job goes on."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.hold("a-0")
+    keyed.send(("a", "a-0"))
+    keyed.engine.start("q")
+    until(lambda: keyed.begun == ["a-0"])
+    lease = keyed.engine.member.lease
+    lease.until = clock()
+    keyed.send(("b", "b-0"))
+    later = clock() + 0.2
+    until(lambda: clock() > later, "some turns of the event loop")
+    assert keyed.begun == ["a-0"]
+    lease.until = clock() + 3600
+    until(lambda: keyed.ended == ["b-0"])
+
+
+def test_a_queue_reads_on_when_others_hold_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with a blocked key, while another one holds all that may be held."""
+    monkeypatch.setattr(lanes, "HELD_BYTES_IN_ALL", 5_000)
+    keyed = Keyed(tmp_path)
+    policy = qdo.Policy(attempts=1, then="block")
+    keyed.engine.app.job(order="key", policy=policy)(keyed.job)
+    keyed.failing["a-0"] = ValueError("no")
+    keyed.hold("p-0")
+    keyed.engine.app.send_many([("p", f"p-{n}", "key") for n in range(100)])
+    keyed.engine.start("p", "q")
+    until(lambda: keyed.begun == ["p-0"])
+    keyed.send(("a", "a-0"))
+    until(lambda: "a-0" in keyed.begun)
+    keyed.send(("b", "b-0"))
+    keyed.let_go("p-0")
+    until(lambda: "b-0" in keyed.ended)
+    keyed.engine.close()
+
+
 def test_what_cannot_be_finished_is_aborted_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
