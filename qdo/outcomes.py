@@ -7,6 +7,7 @@ queue.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 
@@ -61,11 +62,16 @@ class FailedAt(Outcome):
     Raise it ``from`` the error that is to be recorded and judged by the policy.
 
     :param index: counted from 0.
+    :raises TypeError: `index` is no whole number; the batch fails of that, then, as a whole.
     """
 
     def __init__(self, index: int) -> None:
-        super().__init__(f"message {index} of the batch failed")
-        self.index = index
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise TypeError(f"FailedAt({index!r}): give the number of the message") from None
+        super().__init__(f"message {number} of the batch failed")
+        self.index = number
 
 
 class Stop(Outcome):

@@ -281,3 +281,19 @@ def test_a_setting_may_not_send_batches_to_processes(tmp_path: Path) -> None:
         batching.engine.worker.run()
     batching.engine.broker.close()
 
+
+
+@pytest.mark.parametrize("index", ["1", 1.0, None])
+def test_an_index_that_is_no_number_fails_the_batch(batching: Batching, index: Any) -> None:
+    """It is an error of the job; the worker goes on."""
+
+    def job(batch: qdo.Batch, context: Any) -> None:
+        batching.calls.append([message.body for message in batch])
+        if 1 in batching.calls[-1] and len(batch) > 1:
+            raise qdo.FailedAt(index)
+
+    batching.engine.app.job(batch=3, **{"policy": qdo.Policy(**FAST)})(job)
+    batching.engine.send("q", *range(3))
+    batching.engine.start("q")
+    until(lambda: batching.calls == [[0, 1, 2], [0], [1], [2]])
+    assert not batching.engine.ended()
