@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter, length_hint
 from types import FrameType
 from typing import Any
@@ -34,8 +34,9 @@ from qdo.coordination.slots import Claim
 from qdo.describe import describe
 from qdo.errors import BodyDecodeError
 from qdo.headers import is_raw
-from qdo.message import Message
+from qdo.message import Batch, Message
 from qdo.ordering import Order
+from qdo.outcomes import FailedAt
 from qdo.policies import QueuePolicy, policy_for
 from qdo.policy import Policy
 from qdo.worker.batches import Batches
@@ -260,7 +261,10 @@ class Pipeline:
         return turn
 
     def _lanes(self, slot: Slot, member: Registration, claim: Claim, work: Work) -> Lanes:
-        # What is done above the watermark may have been left by a job with another order.
+        # What is done above the watermark may have been left by a job with another order. One that
+        # takes batches is given each message up to there in a batch of its own.
+        if work.batch:
+            work = replace(work, call=self._observing.bind(_in_batches(work.call)), batch=0)
         return Lanes(
             slot,
             claim,
@@ -431,6 +435,20 @@ class Pipeline:
 
 
 _RUNNING = (Pipeline._run.__code__, Batches._run.__code__)
+
+
+def _in_batches(call: JobCall) -> JobCall:
+    """Return a call that gives a job a single message as a batch."""
+
+    def alone(message: Message, context: Any) -> None:
+        try:
+            call(Batch((message,)), context)  # type: ignore[arg-type]
+        except FailedAt as error:
+            if error.index == 0 and error.__cause__ is not None:
+                raise error.__cause__ from None
+            raise
+
+    return alone
 
 
 def _is_marked(claim: Claim) -> bool:

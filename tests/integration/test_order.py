@@ -544,3 +544,39 @@ def test_a_policy_of_the_settings_may_not_block_what_has_no_order(tmp_path: Path
     with pytest.raises(PolicyError, match=r"'q\*'.*order='none'"):
         keyed.engine.worker.run()
     keyed.engine.broker.close()
+
+
+def test_a_job_that_takes_batches_finds_what_was_done_out_of_line(
+    keyed: Keyed, tmp_path: Path
+) -> None:
+    """A job that is changed to batches gets batches of one until what is above is done."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.send(*messages("ab", 5))
+    keyed.hold("a-0")
+    keyed.engine.start("q")
+    until(lambda: len(keyed.ended) == 5)
+    keyed.engine.member.take_back("q")
+    keyed.let_go("a-0")
+    until(lambda: not keyed.engine.member.claims)
+    nodes, recorded = keyed.engine.registrar.nodes, keyed.engine.registrar.recorded
+    keyed.engine.close()
+    later = Keyed(tmp_path)
+    calls: list[list[str]] = []
+    told: list[str] = []
+    later.engine.app.observer(lambda event: told.append(event.outcome))
+
+    @later.engine.app.job(batch=10)
+    def job(batch: qdo.Batch, context: Any) -> None:
+        calls.append([message.body for message in batch])
+        if calls[-1] == ["a-2"]:
+            raise qdo.FailedAt(0) from qdo.Skip("not this one")
+
+    later.engine.registrar.nodes, later.engine.registrar.recorded = nodes, recorded
+    later.engine.start("q")
+    until(lambda: later.recorded() == 0)
+    assert calls == [["a-1"], ["a-2"], ["a-3"], ["a-4"]]
+    assert told == ["done", "skip", "done", "done"]
+    until(lambda: later.engine.worker._dispatcher.slots["q"].state is State.IDLE)
+    later.send(("a", "a-5"), ("b", "b-5"))
+    until(lambda: calls[4:] == [["a-5", "b-5"]])
+    later.engine.close()
