@@ -165,10 +165,17 @@ class Lane:
 
     def __next__(self) -> Row:
         self._owner.settle(self)
-        if not self.rows:
+        if not self.rows or self._first_is_marked():
             raise StopIteration
         self._owner.counters.attempts += 1
         return self.rows[0]
+
+    def _first_is_marked(self) -> bool:
+        """Whether the first message failed elsewhere and the claim does not know of it yet.
+
+        It may be read while the lane runs; what is due for it is seen to when the next run begins.
+        """
+        return bool(self.marks) and self.marks[0].position == self.rows[0][0]
 
     def take_marks(self) -> None:
         """Have the claim know of the next message that failed elsewhere."""

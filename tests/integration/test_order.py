@@ -580,3 +580,21 @@ def test_a_job_that_takes_batches_finds_what_was_done_out_of_line(
     later.send(("a", "a-5"), ("b", "b-5"))
     until(lambda: calls[4:] == [["a-5", "b-5"]])
     later.engine.close()
+
+
+def test_marks_that_are_read_while_their_lane_runs_count(tmp_path: Path) -> None:
+    """An operator's word on a message holds also where its lane runs when it is read."""
+    keyed = Keyed(tmp_path, turn_seconds=5.0)
+    keyed.engine.app.job(order="key", concurrency=2)(keyed.job)
+    keyed.hold("a-0")
+    # The first fetch ends with the messages of "b", the second one brings what is marked.
+    keyed.send(("a", "a-0"), *(("b", f"b-{n}") for n in range(15)), ("a", "a-1"), ("a", "a-2"))
+    position = keyed.engine.broker.reader("q", 0).fetch(100)[-2][0]
+    keyed.engine.registrar.nodes["q"] = QueueNode(marks=Marks(position, 3, "no", verdict="skip"))
+    keyed.engine.start("q")
+    slots = keyed.engine.worker._dispatcher.slots
+    until(lambda: slots["q"].lanes is not None and len(slots["q"].lanes._window) == 3)
+    keyed.let_go("a-0")
+    until(lambda: "a-2" in keyed.ended)
+    assert "a-1" not in keyed.begun
+    keyed.engine.close()
