@@ -292,7 +292,7 @@ def test_an_index_that_is_no_number_fails_the_batch(batching: Batching, index: A
         if 1 in batching.calls[-1] and len(batch) > 1:
             raise qdo.FailedAt(index)
 
-    batching.engine.app.job(batch=3, **{"policy": qdo.Policy(**FAST)})(job)
+    batching.engine.app.job(batch=3, policy=qdo.Policy(**FAST))(job)
     batching.engine.send("q", *range(3))
     batching.engine.start("q")
     until(lambda: batching.calls == [[0, 1, 2], [0], [1], [2]])

@@ -546,6 +546,113 @@ def test_a_policy_of_the_settings_may_not_block_what_has_no_order(tmp_path: Path
     keyed.engine.broker.close()
 
 
+def test_marks_that_are_read_while_their_lane_runs_count(tmp_path: Path) -> None:
+    """An operator's word on a message holds also where its lane runs when it is read."""
+    keyed = Keyed(tmp_path, turn_seconds=5.0)
+    keyed.engine.app.job(order="key", concurrency=2)(keyed.job)
+    keyed.hold("a-0")
+    # The first fetch ends with the messages of "b", the second one brings what is marked.
+    keyed.send(("a", "a-0"), *(("b", f"b-{n}") for n in range(15)), ("a", "a-1"), ("a", "a-2"))
+    position = keyed.engine.broker.reader("q", 0).fetch(100)[-2][0]
+    keyed.engine.registrar.nodes["q"] = QueueNode(marks=Marks(position, 3, "no", verdict="skip"))
+    keyed.engine.start("q")
+    slots = keyed.engine.worker._dispatcher.slots
+    until(lambda: slots["q"].lanes is not None and len(slots["q"].lanes._window) == 3)
+    keyed.let_go("a-0")
+    until(lambda: "a-2" in keyed.ended)
+    assert "a-1" not in keyed.begun
+    keyed.engine.close()
+
+
+def test_a_turn_that_starts_nothing_waits(
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times that come mean nothing without claim or lease; looking for them would take a core."""
+    looks = []
+    advance = lanes.Lanes._advance
+
+    def counted(self: lanes.Lanes) -> Any:
+        looks.append(clock())
+        return advance(self)
+
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.hold("a-0")
+    keyed.failing["b-0"] = qdo.Retry(after=0.05)
+    keyed.send(("a", "a-0"), ("b", "b-0"))
+    keyed.engine.start("q")
+    until(lambda: "b-0" in keyed.begun)
+    monkeypatch.setattr(lanes.Lanes, "_advance", counted)
+    lease = keyed.engine.member.lease
+    lease.until = clock()
+    gevent.sleep(0.3)
+    keyed.engine.member.take_back("q")
+    gevent.sleep(0.1)
+    assert len(looks) < 100
+    keyed.let_go("a-0")
+    until(lambda: not keyed.engine.member.claims)
+
+
+def test_the_lease_may_return_while_a_lane_runs(keyed: Keyed) -> None:
+    """Other lanes go on then, without waiting for that one."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.hold("a-0")
+    keyed.failing["b-0"] = qdo.Retry(after=0.05)
+    keyed.send(("a", "a-0"), ("b", "b-0"))
+    keyed.engine.start("q")
+    until(lambda: "b-0" in keyed.begun)
+    del keyed.failing["b-0"]
+    lease = keyed.engine.member.lease
+    lease.until = clock()
+    gevent.sleep(0.2)
+    assert not keyed.ended
+    lease.until = clock() + 3600
+    until(lambda: keyed.ended == ["b-0"])
+
+
+def test_reading_that_failed_is_tried_again_while_a_lane_runs(
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow message does not hold up reading after a fault of the broker."""
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.hold("a-0")
+    keyed.send(("a", "a-0"))
+    keyed.engine.start("q")
+    until(lambda: keyed.begun == ["a-0"])
+    fetcher = keyed.engine.worker._pipeline._fetcher
+    fetch, faults = fetcher.fetch, [OSError("no disk")]
+
+    def failing(*args: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return fetch(*args)
+
+    monkeypatch.setattr(fetcher, "fetch", failing)
+    keyed.send(("b", "b-0"))
+    until(lambda: keyed.ended == ["b-0"])
+
+
+def test_a_place_is_not_lost_with_the_queue_that_waits_for_it(tmp_path: Path) -> None:
+    """A queue that waits for a place is given back at once, and the place goes to the next."""
+    keyed = Keyed(tmp_path, concurrency=3)
+    keyed.engine.app.job(order="key")(keyed.job)
+    for number in range(3):
+        keyed.engine.app.send("x", f"x-{number}", key=str(number))
+    keyed.hold("x-0", "x-1", "x-2")
+    keyed.engine.start("x")
+    until(lambda: len(keyed.begun) == 3)
+    places = keyed.engine.worker._pipeline._places
+    for waiting, queue in enumerate("ab", 1):
+        keyed.engine.app.send(queue, queue, key=queue)
+        keyed.engine.member.grant(queue)
+        until(lambda waiting=waiting: len(places._waiting) == waiting)  # type: ignore[misc]
+    keyed.engine.member.take_back("a")
+    until(lambda: "a" not in keyed.engine.member.claims)
+    keyed.let_go("x-0")
+    until(lambda: "b" in keyed.ended)
+    keyed.let_go("x-1", "x-2")
+    keyed.engine.close()
+
+
 def test_a_job_that_takes_batches_finds_what_was_done_out_of_line(
     keyed: Keyed, tmp_path: Path
 ) -> None:
@@ -580,21 +687,3 @@ def test_a_job_that_takes_batches_finds_what_was_done_out_of_line(
     later.send(("a", "a-5"), ("b", "b-5"))
     until(lambda: calls[4:] == [["a-5", "b-5"]])
     later.engine.close()
-
-
-def test_marks_that_are_read_while_their_lane_runs_count(tmp_path: Path) -> None:
-    """An operator's word on a message holds also where its lane runs when it is read."""
-    keyed = Keyed(tmp_path, turn_seconds=5.0)
-    keyed.engine.app.job(order="key", concurrency=2)(keyed.job)
-    keyed.hold("a-0")
-    # The first fetch ends with the messages of "b", the second one brings what is marked.
-    keyed.send(("a", "a-0"), *(("b", f"b-{n}") for n in range(15)), ("a", "a-1"), ("a", "a-2"))
-    position = keyed.engine.broker.reader("q", 0).fetch(100)[-2][0]
-    keyed.engine.registrar.nodes["q"] = QueueNode(marks=Marks(position, 3, "no", verdict="skip"))
-    keyed.engine.start("q")
-    slots = keyed.engine.worker._dispatcher.slots
-    until(lambda: slots["q"].lanes is not None and len(slots["q"].lanes._window) == 3)
-    keyed.let_go("a-0")
-    until(lambda: "a-2" in keyed.ended)
-    assert "a-1" not in keyed.begun
-    keyed.engine.close()
