@@ -159,17 +159,23 @@ class App(Sender):
         """
         if callable(queues):
             raise UsageError(reason="write @app.job() with parentheses")
+        if not isinstance(queues, str):
+            raise UsageError(
+                reason=f"queues={queues!r} is no text: give one glob, and register the job once "
+                "for each of several"
+            )
         if checkpoint not in ("interval", "message"):
             raise UsageError(
                 reason=f"checkpoint={checkpoint!r} is neither 'interval' nor 'message'"
             )
         if policy is not None and not isinstance(policy, Policy):
             raise UsageError(reason=f"policy={policy!r} is no policy: write qdo.Policy(...)")
-        check_order(order, concurrency, checkpoint, policy)
-        check_batch(batch, batch_wait_seconds, order, executor)
 
         def register(function: _Function) -> _Function:
-            check_job(function)
+            check_job(function, "message" if batch is None else "batch")
+            name = described(function)
+            check_order(name, order, concurrency, checkpoint, policy)
+            check_batch(name, batch, batch_wait_seconds, order, executor)
             check_placement(function, executor, timeout_seconds, memory_mib, recycle_after)
             for middleware in self._middleware:
                 middleware.check_job(function)

@@ -8,9 +8,12 @@ from typing import Any
 from qdo.errors import UsageError
 
 
-def check_job(function: Any) -> None:
-    """Raise UsageError unless `function` can be called as a job."""
-    check_call(function, ("message", "context"), "job")
+def check_job(function: Any, first: str = "message") -> None:
+    """Raise UsageError unless `function` can be called as a job.
+
+    :param first: what its first argument is called in the error, "message" or "batch".
+    """
+    check_call(function, (first, "context"), "job")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(
             reason=f"job {described(function)} is a generator and would never run: "
