@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any
 
 import gevent
 from gevent.event import Event
 
-from qdo.coordination.layout import Above, Marks
+from qdo.coordination.layout import Above, Marks, encode
 from qdo.coordination.slots import Claim
 from qdo.worker.counters import Counters
 from qdo.worker.fetching import Fetcher, Row, Rows
@@ -53,6 +53,9 @@ _ROW_BYTES = 400
 RUNS = 500
 """Runs of done messages recorded above the watermark at most: some 10 KB of JSON in the queue
 node. What is done beyond them is repeated after a handover."""
+MARKS_BYTES = 64 << 10
+"""JSON of failing and blocked messages recorded at most, the blocked ones first: a node must not
+grow with the keys that fail. Messages beyond them count their attempts from 1 after a handover."""
 
 
 class Places:
@@ -464,7 +467,7 @@ class Lanes:
         self._changed = False
         claim = self.claim
         claim.done = self._window.last
-        marks = sorted(self._marks(), key=lambda each: (not each.blocked, each.position))
+        marks = _recorded(self._marks())
         # The first one is what an operator sees and decides on.
         claim.marks = marks[0] if marks else None
         runs = self._window.runs(RUNS)
@@ -477,6 +480,18 @@ class Lanes:
             marks = lane.claim.marks
             if marks is not None and marks.position > lane.claim.done:
                 yield marks
+
+
+def _recorded(found: Iterable[Marks]) -> list[Marks]:
+    """Return what is recorded of marks, blocked ones first: as many as may stand in a node."""
+    chosen: list[Marks] = []
+    size = 0
+    for marks in sorted(found, key=lambda each: (not each.blocked, each.position)):
+        size += len(encode(marks.dump()))
+        if chosen and size > MARKS_BYTES:
+            break
+        chosen.append(marks)
+    return chosen
 
 
 def _is_blocked(marks: Marks | None) -> bool:

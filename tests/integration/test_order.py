@@ -687,3 +687,27 @@ def test_a_job_that_takes_batches_finds_what_was_done_out_of_line(
     later.send(("a", "a-5"), ("b", "b-5"))
     until(lambda: calls[4:] == [["a-5", "b-5"]])
     later.engine.close()
+
+
+def test_what_is_recorded_of_failing_keys_is_bounded(keyed: Keyed) -> None:
+    """Thousands of keys may fail at once, and their queue node stays small; blocks come first."""
+    policy = qdo.Policy(attempts=2, backoff_seconds=60)
+
+    def job(message: Message, context: Any) -> None:
+        keyed.begun.append(message.body)
+        raise KeyError("x" * 400) if message.body == "k-999" else ValueError("\u00e4" * 400)
+
+    rules = (qdo.Rule(KeyError, attempts=1, then="block"),)
+    keyed.engine.app.job(order="key", policy=dataclasses.replace(policy, rules=rules))(job)
+    keyed.send(*((f"k-{n}", f"k-{n}") for n in range(1000)))
+    keyed.engine.start("q")
+    until(lambda: len(keyed.begun) == 1000)
+    claim = keyed.engine.member.claims["q"]
+    until(lambda: claim.look is not None)
+    claim.look()  # type: ignore[misc]
+    node = QueueNode(claim.done, marks=claim.marks, above=claim.above)
+    assert len(node.encode()) < 100_000
+    assert claim.marks is not None
+    assert claim.marks.blocked
+    assert claim.above is not None
+    assert len(claim.above.marks) > 30

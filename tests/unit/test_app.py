@@ -347,3 +347,10 @@ def test_public_names() -> None:
     assert set(qdo.__all__) <= set(dir(qdo))
     with pytest.raises(AttributeError, match="no attribute 'Ap'"):
         qdo.Ap  # noqa: B018
+
+
+@pytest.mark.parametrize("queues", [["a", "b"], 3, None])
+def test_a_job_is_for_one_glob(queues: Any) -> None:
+    """A list would be taken for a glob, and end every worker at its first message."""
+    with pytest.raises(UsageError, match="one glob"):
+        App("test").job(queues)(lambda message, context: None)
