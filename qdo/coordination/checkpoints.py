@@ -8,10 +8,10 @@ queues; of one queue there is at most one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias
 
-from qdo.coordination.layout import Layout, QueueNode
+from qdo.coordination.layout import MAX_TRANSACTION_BYTES, Layout, QueueNode
 from qdo.coordination.machine import (
     Answer,
     CheckOp,
@@ -31,6 +31,10 @@ BATCH = 250
 IN_FLIGHT = 4
 """Transactions under way at once."""
 MAX_STRETCH_SECONDS = 5.0
+OP_BYTES = 64
+"""What a request takes for an operation beside its path and data, at most."""
+
+Recorded: TypeAlias = tuple[Slot, QueueNode, SetOp]
 
 
 class Owner(Protocol):
@@ -84,8 +88,8 @@ class Checkpoints:
             return
         room = (IN_FLIGHT - self.in_flight) * BATCH
         chosen = self._choose(room)
-        for start in range(0, len(chosen), BATCH):
-            self._send(chosen[start : start + BATCH], now)
+        for batch in self._batches(chosen):
+            self._send(batch, now)
         # Stretch when the coordinator is slow: never more than half of the time in flight.
         pause = max(self._interval, min(2 * self._round_trip, MAX_STRETCH_SECONDS))
         self._next = now if len(chosen) == room else now + pause
@@ -109,11 +113,24 @@ class Checkpoints:
             del self._dirty[queue]
         return chosen
 
-    def _send(self, batch: list[tuple[Slot, QueueNode]], now: float) -> None:
-        queue_path = self._layout.queue
-        ops = [
-            SetOp(queue_path(slot.queue), node.encode(), slot.version) for slot, node in batch
-        ]
+    def _batches(self, chosen: list[tuple[Slot, QueueNode]]) -> Iterator[list[Recorded]]:
+        """Divide queues up: a transaction has a limit, and nodes with lanes may be large."""
+        batch: list[Recorded] = []
+        size = 0
+        for slot, node in chosen:
+            op = SetOp(self._layout.queue(slot.queue), node.encode(), slot.version)
+            size += len(op.path) + len(op.data) + OP_BYTES
+            if batch and (len(batch) == BATCH or size > MAX_TRANSACTION_BYTES):
+                yield batch
+                batch = []
+                size = len(op.path) + len(op.data) + OP_BYTES
+            batch.append((slot, node, op))
+        if batch:
+            yield batch
+
+    def _send(self, recorded: list[Recorded], now: float) -> None:
+        batch = [(slot, node) for slot, node, _ in recorded]
+        ops = [op for _, _, op in recorded]
         for slot, _ in batch:
             slot.busy = True
         self.in_flight += 1

@@ -25,7 +25,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from qdo.coordination.checkpoints import BATCH, Checkpoints
+from qdo.coordination.checkpoints import BATCH, OP_BYTES, Checkpoints
 from qdo.coordination.layout import (
     MAX_TRANSACTION_BYTES,
     MAX_VALUE_BYTES,
@@ -249,12 +249,12 @@ class Ownership(Machine):
         giving = [slot for slot in self._finished.values() if not slot.busy][:BATCH]
         free = self._search.free
         if giving:
-            self._give(giving)
+            self._give(self._fitting(giving, Slot.final))
         elif self._own.rewrite:
             self._own.rewrite = False
             self._own.commit([], self._own.value((), ()), self._rewritten)
         elif free and not self._full and (len(free) >= BATCH or not self._search.reading):
-            self._claim(list(free.values())[:BATCH])
+            self._claim(self._fitting(list(free.values())[:BATCH], _found))
 
     def _rewritten(self, answer: Answer) -> None:
         if self._answered([], answer) and isinstance(answer, Refused):
@@ -272,6 +272,15 @@ class Ownership(Machine):
         if isinstance(answer, Refused) and answer.index == len(slots):
             self._own.refused(answer)
         return True
+
+    def _fitting(self, slots: list[Slot], node_of: Callable[[Slot], QueueNode]) -> list[Slot]:
+        """Return the first slots whose nodes fit into a transaction beside the own node."""
+        room = MAX_TRANSACTION_BYTES - MAX_VALUE_BYTES
+        for count, slot in enumerate(slots):
+            room -= len(self._layout.queue(slot.queue)) + len(node_of(slot).encode()) + OP_BYTES
+            if room < 0 and count:
+                return slots[:count]
+        return slots
 
     def _sets(self, slots: Iterable[Slot], nodes: Iterable[QueueNode]) -> list[SetOp]:
         queue_path = self._layout.queue
@@ -516,3 +525,7 @@ def _mended(node: QueueNode, known: QueueNode) -> QueueNode:
     if node.fault is None:
         return node
     return replace(node, last=known.last, position=known.position, fault=None)
+
+
+def _found(slot: Slot) -> QueueNode:
+    return slot.node
