@@ -15,7 +15,7 @@ from dataclasses import replace
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
 
 from qdo.coordination.client import Client
-from qdo.coordination.layout import Layout, QueueNode, WorkerNode
+from qdo.coordination.layout import Above, Layout, QueueNode, WorkerNode
 from qdo.errors import NotBlockedError, NotFoundError, SpoiltNodeError
 
 Change = Callable[[QueueNode], QueueNode]
@@ -49,13 +49,19 @@ def unblock(client: Client, layout: Layout, queue: str, verdict: str) -> QueueNo
 
 
 def unblocked(node: QueueNode, queue: str, verdict: str) -> QueueNode:
-    """Return a node as `unblock` leaves it."""
+    """Return a node as `unblock` leaves it: the next message that is blocked comes foremost."""
     marks = node.marks
     if marks is None or not marks.blocked:
         raise NotBlockedError(queue=queue)
-    if verdict == "retry":
-        return replace(node, marks=None)
-    return replace(node, marks=replace(marks, since=0.0, verdict=verdict))
+    decided = None if verdict == "retry" else replace(marks, since=0.0, verdict=verdict)
+    above = node.above or Above()
+    following = next((each for each in above.marks if each.blocked), None)
+    if following is None:
+        return replace(node, marks=decided)
+    rest = tuple(each for each in above.marks if each is not following)
+    rest += () if decided is None else (decided,)
+    left = Above(above.runs, rest) if above.runs or rest else None
+    return replace(node, marks=following, above=left)
 
 
 def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
