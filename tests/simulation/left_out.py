@@ -152,8 +152,8 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "checkpoints",
-                "SetOp(queue_path(slot.queue), node.encode(), slot.version)",
-                "SetOp(queue_path(slot.queue), node.encode(), -1)",
+                "SetOp(self._layout.queue(slot.queue), node.encode(), slot.version)",
+                "SetOp(self._layout.queue(slot.queue), node.encode(), -1)",
             ),
         ),
     ),
