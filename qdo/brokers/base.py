@@ -1,7 +1,9 @@
 """What every broker offers, and what it must declare.
 
 Two families stand behind this interface: logs (resume at a position) and mailboxes
-(acknowledge by deleting).
+(acknowledge by deleting). To the engine a mailbox is a log as well: of the messages that were
+received and are held, in the order of receipt. What it must be told beside that, and what any
+broker needs that has to ask for new messages itself, is in `Subscription`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from qdo.errors import UnsupportedError
+from qdo.ordering import Order
+from qdo.positions import TIMES, Positions
 
 DEDUP_SECONDS = 300.0
 """Window of a deduplication key whose sender does not say another."""
@@ -29,6 +33,8 @@ class Capabilities:
     peek: bool
     max_body_bytes: int
     dedup: bool = False
+    hold_seconds: float | None = None
+    """How long a message can be held at most, None for ever: no job may take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,10 @@ class Backlog:
     """Position of the newest message ever sent, 0 when there was none."""
     delayed: int = 0
     """Messages that are not due yet; they are not in `count`."""
+    approximate: bool = False
+    """The broker does not know exactly; where it is not `countable`, 1 stands for any number."""
+    behind_seconds: float | None = None
+    """Age of what is read next, where the broker says it, 0 at the tip."""
 
 
 class Reader(Protocol):
@@ -128,12 +138,65 @@ class Reader(Protocol):
         """Give up what the reader holds."""
 
 
+class Subscription(abc.ABC):
+    """What the owner of a queue has with a broker that must be asked for messages.
+
+    It lasts as long as the claim: made when that begins, closed when nothing of it runs any more.
+    Nothing here waits for the broker: requests are made by greenlets of the broker's own, and
+    whoever listens (`Broker.listen`) is woken when there is something new to fetch.
+
+    :ivar end: the position that stands for the end of a queue to which nothing can be added any
+        more, None while there may be messages to come. Known once all of them were fetched.
+    """
+
+    end: int | None = None
+
+    @abc.abstractmethod
+    def reader(self, after: int) -> Reader:
+        """Return a reader of the messages behind a position; `fetch` gives what is at hand.
+
+        A fetch that leaves nothing at hand lets the broker be asked for more; while nobody
+        fetches it is not asked. The rows may be an iterator that tells its `length_hint`, and
+        that leaves out messages which were lost meanwhile.
+        """
+
+    @abc.abstractmethod
+    def at_tip(self) -> bool:
+        """Return whether the broker had nothing more when it was last asked."""
+
+    def done(self, position: int) -> None:
+        """Take note that a message is done: acknowledge it."""
+
+    def done_through(self, position: int) -> None:
+        """Take note that every message that was fetched up to a position is done."""
+
+    def is_held(self, position: int) -> bool:
+        """Return whether a message that was fetched is still this owner's to run."""
+        return True
+
+    def unconfirmed(self) -> tuple[str, ...]:
+        """Return names of messages that are done, and may be received again nevertheless.
+
+        They stand in the queue node: a later owner acknowledges them without running them.
+        """
+        return ()
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ask for nothing more, and give back what is held and not done; returns at once."""
+
+
 class Broker(abc.ABC):
     """Where messages live."""
 
     capabilities: Capabilities
     id_node: int
     """48-bit node of the UUIDs made from positions (`message.message_id`)."""
+    positions: Positions = TIMES
+    list_seconds: float = 10.0
+    """How often the leading worker compares all queues of the broker with those it knows."""
+    vanish_misses: int | None = None
+    """A queue that is missing from so many lists in a row is retired; None: never."""
 
     @abc.abstractmethod
     def queues(self) -> list[str]:
@@ -152,6 +215,33 @@ class Broker(abc.ABC):
         import asyncio  # takes a while, and most senders do without
 
         return await asyncio.to_thread(self.send_many, messages)
+
+    def order(self, queue: str) -> Order:
+        """Return the strictest order in which a queue can be processed.
+
+        :raises: as `queues`.
+        """
+        return "queue"
+
+    def parents(self, queue: str) -> Sequence[str]:
+        """Return the queues that must be done to their end before this one may begin."""
+        return ()
+
+    def subscribe(
+        self,
+        queue: str,
+        after: int,
+        unconfirmed: Sequence[str],
+        on_lost: Callable[[int], None],
+    ) -> Subscription | None:
+        """Begin to ask for the messages of a queue behind `after`, on behalf of its owner.
+
+        :param unconfirmed: as recorded by an earlier owner, see `Subscription.unconfirmed`.
+        :param on_lost: called with the position of a message that was fetched and is no longer
+            this owner's; from a greenlet of the broker.
+        :return: None where there is no need: `reader` and `listen` do.
+        """
+        return None
 
     @abc.abstractmethod
     def reader(self, queue: str, after: int) -> Reader:
