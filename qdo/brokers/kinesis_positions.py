@@ -30,6 +30,11 @@ def pack(sequence: int, subsequence: int, time: int) -> int:
     return sequence << _SEQUENCE_SHIFT | subsequence << _SUBSEQUENCE_SHIFT | time
 
 
+def whole(sequence: int, time: int) -> int:
+    """Return the position behind all messages of a record, however many there are in it."""
+    return pack(sequence, _SUBSEQUENCE_MASK, time)
+
+
 def end(time: int) -> int:
     """Return the position that stands for the end of a shard."""
     return pack(END_SEQUENCE, 0, time)
