@@ -5,6 +5,17 @@ from __future__ import annotations
 from qdo.brokers.base import Broker
 from qdo.errors import SettingsError
 from qdo.names import name_fault
+from qdo.positions import TIMES, Positions
+
+
+def positions_of(url: str) -> Positions:
+    """Return what the positions of the broker at `url` mean, without opening it."""
+    kind = url.partition(":")[0]
+    if kind == "sqs":
+        from qdo.brokers.sqs_positions import SQS_POSITIONS
+
+        return SQS_POSITIONS
+    return TIMES
 
 
 def open_broker(url: str, app: str) -> Broker:

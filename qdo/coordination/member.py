@@ -32,6 +32,7 @@ from qdo.coordination.slots import Claim
 from qdo.coordination.slots import Listener as ClaimListener
 from qdo.errors import CoordinatorUnreachableError
 from qdo.filters import EVERYTHING, QueueFilter
+from qdo.positions import TIMES, Positions
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Member:
     :ivar name: name of the worker node, such as ``worker-0000000101``; "" before `start`.
     :ivar failure: the error that ended the loop, if one did: a bug, not an outage.
     :param takes: which queues it may be granted.
+    :param positions: what the positions of the broker mean.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Member:
         component: Mapping[str, Any],
         checkpoint_seconds: float = 0.2,
         takes: QueueFilter = EVERYTHING,
+        positions: Positions = TIMES,
     ) -> None:
         self.name = ""
         self.failure: BaseException | None = None
@@ -69,6 +72,7 @@ class Member:
         self._component_value = dict(component)
         self._checkpoint_seconds = checkpoint_seconds
         self._takes = takes
+        self._positions = positions
         self._handler = client.handler
         self._events: Any = self._handler.queue_impl()
         self._progressed: deque[Claim] = deque()
@@ -415,6 +419,7 @@ class Member:
             checkpoint_seconds=self._checkpoint_seconds,
             on_gone=self._evicted,
             takes=self._takes,
+            positions=self._positions,
         )
         self._rebalancer = rebalancer = Rebalancer(
             self._layout, clock=clock, resign=self._resign
