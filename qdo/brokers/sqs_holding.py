@@ -87,7 +87,7 @@ class Holding:
         self._order: list[int] = []
         now = clock()
         # A message that is not received again within this time was deleted after all.
-        self._unconfirmed = {name: now + 2 * visibility_seconds for name in unconfirmed}
+        self._unconfirmed = dict.fromkeys(unconfirmed, now + 2 * visibility_seconds)
 
     def __len__(self) -> int:
         """Return how many messages are held and not done."""
