@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from qdo.brokers.kinesis_poller import Taken
+from qdo.brokers.kinesis_positions import place_of
 
 KEPT_BYTES = 8 * 1024 * 1024
 """Bodies of messages that were given out and are kept, so that they can be given out again."""
@@ -23,6 +24,8 @@ class Hand:
 
     def __init__(self, after: int) -> None:
         self._floor = after
+        self.tip = after
+        """Position up to which it is known that there is nothing but what is in hand."""
         self._rows: list[Taken] = []
         self._first = 0
         self._given = 0
@@ -78,18 +81,34 @@ class Hand:
 
     def rewind(self, after: int) -> bool:
         """Give out again what is behind a position; return False where that is not in hand."""
-        newest = self._rows[-1][0] if self._first < len(self._rows) else self._floor
-        if not self._floor <= after <= newest:
+        if not self.reaches(after):
             return False
-        self._given = bisect_right(self._rows, after, lo=self._first, key=_position)
+        place = place_of(after)
+        self._given = bisect_right(self._rows, place, lo=self._first, key=_place)
         self.waiting_bytes = sum(len(row[1]) for row in self._rows[self._given :])
         self._kept_bytes = sum(len(row[1]) for row in self._rows[self._first : self._given])
         return True
+
+    def reaches(self, after: int) -> bool:
+        """Return whether everything behind a position, as far as it was read, is in hand."""
+        place = place_of(after)
+        if place == 0:  # a time, from before the first message
+            return self._floor <= after <= max(self._floor, self.tip)
+        return place_of(self._floor) <= place <= place_of(self.newest())
+
+    def behind(self, after: int) -> int | None:
+        """Return the position of the first message behind a position, None without one."""
+        index = bisect_right(self._rows, place_of(after), lo=self._first, key=_place)
+        return self._rows[index][0] if index < len(self._rows) else None
+
+    def newest(self) -> int:
+        """Return the position of the last message, or that behind which the first one will be."""
+        return self._rows[-1][0] if self._first < len(self._rows) else self._floor
 
     def oldest(self) -> int | None:
         """Return the position of the first message that is not done, None without one."""
         return self._rows[self._first][0] if self._first < len(self._rows) else None
 
 
-def _position(row: Taken) -> int:
-    return row[0]
+def _place(row: Taken) -> int:
+    return place_of(row[0])

@@ -36,6 +36,8 @@ READ_BYTES_PER_SECOND = 2 * 1024 * 1024
 BACKOFF_SECONDS = 1.0
 """Pause after the first refusal, as AWS advises; doubled with each further one."""
 MAX_BACKOFF_SECONDS = 30.0
+FRESH_SECONDS = 30.0
+"""How long an answer says what waits now."""
 SLACK_SECONDS = 5.0
 """The clock here and that of AWS may differ by this: nothing younger is asked for by its time."""
 
@@ -84,6 +86,14 @@ class Answer:
     size: int
     next_iterator: str | None
     behind_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What a stream keeps: records of so many seconds, of none before a Unix time."""
+
+    seconds: float
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +231,10 @@ class ShardPoll:
             return
         raise Gone
 
+    def finish(self) -> None:
+        """Take the shard as read to its end: there is none any more."""
+        self._ended = True
+
     def accept(self) -> None:
         """Go on with the oldest record there is, although the one sought is gone."""
         self._sought = None
@@ -254,17 +268,19 @@ class ShardPoll:
         """How many requests in a row were throttled or failed."""
         return self._refusals
 
-    def proves_complete(self, now: float, retention_seconds: float) -> bool:
+    def proves_complete(self, now: float, keeping: Keeping) -> bool:
         """Return whether nothing was missed although the record of `after` is gone.
 
-        So it is where everything was read until not long ago, and that record is just too old: a
-        shard to which nothing was added for days. Where the record should still be there, the
-        stream is not the one that it was.
+        All that arrived up to a time is known to be read; if the stream still keeps everything
+        younger than that, the record was just too old: nothing was added to the shard for days.
+        A stream that is younger than that time is another one of the same name.
         """
-        if self.tip_at is None:
-            return False
-        record_ends = time_of_position(time_in(self.after)) + retention_seconds
-        return record_ends <= now < self.tip_at + retention_seconds
+        known = max(time_of_position(time_in(self.after)), self.tip_at or 0.0)
+        return keeping.since <= known and now < known + keeping.seconds
+
+    def is_fresh(self, now: float) -> bool:
+        """Return whether Kinesis answered not long ago."""
+        return self._behind is not None and now - self._behind[1] < FRESH_SECONDS
 
     def behind_seconds(self, now: float, oldest: int | None) -> float | None:
         """Return the age of what is not processed yet.

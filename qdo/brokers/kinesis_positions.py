@@ -35,6 +35,11 @@ def whole(sequence: int, time: int) -> int:
     return pack(sequence, _SUBSEQUENCE_MASK, time)
 
 
+def at_time(position: int, time: int) -> int:
+    """Return the position with another time, one that is known to have nothing before it left."""
+    return place_of(position) << _SUBSEQUENCE_SHIFT | time
+
+
 def end(time: int) -> int:
     """Return the position that stands for the end of a shard."""
     return pack(END_SEQUENCE, 0, time)

@@ -18,8 +18,9 @@ from qdo.brokers.aws_errors import (
     translated,
     translation,
 )
+from qdo.brokers.base import Backlog
 from qdo.brokers.kinesis_aggregation import is_aggregated, unpack
-from qdo.brokers.kinesis_poller import Answer, Gone, Read, Seek, ShardPoll, Taken
+from qdo.brokers.kinesis_poller import Answer, Gone, Keeping, Read, Seek, ShardPoll, Taken
 from qdo.brokers.kinesis_positions import pack, sequence_of, time_in, whole
 from qdo.brokers.kinesis_records import decoded, key_of
 from qdo.errors import PositionTrimmedError
@@ -29,8 +30,8 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 4
 """So many failures in a row that may pass by themselves are only logged."""
-RETENTION_SECONDS = 60.0
-"""How long what the stream says of its retention is believed."""
+SUMMARY_SECONDS = 60.0
+"""How long what the stream says of itself is believed."""
 
 _INVALID = "InvalidArgumentException"
 _EXPIRED = "ExpiredIteratorException"
@@ -44,12 +45,14 @@ class Paces:
         self._next: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def reserve(self, shard: str, now: float, at: float) -> float:
-        """Return the time of a read that is wanted at a time: then or later."""
+    def wait(self, shard: str, now: float) -> float:
+        """Return how many seconds a read must wait; 0: it may be made, which is counted."""
         with self._lock:
-            due = max(now, at, self._next.get(shard, 0.0))
-            self._next[shard] = due + self.pause_seconds
-        return due
+            left = self._next.get(shard, 0.0) - now
+            if left > 0:
+                return left
+            self._next[shard] = now + self.pause_seconds
+        return 0.0
 
     def forget(self, shard: str) -> None:
         """Drop a shard that nobody here reads any more."""
@@ -66,7 +69,7 @@ class Source:
     def __init__(self, client: Any, address: KinesisAddress) -> None:
         self._client = client
         self.address = address
-        self._retention: tuple[float, float] | None = None
+        self._said: tuple[Mapping[str, Any], float] | None = None
 
     def seek(self, shard: str, seek: Seek) -> str:
         """Return an iterator; raises what boto3 raises."""
@@ -89,19 +92,34 @@ class Source:
         response = self._client.get_records(ShardIterator=read.iterator, Limit=read.limit)
         return answer_of(response, hash_keys)
 
-    def retention_seconds(self) -> float:
-        """Return how long the stream keeps records.
+    def keeping(self) -> Keeping:
+        """Return what the stream keeps.
 
         :raises QdoError: see `aws_errors.translation`.
         """
-        known = self._retention
+        said = self._summary()
+        created = said.get("StreamCreationTimestamp")
+        return Keeping(
+            seconds=float(said["RetentionPeriodHours"]) * 3600,
+            since=0.0 if created is None else created.timestamp(),
+        )
+
+    def record_bytes(self) -> int:
+        """Return how large a record of the stream may be.
+
+        :raises: as `keeping`.
+        """
+        return int(self._summary().get("MaxRecordSizeInKiB") or 1024) * 1024
+
+    def _summary(self) -> Mapping[str, Any]:
+        known = self._said
         if known is not None and known[1] > time.monotonic():
             return known[0]
         with translated(self.address.place, "stream", self.address.stream):
             answer = self._client.describe_stream_summary(StreamName=self.address.stream)
-        seconds = float(answer["StreamDescriptionSummary"]["RetentionPeriodHours"]) * 3600
-        self._retention = seconds, time.monotonic() + RETENTION_SECONDS
-        return seconds
+        said: Mapping[str, Any] = answer["StreamDescriptionSummary"]
+        self._said = said, time.monotonic() + SUMMARY_SECONDS
+        return said
 
 
 def answer_of(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> Answer:
@@ -203,23 +221,52 @@ class ShardReading:
             log.warning("queue %s: %s; read again in %.1f s", self._shard, found, pause)
 
     def _gone(self, now: float) -> None:
-        retention = self._source.retention_seconds()
+        keeping = self._source.keeping()
         poll = self.poll
-        if poll.proves_complete(now, retention):
+        if poll.proves_complete(now, keeping):
             log.info(
                 "queue %s: its last record is too old to be kept; none was missed", self._shard
             )
             poll.accept()
             return
-        error = PositionTrimmedError(
-            queue=self._shard,
-            position=sequence_of(poll.after),
-            time=format_position(time_in(poll.after)),
-            stream=self._source.address.stream,
-            hours=f"{retention / 3600:g}",
-        )
+        error = self._lost(keeping)
         if self._strict:
             poll.doubted(now)
             raise error
         log.warning("%s: it goes on with the oldest", error)
         poll.accept()
+
+    def expired(self) -> None:
+        """Take note that the shard is gone, and everything that was in it.
+
+        :raises PositionTrimmedError: it was not processed to its end.
+        """
+        poll = self.poll
+        if poll.ended:
+            return
+        if self._strict:
+            raise self._lost(self._source.keeping())
+        log.warning("queue %s: its shard has expired, it ends here", self._shard)
+        poll.finish()
+
+    def _lost(self, keeping: Keeping) -> PositionTrimmedError:
+        after = self.poll.after
+        return PositionTrimmedError(
+            queue=self._shard,
+            position=sequence_of(after),
+            time=format_position(time_in(after)) if after else "never",
+            stream=self._source.address.stream,
+            hours=f"{keeping.seconds / 3600:g}",
+        )
+
+
+def seen(oldest: int | None, poll: ShardPoll, now: float) -> Backlog:
+    """Return what is known of what waits in a shard.
+
+    :param oldest: position of the first message that waits, as far as it was read.
+    :param now: Unix time.
+    """
+    behind = poll.behind_seconds(now, oldest)
+    nothing = oldest is None and (poll.ended or poll.at_tip)
+    head = position_of_time(now)
+    return Backlog(0 if nothing else 1, oldest, head, approximate=True, behind_seconds=behind)

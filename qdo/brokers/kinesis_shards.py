@@ -98,6 +98,11 @@ class Shards:
         with self._lock:
             return self._known.get(name)
 
+    def forget(self) -> None:
+        """Have shards listed anew when they are asked for."""
+        with self._lock:
+            self._known = {}
+
     def parents(self, name: str) -> tuple[str, ...]:
         """Return what a shard came out of.
 

@@ -7,17 +7,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from qdo.brokers.base import Subscription
+from qdo.brokers.base import Backlog, Subscription
 from qdo.brokers.kinesis_hand import Hand
-from qdo.brokers.kinesis_poller import ANSWER_BYTES, MOST_RECORDS, ShardPoll, Taken
-from qdo.brokers.kinesis_positions import end, time_in
-from qdo.brokers.kinesis_reading import Paces, ShardReading
+from qdo.brokers.kinesis_poller import ANSWER_BYTES, MOST_RECORDS, Read, ShardPoll, Taken
+from qdo.brokers.kinesis_positions import at_time, end, time_in
+from qdo.brokers.kinesis_reading import Paces, ShardReading, seen
+from qdo.message import position_of_time
 
 log = logging.getLogger(__name__)
 
 AHEAD_BYTES = ANSWER_BYTES // 2
 AHEAD_MESSAGES = MOST_RECORDS // 2
 """With less than both in hand, and an owner who fetches, the next records are asked for."""
+TIP_SECONDS = 900.0
+"""How often it is recorded that a shard without messages was read to its tip."""
 
 Begin = Callable[[int], ShardReading]
 
@@ -27,6 +30,7 @@ class KinesisSubscription(Subscription):
 
     :param begin: makes the reading behind a position; it may ask Kinesis.
     :param wake: called when there is something new to fetch.
+    :param ended: called when it will make no request any more.
     :param clock: Unix time.
     """
 
@@ -37,12 +41,14 @@ class KinesisSubscription(Subscription):
         begin: Begin,
         paces: Paces,
         wake: Callable[[], None],
+        ended: Callable[[KinesisSubscription], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._shard = shard
         self._begin = begin
         self._paces = paces
         self._wake = wake
+        self._ended = ended
         self._clock = clock
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -57,7 +63,7 @@ class KinesisSubscription(Subscription):
         self._reading: ShardReading | None = None
         self._wanted = False
         self._failure: Exception | None = None
-        self.end = None
+        self.end = self.reached = None
 
     def start(self) -> None:
         """Begin to ask, once somebody fetches."""
@@ -70,7 +76,7 @@ class KinesisSubscription(Subscription):
 
     def reader(self, after: int) -> KinesisReader:
         with self._lock:
-            self.end = None
+            self.end = self.reached = None
             if not self._hand.rewind(after):
                 self._restart(after)
         return KinesisReader(self)
@@ -114,10 +120,14 @@ class KinesisSubscription(Subscription):
                 return None
             return self._reading.poll.behind_seconds(self._clock(), self._hand.oldest())
 
-    def oldest(self) -> int | None:
-        """Return the position of the oldest message that was read and is not done."""
+    def backlog(self, after: int) -> Backlog | None:
+        """Return what waits behind a position; None where Kinesis must be asked."""
         with self._lock:
-            return self._hand.oldest()
+            reading = self._reading
+            now = self._clock()
+            if reading is None or not reading.poll.is_fresh(now) or not self._hand.reaches(after):
+                return None
+            return seen(self._hand.behind(after), reading.poll, now)
 
     def close(self) -> None:
         with self._lock:
@@ -135,10 +145,13 @@ class KinesisSubscription(Subscription):
     # --- Kinesis' side ---
 
     def _run(self) -> None:
-        while not self._closed:
-            pause = self.step()
-            if pause is None or pause > 0:
-                self._news.wait(pause)
+        try:
+            while not self._closed:
+                pause = self.step()
+                if pause is None or pause > 0:
+                    self._news.wait(pause)
+        finally:
+            self._ended(self)
 
     def step(self) -> float | None:
         """Make the next request if one is wanted and due.
@@ -172,6 +185,8 @@ class KinesisSubscription(Subscription):
         request = poll.next(now)
         if request is None:
             return self._take(hand, poll, [])
+        if isinstance(request, Read) and (pause := self._paces.wait(self._shard, now)):
+            return pause
         rows = reading.step(request, self._clock())
         return self._take(hand, poll, rows)
 
@@ -185,9 +200,26 @@ class KinesisSubscription(Subscription):
             if rows or poll.ended:
                 self._wanted = False
             wanted = self._wanted
-        if rows or poll.ended:
+            news = bool(rows) or poll.ended or self._note_tip(poll)
+        if news:
             self._wake()
         return max(0.0, poll.not_before - self._clock()) if wanted else None
+
+    def _note_tip(self, poll: ShardPoll) -> bool:
+        """Say now and then that the tip was reached; call it with the lock held.
+
+        A position without a time stands for the configured start, and would stand for another
+        one tomorrow; one whose record is no longer kept would look as if something was missed.
+        """
+        if not poll.at_tip or poll.tip_at is None or self._hand.waiting:
+            return False
+        hand = self._hand
+        known = max(time_in(hand.newest()), time_in(hand.tip))
+        tip = position_of_time(poll.tip_at)
+        if known and tip < known + TIP_SECONDS * 10_000_000:
+            return False
+        hand.tip = self.reached = at_time(hand.newest(), tip)
+        return True
 
     def _fail(self, hand: Hand, error: Exception) -> None:
         with self._lock:
