@@ -225,6 +225,11 @@ class PartlyDoneError(QdoError):
     exit_code = 4
 
 
+class PartlySentError(PartlyDoneError):
+    """{done} of {total} messages were sent; not those with the numbers {rest}, counted from 0:
+    {reason}; send these again"""
+
+
 class UnconfirmedError(QdoError):
     """{what} cannot be undone: add --yes to do it"""
 

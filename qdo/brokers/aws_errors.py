@@ -144,6 +144,11 @@ def is_throttling(error: BaseException) -> bool:
     return code_of(error) in _THROTTLED
 
 
+def is_throttling_code(code: str) -> bool:
+    """Return whether a code, as those of the entries of a batch, stands for throttling."""
+    return code.rsplit(".", 1)[-1] in _THROTTLED
+
+
 def is_passing(error: BaseException) -> bool:
     """Return whether the same request may well succeed later, without anybody's help."""
     if isinstance(error, boto.ClientError):

@@ -110,7 +110,7 @@ def entry(message: Outgoing, fifo: bool, dedup: str | None = None) -> dict[str, 
     text, attributes = encoded(message.body, message.headers, message.queue)
     group = group_of(message.key)
     if message.key is not None and (not fifo or group != message.key or group == NO_GROUP):
-        attributes[KEY] = _key_attribute(message.key, message.queue)
+        attributes[KEY] = key_attribute(message.key, message.queue)
     made: dict[str, Any] = {"MessageBody": text}
     if attributes:
         made["MessageAttributes"] = attributes
@@ -201,14 +201,23 @@ def _safe_json(headers: str, queue: str) -> str:
         raise _not_text("headers", queue, headers) from error
 
 
-def _key_attribute(key: str, queue: str) -> dict[str, Any]:
+def key_attribute(key: str, queue: str) -> dict[str, Any]:
+    """Return a key as an attribute."""
     if is_storable(key):
         return string(key)
     try:
         key.encode()
     except UnicodeEncodeError as error:
         raise _not_text("key", queue, key) from error
-    return {"DataType": _JSON_TEXT, "StringValue": json.dumps(key, ensure_ascii=True)}
+    return json_text(key)
+
+
+def json_text(value: Any) -> dict[str, Any]:
+    """Return an attribute that holds JSON."""
+    text = json.dumps(value, ensure_ascii=False)
+    if not is_storable(text):
+        text = json.dumps(value, ensure_ascii=True)
+    return {"DataType": _JSON_TEXT, "StringValue": text}
 
 
 def _not_text(word: str, queue: str, text: str) -> UsageError:
