@@ -243,6 +243,21 @@ class KinesisStub:
         """Change how it behaves; see the module."""
         self._process.ask("/_set", terms)
 
+    def reset(self) -> None:
+        """Behave as AWS does; streams and the time stay."""
+        self.set(
+            iterator_seconds=ITERATOR_SECONDS,
+            reads_per_second=READS_PER_SECOND,
+            empty=0,
+            page=1000,
+        )
+        self.refuse(0.0)
+
+    def make(self, stream: str, shards: int = 1) -> list[str]:
+        """Create a stream; return its shards."""
+        self.client.create_stream(StreamName=stream, ShardCount=shards)
+        return sorted(self.shards(stream))
+
     def advance(self, seconds: float) -> None:
         """Let time pass at once."""
         self._process.ask("/_advance", {"seconds": seconds})
