@@ -260,10 +260,10 @@ def test_a_closed_subscription_asks_for_nothing_more(kinesis: KinesisStub, aws_s
     owner.read_to_tip()
     owner.close()
     other.read_to_tip()
-    before = len(kinesis.reads(SHARD))
-    seen = len(kinesis.reads(OTHER))
-    other.read_until(lambda: len(kinesis.reads(OTHER)) >= seen + 4)
-    assert len(kinesis.reads(SHARD)) <= before + 1
+    before = len(kinesis.reads(aws_stream, SHARD))
+    seen = len(kinesis.reads(aws_stream, OTHER))
+    other.read_until(lambda: len(kinesis.reads(aws_stream, OTHER)) >= seen + 4)
+    assert len(kinesis.reads(aws_stream, SHARD)) <= before + 1
     broker.close()
 
 
