@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from qdo.brokers.aws import make_client
+from qdo.brokers.aws import make_calls, make_client
 from qdo.brokers.aws_address import FIFO, SqsAddress
 from qdo.brokers.base import (
     Backlog,
@@ -28,7 +28,7 @@ from qdo.brokers.sqs_letters import SqsLetters
 from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.brokers.sqs_queues import QueueFacts, SqsQueues
 from qdo.brokers.sqs_receiver import SqsReceiver
-from qdo.brokers.sqs_requests import MOST_POLLS, Requests
+from qdo.brokers.sqs_requests import METHODS, MOST_POLLS, TARGET, Requests
 from qdo.brokers.sqs_sending import MAX_S3_BODY, SqsSender
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order
@@ -151,9 +151,11 @@ class SqsBroker(Broker):
     def _made_receiver(self) -> SqsReceiver:
         address = self.address
         requests = Requests(
-            make_client(address.place, connections=CONNECTIONS),
-            make_client(
+            make_calls(address.place, TARGET, METHODS, connections=CONNECTIONS),
+            make_calls(
                 address.place,
+                TARGET,
+                METHODS,
                 connections=MOST_POLLS,
                 read_seconds=address.wait_seconds + POLL_SLACK_SECONDS,
             ),
