@@ -136,7 +136,8 @@ class LetterHands:
                 QueueUrl=url,
                 MaxNumberOfMessages=_BATCH,
                 VisibilityTimeout=hide,
-                WaitTimeSeconds=1,  # from 1 on all servers of SQS are asked, not some
+                # From 1 on SQS asks all of its servers, not some.
+                WaitTimeSeconds=min(self._address.wait_seconds, 1),
                 MessageSystemAttributeNames=list(RECEIVED_ATTRIBUTES),
                 MessageAttributeNames=["All"],
                 **more,

@@ -36,6 +36,7 @@ from qdo.errors import (
     PartlySentError,
     QdoError,
     ThrottledError,
+    UnreachableError,
     UnsupportedError,
 )
 
@@ -52,6 +53,7 @@ MAX_PAUSE_SECONDS = 3.0
 SEND_SECONDS = 30.0
 """After this long no further try begins."""
 
+_UNSAID = {"Message": "its answer does not mention it"}
 _POINTER_BYTES = 2048
 """More than what stands for a body in S3 takes."""
 _NAMED_AT_MOST = 5
@@ -225,18 +227,17 @@ class SqsSender:
         for done in answer.get("Successful", ()):
             sequence = int(done.get("SequenceNumber") or 0)
             sent[int(done["Id"])] = Sent(done["MessageId"], sequence)
+        left = [each for each in entries if sent[int(each["Id"])] is None]
         failed = {each["Id"]: each for each in answer.get("Failed", ())}
-        if not failed:
-            return [], None
-        said = self._failure(name, next(iter(failed.values())))
-        for each in failed.values():
-            if each.get("SenderFault") and not is_throttling_code(each.get("Code", "")):
-                raise self._failure(name, each)
-        return [each for each in entries if each["Id"] in failed], said
+        failures = [self._failure(name, failed.get(each["Id"], _UNSAID)) for each in left]
+        for failure in failures:
+            if not isinstance(failure, UnreachableError):
+                raise failure
+        return left, failures[0] if failures else None
 
     def _failure(self, name: str, failed: Mapping[str, Any]) -> QdoError:
         """Return the error for one message of a batch that SQS did not take."""
-        code = str(failed.get("Code", ""))
+        code = str(failed.get("Code", "no code"))
         reason = " ".join(str(failed.get("Message") or "no reason was given").split()).rstrip(".")
         where = {"service": "SQS", "action": "sqs:SendMessage", "resource": f"queue {name!r}"}
         if is_throttling_code(code):
