@@ -138,8 +138,10 @@ class Holding:
         return held
 
     def _hide(self, held: Held, until: float) -> None:
-        held.until = min(until, held.forever)
-        held.extend_at = held.until - (1 - _EXTEND_SHARE) * self._visibility
+        held.until = until
+        held.extend_at = until - (1 - _EXTEND_SHARE) * self._visibility
+        if held.extend_at + self._visibility > held.forever:
+            held.extend_at = until  # SQS would refuse: there is nothing but its end to come
 
     def extended(self, held: Held, asked_at: float) -> None:
         """Take note that a message is hidden for longer."""
@@ -236,10 +238,13 @@ class Holding:
         A little before its time is soon enough to go with others in one request.
         """
         soon = now + 0.1 * self._visibility
-        due = [held for held in self._held.values() if held.extend_at <= soon]
-        over = [held for held in due if held.until <= now or held.forever <= soon]
-        gone = {held.position for held in over}
-        return [held for held in due if held.position not in gone], over
+        due, over = [], []
+        for held in self._held.values():
+            if held.until <= now:
+                over.append(held)
+            elif held.extend_at <= soon and now + self._visibility <= held.forever:
+                due.append(held)
+        return due, over
 
 
 def name_of(sequence: int, message_id: int) -> str:

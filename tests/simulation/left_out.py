@@ -216,7 +216,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "marks read by a claim",
         "marks",
-        (_edit("slots", "queue, fence, done, lease, node.marks, ", "queue, fence, done, lease, None, "),),
+        (_edit("slots", "fence, done, lease, node.marks, ", "fence, done, lease, None, "),),
     ),
     Mutant(
         "fresh `last` (from memory instead)",
