@@ -62,16 +62,16 @@ class SqsBroker(Broker):
         )
         self._stopped = threading.Event()
         self._wakes: list[Wake] = []
-        self._client = make_client(address.place, connections=CONNECTIONS)
+        self.client = make_client(address.place, connections=CONNECTIONS)
         # One that repeats nothing by itself: of a batch only what failed is sent again.
         self._sending = make_client(address.place, connections=CONNECTIONS, attempts=1)
         self.objects = Objects(address.place, address.bucket) if address.bucket else None
-        self.sqs_queues = SqsQueues(self._client, address)
+        self.sqs_queues = SqsQueues(self.client, address)
         self._sender = SqsSender(
             self._sending, address, self.sqs_queues, self.objects, self._stopped
         )
         self._letters = SqsLetters(
-            self._client, address, self.sqs_queues, self._sender, self.objects
+            self.client, address, self.sqs_queues, self._sender, self.objects
         )
         try:
             self.sqs_queues.probe()
@@ -202,7 +202,7 @@ class SqsBroker(Broker):
         if self.objects is not None:
             self.objects.close()
         self._sending.close()
-        self._client.close()
+        self.client.close()
 
 
 LOW_RECEIVES = 10
