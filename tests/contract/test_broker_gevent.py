@@ -70,7 +70,9 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("part", ["test_broker", "test_broker_terms", "test_broker_letters"])
+@pytest.mark.parametrize(
+    "part", ["test_broker", "test_broker_terms", "test_broker_letters", "test_broker_sqs"]
+)
 def test_the_contract_holds_under_gevent(tmp_path: Path, part: str) -> None:
     """Every test of these files passes in a process that gevent has patched."""
     contract = Path(__file__).with_name(f"{part}.py")

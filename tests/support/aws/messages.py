@@ -13,7 +13,10 @@ HIDE_SECONDS = 60
 
 
 def raw_messages(client: Any, url: str) -> list[dict[str, Any]]:
-    """Receive all messages of a queue, which are hidden for a minute then."""
+    """Receive all messages of a queue, which are hidden for a minute then.
+
+    Those of a FIFO queue are deleted: else they would hide others of their groups.
+    """
     found: list[dict[str, Any]] = []
     while messages := client.receive_message(
         QueueUrl=url,
@@ -23,6 +26,9 @@ def raw_messages(client: Any, url: str) -> list[dict[str, Any]]:
         MessageAttributeNames=["All"],
     ).get("Messages"):
         found += messages
+        if url.endswith(".fifo"):
+            for each in messages:
+                client.delete_message(QueueUrl=url, ReceiptHandle=each["ReceiptHandle"])
     return found
 
 
