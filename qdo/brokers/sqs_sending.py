@@ -29,6 +29,7 @@ from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import side_by_side
 from qdo.brokers.sqs_messages import entry, pointing, size_of
 from qdo.brokers.sqs_queues import SqsQueues
+from qdo.describe import few
 from qdo.errors import (
     AwsError,
     AwsUnreachableError,
@@ -56,7 +57,6 @@ SEND_SECONDS = 30.0
 _UNSAID = {"Message": "its answer does not mention it"}
 _POINTER_BYTES = 2048
 """More than what stands for a body in S3 takes."""
-_NAMED_AT_MOST = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,10 @@ class _Results:
         if not sent:
             raise self.error
         unsent = tuple(index for index, each in enumerate(self.sent) if each is None)
-        more = f" and {len(unsent) - _NAMED_AT_MOST} more" if len(unsent) > _NAMED_AT_MOST else ""
         raise PartlySentError(
             done=len(sent),
             total=len(self.sent),
-            rest=", ".join(map(str, unsent[:_NAMED_AT_MOST])) + more,
+            rest=f"those with the numbers {few(unsent)}, counted from 0",
             reason=str(self.error),
             unsent=unsent,
             sent=tuple(self.sent),
