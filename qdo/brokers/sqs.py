@@ -24,6 +24,7 @@ from qdo.brokers.base import (
 )
 from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import AT_ONCE
+from qdo.brokers.sqs_advice import advice
 from qdo.brokers.sqs_holding import HOLD_SECONDS
 from qdo.brokers.sqs_letters import SqsLetters
 from qdo.brokers.sqs_positions import SQS_POSITIONS
@@ -31,6 +32,7 @@ from qdo.brokers.sqs_queues import QueueFacts, SqsQueues
 from qdo.brokers.sqs_sending import MAX_S3_BODY, SqsSender
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order
+from qdo.policy import Policy
 
 if TYPE_CHECKING:
     from qdo.brokers.sqs_receiver import SqsReceiver
@@ -102,12 +104,8 @@ class SqsBroker(Broker):
         """
         return self.sqs_queues.settings(queue)
 
-    def advice(self, queue: str, attempts: int) -> list[str]:
-        """Return what should be changed about a queue, as sentences with the remedy.
-
-        :param attempts: of its job for one message.
-        """
-        return advice(queue, self.facts(queue), attempts)
+    def advice(self, policies: Mapping[str, Policy]) -> list[str]:
+        return advice(self.sqs_queues.settings_of(list(policies)), policies)
 
     # --- sending ---
 
@@ -249,28 +247,3 @@ class SqsBroker(Broker):
             self.objects.close()
         self._sending.close()
         self.client.close()
-
-
-LOW_RECEIVES = 10
-"""A redrive policy should allow so many receives for each attempt of a job at least."""
-SAFE_RETENTION_SECONDS = 14 * 86_400
-
-
-def advice(queue: str, facts: QueueFacts, attempts: int) -> list[str]:
-    """Return what should be changed about a queue; see `SqsBroker.advice`."""
-    found = []
-    redrive = facts.redrive
-    if redrive is not None and redrive.max_receives < LOW_RECEIVES * attempts:
-        found.append(
-            f"queue {queue}: SQS itself moves a message to {redrive.target} after "
-            f"{redrive.max_receives} receives, also one whose job never ran, and without its "
-            f"error: raise maxReceiveCount to {LOW_RECEIVES * attempts} or more, or remove the "
-            "redrive policy"
-        )
-    if facts.retention_seconds < SAFE_RETENTION_SECONDS:
-        found.append(
-            f"queue {queue}: SQS deletes messages after {facts.retention_seconds / 86_400:g} days, "
-            "done or not: raise MessageRetentionPeriod to 14 days, so that a blocked queue loses "
-            "nothing"
-        )
-    return found

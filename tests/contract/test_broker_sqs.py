@@ -28,23 +28,31 @@ from qdo.errors import (
     MessageTooLargeError,
     UnsupportedError,
 )
+from qdo.policy import Policy
 from tests.support.aws.clients import client
 from tests.support.aws.messages import raw_messages, received_all
 
 REGION = "eu-west-1"
+with_s3 = pytest.mark.parametrize("endpoint", ["moto"], indirect=True)
 POSITION = make_position(10**17, 0, 12345)
 LETTER = DeadLetterRecord(
     "a", POSITION, b'{"n":1}', "k", None, "ValueError: no", "T", 3, "worker-1", 7, 1_700_000_000.0
 )
 
 
+@pytest.fixture(params=["moto", "stub"])
+def endpoint(request: pytest.FixtureRequest) -> str:
+    """Where SQS is: each test runs on both servers, unless it needs S3."""
+    return str(request.getfixturevalue({"moto": "moto_url", "stub": "sqs_url"}[request.param]))
+
+
 @pytest.fixture
-def connect(moto_url: str, aws_prefix: str) -> Iterator[Callable[..., SqsBroker]]:
+def connect(endpoint: str, aws_prefix: str) -> Iterator[Callable[..., SqsBroker]]:
     """Open further connections to the queues of this test, with further options."""
     opened: list[SqsBroker] = []
 
     def connect(**options: Any) -> SqsBroker:
-        given = {"endpoint": moto_url, "wait_seconds": 0, **options}
+        given = {"endpoint": endpoint, "wait_seconds": 0, **options}
         text = "&".join(f"{name}={value}" for name, value in given.items())
         broker = open_broker(f"sqs://{REGION}/{aws_prefix}?{text}", "app")
         assert isinstance(broker, SqsBroker)
@@ -62,9 +70,9 @@ def broker(connect: Callable[..., SqsBroker]) -> SqsBroker:
 
 
 @pytest.fixture
-def make(moto_url: str, aws_prefix: str) -> Callable[..., str]:
+def make(endpoint: str, aws_prefix: str) -> Callable[..., str]:
     """Create a queue with the prefix of this test; return its URL."""
-    sqs = client("sqs", moto_url, region=REGION)
+    sqs = client("sqs", endpoint, region=REGION)
 
     def make(name: str, tags: dict[str, str] | None = None, **attributes: str) -> str:
         if name.endswith(".fifo"):
@@ -198,17 +206,20 @@ def test_backlog_is_what_is_not_deleted(broker: SqsBroker) -> None:
 
 
 def test_advice(broker: SqsBroker, make: Callable[..., str], aws_prefix: str) -> None:
-    """What the queue's own settings would do to messages that fail or wait."""
+    """What the queues' own settings would do to messages that fail or wait."""
     make("broken")
     arn = f"arn:aws:sqs:{REGION}:123456789012:{aws_prefix}broken"
-    make("a", RedrivePolicy=json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 30}))
-    redrive, retention = broker.advice("a", attempts=4)
-    assert f"moves a message to {aws_prefix}broken after 30 receives" in redrive
-    assert "raise maxReceiveCount to 40 or more" in redrive
-    assert "SQS deletes messages after 4 days" in retention
-    assert broker.advice("a", attempts=3) == [retention]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 30})
+    make("a", RedrivePolicy=policy)
+    make("b")
+    redrive, retention = broker.advice(
+        {"a": Policy(attempts=4), "b": Policy(then="block"), "gone": Policy()}
+    )
+    assert f"moves messages of a to {aws_prefix}broken after 30 receives" in redrive
+    assert "raise maxReceiveCount to 40" in redrive
+    assert "may block b, and SQS deletes what waits there after 4 days" in retention
     broker.send(Outgoing("own", b"1"))  # created with 14 days
-    assert broker.advice("own", attempts=100) == []
+    assert broker.advice({"a": Policy(attempts=3), "own": Policy(then="block")}) == []
 
 
 # --- sending ------------------------------------------------------------------------
@@ -273,6 +284,7 @@ def test_the_owner_alone_sees_messages(broker: SqsBroker) -> None:
 # --- large bodies -------------------------------------------------------------------
 
 
+@with_s3
 def test_a_large_body_is_in_s3(
     connect: Callable[..., SqsBroker], s3: Any, aws_bucket: str
 ) -> None:
@@ -297,6 +309,7 @@ def test_a_large_body_is_in_s3(
     assert broker.objects.get(pointer) is None
 
 
+@with_s3
 def test_a_large_dead_letter_is_in_s3_as_well(
     connect: Callable[..., SqsBroker], s3: Any, aws_bucket: str
 ) -> None:
@@ -323,6 +336,7 @@ def test_a_large_dead_letter_is_in_s3_as_well(
     assert len(without.find_dead_letters()) == 1
 
 
+@with_s3
 def test_a_bucket_that_does_not_exist_is_told_at_the_start(
     connect: Callable[..., SqsBroker], aws_bucket: str
 ) -> None:
