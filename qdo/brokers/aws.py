@@ -62,6 +62,8 @@ def make_client(
         retries={"mode": "standard", "total_max_attempts": attempts},
         tcp_keepalive=True,
         user_agent_extra=f"qdo/{qdo.__version__}",
+        # Whatever does as S3 does at an endpoint has seldom a host name for each bucket.
+        s3={"addressing_style": "path" if place.endpoint else "auto"},
     )
     try:
         with _lock:

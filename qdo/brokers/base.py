@@ -12,11 +12,14 @@ import abc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order
 from qdo.positions import TIMES, Positions
+
+if TYPE_CHECKING:
+    from qdo.policy import Policy
 
 DEDUP_SECONDS = 300.0
 """Window of a deduplication key whose sender does not say another."""
@@ -201,6 +204,14 @@ class Broker(abc.ABC):
     @abc.abstractmethod
     def queues(self) -> list[str]:
         """Return the names of all queues."""
+
+    def advice(self, policies: Mapping[str, Policy]) -> Sequence[str]:
+        """Return what should be changed about queues at the broker, as sentences with the remedy.
+
+        :param policies: failure policy of each queue.
+        :raises: as `queues`.
+        """
+        return ()
 
     @abc.abstractmethod
     def send(self, message: Outgoing) -> str:
