@@ -197,6 +197,8 @@ class Broker(abc.ABC):
     """How often the leading worker compares all queues of the broker with those it knows."""
     vanish_misses: int | None = None
     """A queue that is missing from so many lists in a row is retired; None: never."""
+    finished_text: str | None = None
+    """`Positions.text` of the end of a queue that gets no messages any more; None: none ends."""
 
     @abc.abstractmethod
     def queues(self) -> list[str]:

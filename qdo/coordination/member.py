@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,12 +21,13 @@ from kazoo.retry import KazooRetry
 
 from qdo.coordination.client import Client
 from qdo.coordination.election import Election
-from qdo.coordination.layout import WORKER_STEM, Layout, WorkerNode
+from qdo.coordination.layout import WORKER_STEM, Layout, QueueNode, WorkerNode
 from qdo.coordination.lease import GAP, Lease, Renewal, clock
 from qdo.coordination.machine import Answer, Commit, Get, Machine, Then, Unanswered
 from qdo.coordination.membership import Component, Registration
 from qdo.coordination.ownership import Ownership
 from qdo.coordination.performer import Performer
+from qdo.coordination.reads import read_nodes
 from qdo.coordination.rebalancer import Rebalancer
 from qdo.coordination.slots import Claim
 from qdo.coordination.slots import Listener as ClaimListener
@@ -49,6 +50,7 @@ class Member:
     :ivar name: name of the worker node, such as ``worker-0000000101``; "" before `start`.
     :ivar failure: the error that ended the loop, if one did: a bug, not an outage.
     :param takes: which queues it may be granted.
+    :param told_aside: see `rebalancer.Rebalancer`.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Member:
         component: Mapping[str, Any],
         checkpoint_seconds: float = 0.2,
         takes: QueueFilter = EVERYTHING,
+        told_aside: bool = False,
     ) -> None:
         self.name = ""
         self.failure: BaseException | None = None
@@ -69,6 +72,7 @@ class Member:
         self._component_value = dict(component)
         self._checkpoint_seconds = checkpoint_seconds
         self._takes = takes
+        self._told_aside = told_aside
         self._handler = client.handler
         self._events: Any = self._handler.queue_impl()
         self._progressed: deque[Claim] = deque()
@@ -251,6 +255,37 @@ class Member:
         if self._rebalancer is not None:
             self._put(partial(self._rebalancer.create_queues, list(names)))
 
+    def queue_names(self) -> tuple[str, ...] | None:
+        """Return the names of all queue nodes, as leader; None where they are not known now."""
+        return self._rebalancer.queues if self._rebalancer is not None else None
+
+    def set_aside(self, names: frozenset[str]) -> None:
+        """Grant these queues to nobody, as leader: their nodes are marked as deleted."""
+        if self._rebalancer is not None:
+            self._put(partial(self._rebalancer.set_aside, names))
+
+    def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
+        """Return the nodes of queues, without those that have none; waits for the coordinator.
+
+        :raises CoordinatorUnreachableError: the connection is lost.
+        """
+        reads = read_nodes(self._client, [self._layout.queue(name) for name in names])
+        return {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in reads}
+
+    def change_queue(
+        self, change: Callable[[Client, Layout, str], QueueNode], name: str
+    ) -> QueueNode:
+        """Do what a function of `operator` does to the node of a queue; waits for the coordinator.
+
+        :raises CoordinatorUnreachableError: the connection is lost; it may be done.
+        """
+        try:
+            return change(self._client, self._layout, name)
+        except KazooException as error:
+            raise CoordinatorUnreachableError(
+                url=self._layout.root, reason=f"{type(error).__name__} {error}".strip()
+            ) from error
+
     # --- the loop ---------------------------------------------------------------------
 
     def _put(self, event: Callable[[], object] | None) -> None:
@@ -417,7 +452,7 @@ class Member:
             takes=self._takes,
         )
         self._rebalancer = rebalancer = Rebalancer(
-            self._layout, clock=clock, resign=self._resign
+            self._layout, clock=clock, resign=self._resign, told_aside=self._told_aside
         )
         self._election = Election(
             self._layout,

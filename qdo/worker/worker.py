@@ -55,7 +55,7 @@ from qdo.settings import Settings
 from qdo.stopping import SIGN
 from qdo.storage import absolute
 from qdo.worker.burst import Burst
-from qdo.worker.discovery import Discovery, Retention
+from qdo.worker.discovery import Discovery, Retention, come_and_go
 from qdo.worker.dispatcher import Dispatcher
 from qdo.worker.drain import Drain
 from qdo.worker.duties import Duties
@@ -155,6 +155,7 @@ class Worker:
         self._alarm.start(self._news.set)
         try:
             self._broker = open_broker(self.settings.broker, self.app.name)
+            self._registrar.told_aside = come_and_go(self._broker)
             with contextlib.closing(self._broker), contextlib.closing(self.app):
                 code = self._serve()
             _log.info("step 6: the broker is closed; exit code %d", code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gevent.event import Event
@@ -150,6 +150,18 @@ class FakeMember:
     def create_queues(self, names: Iterable[str]) -> None:
         self.created += names
         self._look()
+
+    def queue_names(self) -> None:
+        """Not known: whatever exists is created once more."""
+
+    def set_aside(self, names: frozenset[str]) -> None:
+        raise AssertionError("the brokers of these tests keep their queues")
+
+    def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
+        raise AssertionError("the brokers of these tests keep their queues")
+
+    def change_queue(self, change: object, name: str) -> QueueNode:
+        raise AssertionError("the brokers of these tests keep their queues")
 
     def stop(self) -> None:
         self.stopped.set()
