@@ -66,6 +66,7 @@ from qdo.worker.executors.limited import LimitedExecutor
 from qdo.worker.hands import Hands
 from qdo.worker.pipeline import Pipeline
 from qdo.worker.registrar import Enrolled, Registrar
+from qdo.worker.suitability import check_jobs
 from qdo.worker.wakes import Wakes
 from qdo.worker.watchdog import Watchdog
 
@@ -146,7 +147,8 @@ class Worker:
 
         0: stopped in good order; 1: a job could not be finished, or a part of the worker died.
 
-        :raises UsageError: a job cannot run where it is told to, or policies contradict.
+        :raises UsageError: a job cannot run where it is told to, asks for more than the broker
+            can give, or policies contradict.
         :raises UnreachableError: broker or coordinator cannot be reached at the start.
         """
         self._executors.check(self.app.jobs)
@@ -157,6 +159,8 @@ class Worker:
             self._broker = open_broker(self.settings.broker, self.app.name)
             self._registrar.told_aside = come_and_go(self._broker)
             with contextlib.closing(self._broker), contextlib.closing(self.app):
+                takes = QueueFilter(self.settings.queues, self.settings.exclude).matcher()
+                check_jobs(self.app, self._broker, takes)
                 code = self._serve()
             _log.info("step 6: the broker is closed; exit code %d", code)
             return code
