@@ -58,8 +58,9 @@ def reference(value: str) -> str | None:
 
 
 def broker_url(value: str) -> str | None:
-    """Check the address of a broker."""
-    return _sqlite_fault(value) or _scheme_fault(value, ("sqlite:PATH",))
+    """Check the address of a broker; what follows the kind is checked by the broker itself."""
+    known = ("sqlite:PATH", "sqs://REGION/PREFIX")
+    return _sqlite_fault(value) or _scheme_fault(value, known)
 
 
 def coordinator_url(value: str) -> str | None:

@@ -81,6 +81,22 @@ class MessageTooLargeError(UsageError):
     {limit}; store it elsewhere and send a reference"""
 
 
+class CredentialsError(UsageError):
+    """the credentials for {service} in region {region} cannot be used: {reason}; give them where
+    boto3 looks for them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role of
+    this machine"""
+
+
+class ExpiredCredentialsError(CredentialsError):
+    """the credentials for {service} in region {region} have expired: {reason}; renew them (aws
+    sso login, a new session token), and see that the clock of this machine is right"""
+
+
+class SqsNameError(QueueNameError):
+    """{name!r} cannot be a queue of SQS: {reason}; with the prefix of the address use 1 to 80
+    letters, digits, '-' and '_', and '.fifo' at the end of a FIFO queue"""
+
+
 class UnsupportedError(QdoError):
     """{broker} cannot {what}: {remedy}"""
 
@@ -142,6 +158,16 @@ class DatabaseReplacedError(DatabaseError):
     and restart this process"""
 
 
+class AwsUnreachableError(UnreachableError):
+    """{service} in region {region} is out of reach: {reason}; check the region, the endpoint
+    and the network{hint}"""
+
+
+class ThrottledError(UnreachableError):
+    """{service} takes no more requests of this kind for now: {action} on {resource} was
+    throttled ({reason}); send fewer, or have the quota raised"""
+
+
 # --- how an attempt of a job ended ------------------------------------------------
 
 
@@ -156,6 +182,20 @@ class JobCrashedError(QdoError):
 
 class WorkerCrashedError(QdoError):
     """{reason}"""
+
+
+# --- a broker refused -------------------------------------------------------------
+
+
+class AwsError(QdoError):
+    """{service} refused {action} on {resource}: {code}: {reason}"""
+
+
+class AccessDeniedError(AwsError):
+    """{service} does not allow {action} on {resource}: {reason}; allow it to these credentials,
+    docs/sqs.rst and docs/kinesis.rst list what qdo needs"""
+
+    exit_code = 5
 
 
 # --- the protocol refused ---------------------------------------------------------
@@ -185,6 +225,11 @@ class PartlyDoneError(QdoError):
     exit_code = 4
 
 
+class PartlySentError(PartlyDoneError):
+    """{done} of {total} messages were sent; not those with the numbers {rest}, counted from 0:
+    {reason}; send these again"""
+
+
 class UnconfirmedError(QdoError):
     """{what} cannot be undone: add --yes to do it"""
 
@@ -195,6 +240,10 @@ class NotFoundError(QdoError):
     """{what} {name!r} does not exist"""
 
     exit_code = 6
+
+
+class AwsNotFoundError(NotFoundError):
+    """{what} {name!r} does not exist in region {region}: {remedy}"""
 
 
 class NotBlockedError(QdoError):

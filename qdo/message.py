@@ -10,7 +10,7 @@ import datetime
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from qdo import headers as known_headers
 from qdo.stopping import SIGN
@@ -65,6 +65,13 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
+class Meaning(Protocol):
+    """What is asked about positions that are no times; see `qdo.positions.Positions`."""
+
+    def last(self, position: int) -> int: ...
+    def message_id(self, position: int, node: int) -> str: ...
+
+
 class Message:
     """One item of a queue, as delivered to a job.
 
@@ -72,7 +79,8 @@ class Message:
     :ivar body: the decoded JSON value, or bytes where bytes were sent.
     :ivar key: key given by the sender, or None.
     :ivar headers: mapping of str to str, given by the sender.
-    :ivar position: UUIDv1 time of the message; grows within a queue.
+    :ivar position: grows within a queue; the UUIDv1 time of the message, or what its broker has
+        instead (`qdo.positions`).
     :ivar attempt: 1 for the first run of the job for this message.
     :ivar fence: number of the claim this attempt runs under; grows with every claim of
         the queue, so a sink that refuses smaller fences refuses late writes.
@@ -102,7 +110,7 @@ class Message:
         headers: Mapping[str, str] = _NO_HEADERS,
         fence: int = 0,
         attempt: int = 1,
-        id: str | int = 0,
+        id: str | int | Meaning = 0,
         deadline: float | None = None,
     ) -> None:
         self.queue = queue
@@ -126,7 +134,12 @@ class Message:
         known = self._id
         if isinstance(known, str):
             return known
-        return self.headers.get(known_headers.ID) or message_id(self.position, known)
+        named = self.headers.get(known_headers.ID)
+        if named:
+            return named
+        if isinstance(known, int):
+            return message_id(self.position, known)
+        return known.message_id(self.position, 0)
 
     def limit(self, seconds: float) -> None:
         """Set the deadline to so many seconds from now; executors do, before the job runs."""
@@ -148,7 +161,10 @@ class Message:
     @property
     def time(self) -> float:
         """Unix time in seconds at which the message was sent."""
-        return time_of_position(self.position)
+        known = self._id
+        if isinstance(known, (str, int)):
+            return time_of_position(self.position)
+        return time_of_position(known.last(self.position))
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.queue!r}, attempt {self.attempt}>"

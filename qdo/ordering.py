@@ -68,11 +68,11 @@ def check_batch(
         return
     if not _whole(batch, MOST_BATCH):
         raise _refused(name, f"batch={batch!r} is no whole number from 1 to {MOST_BATCH}")
-    if order != "queue":
+    if order == "key":
         raise _refused(
             name,
-            f"batch={batch} takes the messages of a queue in their order, and order={order!r} "
-            "does not keep it: leave one of them out",
+            f"batch={batch} takes the messages of a queue one batch after the other, so that none "
+            "waits for its own key only, as order='key' says: leave one of them out",
         )
     if executor == "process":
         raise _refused(

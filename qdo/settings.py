@@ -87,7 +87,9 @@ class Settings:
         (), "leave queues that match one of these globs to other workers", checks.globs
     )
     broker: str = _setting(
-        "sqlite:qdo-data/messages.db", "where messages live: sqlite:PATH", checks.broker_url
+        "sqlite:qdo-data/messages.db",
+        "where messages live: sqlite:PATH, or sqs://REGION/PREFIX?OPTION=VALUE&...",
+        checks.broker_url,
     )
     coordinator: str = _setting(
         "sqlite:qdo-data/coordination.db",

@@ -1,7 +1,8 @@
-"""Fixtures that all tests share: coordinators, embedded and real."""
+"""Fixtures that all tests share: coordinators, embedded and real, and servers for AWS."""
 
 from __future__ import annotations
 
+import os
 import signal
 import uuid
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 from tests.support import zookeeper
+from tests.support.aws import clients
+from tests.support.aws.moto import moto_server as running_moto
+from tests.support.aws.server import ServerProcess
 from tests.support.zookeeper import Ensemble
 
 _running: list[Ensemble] = []
@@ -20,8 +24,11 @@ def pytest_configure() -> None:
     """Let tests interrupt what they start, even if they run in the background of a script.
 
     A shell without job control has its background jobs ignore SIGINT, and they pass that on to
-    the processes that they start.
+    the processes that they start. Also, no test but those for AWS itself may find credentials
+    that mean something.
     """
+    if os.environ.get(clients.REAL) != "1":
+        clients.stand_in(os.environ)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -68,6 +75,37 @@ def ensemble_url(zookeeper_ensemble: Ensemble) -> str:
 def embedded_url(tmp_path: Path) -> str:
     """The address of an embedded coordinator of the test's own."""
     return f"sqlite:{tmp_path / 'coordination.db'}"
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[ServerProcess]:
+    """One moto_server process for all tests; each uses names of its own."""
+    with running_moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto_url(moto_server: ServerProcess) -> str:
+    """The endpoint of moto's SQS, Kinesis and S3."""
+    return moto_server.url
+
+
+@pytest.fixture
+def aws_prefix() -> str:
+    """A prefix of SQS queues of the test's own."""
+    return f"test-{uuid.uuid4().hex[:12]}-"
+
+
+@pytest.fixture
+def aws_stream() -> str:
+    """The name of a Kinesis stream of the test's own; nobody has made it yet."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def aws_bucket() -> str:
+    """The name of an S3 bucket of the test's own; nobody has made it yet."""
+    return f"test-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture(params=["embedded", "zookeeper"])

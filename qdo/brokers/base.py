@@ -164,10 +164,10 @@ class Subscription(abc.ABC):
     def at_tip(self) -> bool:
         """Return whether the broker had nothing more when it was last asked."""
 
-    def done(self, position: int) -> None:
+    def done(self, position: int) -> None:  # noqa: B027 - logs have nothing to acknowledge
         """Take note that a message is done: acknowledge it."""
 
-    def done_through(self, position: int) -> None:
+    def done_through(self, position: int) -> None:  # noqa: B027 - as above
         """Take note that every message that was fetched up to a position is done."""
 
     def is_held(self, position: int) -> bool:
@@ -217,6 +217,11 @@ class Broker(abc.ABC):
         import asyncio  # takes a while, and most senders do without
 
         return await asyncio.to_thread(self.send_many, messages)
+
+    @property
+    def naming(self) -> int | Positions:
+        """What a `Message` makes its id and its time of."""
+        return self.id_node if self.positions is TIMES else self.positions
 
     def order(self, queue: str) -> Order:
         """Return the strictest order in which a queue can be processed.

@@ -18,6 +18,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.layout import Above, Layout, Marks, QueueNode
 from qdo.coordination.reads import Read, read_nodes
 from qdo.errors import CoordinatorUnreachableError
+from qdo.positions import TIMES, Positions
 
 TRIES = 3
 """A late checkpoint of the dead can get in between at most a few times."""
@@ -39,10 +40,17 @@ class InHand:
     in_line: bool = True
 
 
-def count_crash(client: Client, layout: Layout, in_hand: Sequence[InHand], reason: str) -> int:
+def count_crash(
+    client: Client,
+    layout: Layout,
+    in_hand: Sequence[InHand],
+    reason: str,
+    positions: Positions = TIMES,
+) -> int:
     """Add an attempt to the marks of each message; return for how many that was done.
 
     :param client: in the session of the dead process.
+    :param positions: what the positions of the broker mean.
     :raises CoordinatorUnreachableError: the connection is lost, or something else than a late
         checkpoint is in the way.
     """
@@ -50,7 +58,7 @@ def count_crash(client: Client, layout: Layout, in_hand: Sequence[InHand], reaso
     for start in range(0, len(in_hand), BATCH):
         left = list(in_hand[start : start + BATCH])
         for _ in range(TRIES):
-            left, done = _count(client, layout, left, reason)
+            left, done = _count(client, layout, left, reason, positions)
             counted += done
             if not left:
                 break
@@ -61,7 +69,11 @@ def count_crash(client: Client, layout: Layout, in_hand: Sequence[InHand], reaso
 
 
 def _count(
-    client: Client, layout: Layout, in_hand: Sequence[InHand], reason: str
+    client: Client,
+    layout: Layout,
+    in_hand: Sequence[InHand],
+    reason: str,
+    positions: Positions,
 ) -> tuple[list[InHand], int]:
     """Try once; return what is to be tried again, and how many were counted."""
     workers = sorted({each.worker for each in in_hand})
@@ -79,7 +91,7 @@ def _count(
         if each.worker in own and path in found:
             # A queue may have had several messages in hand.
             node = changed.get(path) or QueueNode.parse(found[path].data)
-            marked = marked_node(node, each, reason)
+            marked = marked_node(node, each, reason, positions)
             if marked is not None:
                 changed[path] = marked
                 counted.append(each)
@@ -112,7 +124,9 @@ def _is_late(results: Sequence[object]) -> bool:
     return False
 
 
-def marked_node(node: QueueNode, in_hand: InHand, reason: str) -> QueueNode | None:
+def marked_node(
+    node: QueueNode, in_hand: InHand, reason: str, positions: Positions = TIMES
+) -> QueueNode | None:
     """Return a queue node with one attempt more for a message; None where there is no need.
 
     There is none if the queue is another's, the message is recorded as done, or it waits for an
@@ -121,16 +135,18 @@ def marked_node(node: QueueNode, in_hand: InHand, reason: str) -> QueueNode | No
     recorded.
     """
     position = in_hand.position
+    name = positions.name(position)
     if node.owner != in_hand.worker or node.fault or _is_done(node, position):
         return None
     above = node.above or Above()
     for at, marks in enumerate(above.marks):
-        if marks.position == position:
+        if positions.name(marks.position) == name:
             rest = (*above.marks[:at], _counted(marks, reason), *above.marks[at + 1 :])
             return _unless_same(node, replace(node, above=replace(above, marks=rest)))
     known = node.marks
-    if known is None or known.position == position or in_hand.in_line:
-        known = known if known is not None and known.position == position else None
+    same = known is not None and positions.name(known.position) == name
+    if known is None or same or in_hand.in_line:
+        known = known if same else None
         counted = _counted(known or Marks(position, 0), reason)
         return _unless_same(node, replace(node, marks=counted))
     first = _counted(Marks(position, 0), reason)

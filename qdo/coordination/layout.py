@@ -7,7 +7,7 @@ workers/worker-N          ephemeral sequential  ``{"queues": [...]}``; ``"reread
                                                 ``"takes"`` if it takes only some queues
 queues/<queue>            persistent            ``{"last": "N"}``; ``owner``, ``seek``,
                                                 ``position``, ``failing`` or ``blocked``,
-                                                ``above``, ``also``
+                                                ``above``, ``also``, ``unconfirmed``
 assignments/worker-N      persistent            ``{"queues": [...]}``
 rebalancer                persistent            ``{"worker": "worker-N"}``; its version is a fence
 election/candidate-N      ephemeral sequential  ``{"worker": "worker-N"}``
@@ -31,14 +31,17 @@ from qdo.filters import EVERYTHING, QueueFilter
 from qdo.names import check_queue_name as check_queue_name
 from qdo.names import is_path_part
 from qdo.names import name_fault as name_fault
+from qdo.positions import TIMES, Positions
 
 DEFAULT_NAMESPACE = "/mozilla/services/qdo"
 MAX_VALUE_BYTES = 512 * 1024
 """Largest value sent: ZooKeeper answers an oversize request by dropping the connection."""
 MAX_TRANSACTION_BYTES = 768 * 1024
-MAX_POSITION = 2**63 - 1
-"""Brokers hold positions in 64 bits; a UUIDv1 timestamp has 60."""
+MAX_LAST = 2**63 - 1
+"""`last` is held in 64 bits; a UUIDv1 timestamp has 60."""
 _MAX_DIGITS = 100
+MAX_POSITION = 10**_MAX_DIGITS - 1
+"""A broker's positions may be wider than times; see `qdo.positions`."""
 WORKER_STEM = "worker-"
 _WORKER = re.compile(r"worker-[0-9]{10,}", re.ASCII)
 
@@ -233,7 +236,7 @@ class Marks:
         """Read them; None for what cannot be read: its message then counts from 1 again."""
         if not isinstance(value, dict):
             return None
-        position, fault = _parse_last(value.get("position"))
+        position, fault = _parse_last(value.get("position"), MAX_POSITION)
         attempts = value.get("attempts")
         if fault or not position or isinstance(attempts, bool) or not isinstance(attempts, int):
             return None
@@ -330,6 +333,8 @@ class QueueNode:
     :ivar marks: of the message behind `last` that fails, None while none does.
     :ivar above: what is done or fails beyond it, None where messages are done in line.
     :ivar extra: keys of others, kept as they are.
+    :ivar unconfirmed: names of messages that are done and that the broker may deliver again
+        nevertheless; see `Subscription.unconfirmed`.
     """
 
     last: int = 0
@@ -341,6 +346,7 @@ class QueueNode:
     marks: Marks | None = None
     extra: tuple[tuple[str, Any], ...] = ()
     above: Above | None = None
+    unconfirmed: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, data: bytes) -> QueueNode:
@@ -362,6 +368,7 @@ class QueueNode:
         failing, blocked = value.pop("failing", None), value.pop("blocked", None)
         marks = Marks.parse(blocked if blocked is not None else failing)
         above = Above.parse(last, value.pop("above", None), value.pop("also", None))
+        unconfirmed = _names(value.pop("unconfirmed", None))
         return cls(
             last=last,
             owner=owner if isinstance(owner, str) and is_path_part(owner) else "",
@@ -372,7 +379,17 @@ class QueueNode:
             marks=marks if marks is not None and marks.position > last else None,
             extra=tuple(value.items()),
             above=above,
+            unconfirmed=unconfirmed,
         )
+
+    def checked(self, positions: Positions) -> QueueNode:
+        """Return the node with a `fault` if its `position` is none of the broker's."""
+        if positions is not TIMES and self.fault is None:
+            try:
+                positions.begin(self.last, self.position)
+            except ValueError as error:
+                return replace(self, fault=f"the position cannot be read: {error}")
+        return self
 
     def encode(self) -> bytes:
         value: dict[str, Any] = {"last": str(self.last) if self.last else ""}
@@ -388,18 +405,25 @@ class QueueNode:
             value["blocked" if self.marks.blocked else "failing"] = self.marks.dump()
         if self.above is not None:
             value.update(self.above.dump(self.last))
+        if self.unconfirmed:
+            value["unconfirmed"] = list(self.unconfirmed)
         value.update(self.extra)
         return encode(value)
 
     def owned_by(self, worker: str) -> QueueNode:
         return replace(self, owner=worker)
 
-    def moved_to(self, last: int, position: str | None = None) -> QueueNode:
+    def moved_to(
+        self, last: int, position: str | None = None, done: int | None = None
+    ) -> QueueNode:
         """Return the node with another `last`; marks of what lies before it are dropped.
 
         What is known beyond `last` counts from it: whoever keeps that says it anew.
+
+        :param done: `last` as a position of the broker, where its positions are no times.
         """
         marks = self.marks
+        done = last if done is None else done
         # Not `replace`, which takes three times as long: 6 % of a checkpoint.
         return QueueNode(
             last,
@@ -408,7 +432,7 @@ class QueueNode:
             position,
             self.deleted,
             self.fault,
-            marks if marks is None or marks.position > last else None,
+            marks if marks is None or marks.position > done else None,
             self.extra,
         )
 
@@ -418,8 +442,8 @@ class QueueNode:
         return self if kept == self.marks else replace(self, marks=kept)
 
 
-def _parse_last(text: Any) -> tuple[int, str | None]:
-    if isinstance(text, int) and not isinstance(text, bool) and 0 <= text <= MAX_POSITION:
+def _parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:
+    if isinstance(text, int) and not isinstance(text, bool) and 0 <= text <= most:
         return text, None
     if not isinstance(text, str):
         return 0, f"last is no decimal string: {text!r}"
@@ -429,6 +453,6 @@ def _parse_last(text: Any) -> tuple[int, str | None]:
     if not (digits.isascii() and digits.isdigit()):
         return 0, f"last is no decimal string: {text!r}"
     # The length first: Python refuses to read thousands of digits.
-    if len(digits) > _MAX_DIGITS or int(digits) > MAX_POSITION:
+    if len(digits) > _MAX_DIGITS or int(digits) > most:
         return 0, f"last is beyond any position: {digits[:60]}"
     return int(digits), None

@@ -33,6 +33,7 @@ from qdo.coordination.slots import Claim
 from qdo.coordination.slots import Listener as ClaimListener
 from qdo.errors import CoordinatorUnreachableError
 from qdo.filters import EVERYTHING, QueueFilter
+from qdo.positions import TIMES, Positions
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Member:
     :ivar failure: the error that ended the loop, if one did: a bug, not an outage.
     :param takes: which queues it may be granted.
     :param told_aside: see `rebalancer.Rebalancer`.
+    :param positions: what the positions of the broker mean.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Member:
         checkpoint_seconds: float = 0.2,
         takes: QueueFilter = EVERYTHING,
         told_aside: bool = False,
+        positions: Positions = TIMES,
     ) -> None:
         self.name = ""
         self.failure: BaseException | None = None
@@ -73,6 +76,7 @@ class Member:
         self._checkpoint_seconds = checkpoint_seconds
         self._takes = takes
         self._told_aside = told_aside
+        self._positions = positions
         self._handler = client.handler
         self._events: Any = self._handler.queue_impl()
         self._progressed: deque[Claim] = deque()
@@ -450,6 +454,7 @@ class Member:
             checkpoint_seconds=self._checkpoint_seconds,
             on_gone=self._evicted,
             takes=self._takes,
+            positions=self._positions,
         )
         self._rebalancer = rebalancer = Rebalancer(
             self._layout, clock=clock, resign=self._resign, told_aside=self._told_aside

@@ -49,6 +49,7 @@ from qdo.coordination.search import Search
 from qdo.coordination.slots import Claim, Listener, Slot, State
 from qdo.errors import OversizeError
 from qdo.filters import EVERYTHING, QueueFilter
+from qdo.positions import TIMES, Positions
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Ownership(Machine):
         checkpoint_seconds: float,
         on_gone: Callable[[], None],
         takes: QueueFilter = EVERYTHING,
+        positions: Positions = TIMES,
     ) -> None:
         super().__init__()
         self.name = name
@@ -80,6 +82,7 @@ class Ownership(Machine):
         self._listener = listener
         self._clock = clock
         self._on_gone = on_gone
+        self._positions = positions
         self._up = False
         self._full = False
         self._assigned: frozenset[str] = frozenset()
@@ -88,7 +91,7 @@ class Ownership(Machine):
         self._doubtful: dict[str, Slot] = {}
         self._own = OwnNode(self.path, self, on_gone=self.gone, on_reread=self._asked_to_reread)
         self._own.takes = takes
-        self._search = Search(layout, name, self, self.slots)
+        self._search = Search(layout, name, self, self.slots, positions)
         self._checkpoints = Checkpoints(
             layout, self, clock=clock, interval_seconds=checkpoint_seconds
         )
@@ -122,7 +125,7 @@ class Ownership(Machine):
     def recorded(self, claim: Claim) -> bool:
         """Return whether ``claim.done`` is recorded, or never will be by this claim."""
         slot = self.slots.get(claim.queue)
-        return slot is None or slot.claim is not claim or slot.node.last >= claim.done
+        return slot is None or slot.claim is not claim or slot.has_recorded(claim.done)
 
     def settled(self) -> bool:
         """Return whether exactly the assigned queues are owned and nothing is under way."""
@@ -335,10 +338,8 @@ class Ownership(Machine):
         slot.node = node
         slot.version = version
         slot.state = State.OWNED
-        slot.claim = Claim(slot.queue, fence, node.last, self._lease)
+        slot.claim = Claim.of(slot.queue, fence, node, self._lease, self._positions)
         self._own.listed[slot.queue] = None
-        slot.claim.marks = node.marks
-        slot.claim.above = node.above
         # When the outcome was in doubt the node may have been marked as deleted since.
         if self._wanted(slot.queue) and not node.deleted:
             self._listener.claimed(slot.claim)
@@ -427,8 +428,10 @@ class Ownership(Machine):
 
     def _named(self, answer: Answer) -> QueueNode | None:
         """Return the queue node that was read, if it names this worker as owner."""
-        node = QueueNode.parse(answer.data) if isinstance(answer, Node) else None
-        return node if node is not None and node.owner == self.name else None
+        if not isinstance(answer, Node):
+            return None
+        node = QueueNode.parse(answer.data).checked(self._positions)
+        return node if node.owner == self.name else None
 
     def _adopt(self, slot: Slot, node: QueueNode, version: int) -> None:
         """Go on with a node that still names this worker."""
@@ -445,9 +448,7 @@ class Ownership(Machine):
             self._begin_release(slot)
         elif sought:
             claim.open = False
-            slot.claim = Claim(
-                slot.queue, claim.fence, node.last, self._lease, node.marks, node.above
-            )
+            slot.claim = Claim.of(slot.queue, claim.fence, node, self._lease, self._positions)
             self._listener.moved(claim, slot.claim)
         elif slot.progressed() is not node:
             # It was the own late write, or somebody's who left `last` alone: we stay here.

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from qdo.coordination.layout import Layout, QueueNode, WorkerNode
 from qdo.coordination.machine import Answer, Get, Machine, Node, NoNode, Unanswered
 from qdo.coordination.slots import Slot, State
+from qdo.positions import Positions
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +26,19 @@ class Search:
     """
 
     def __init__(
-        self, layout: Layout, name: str, machine: Machine, slots: Mapping[str, Slot]
+        self,
+        layout: Layout,
+        name: str,
+        machine: Machine,
+        slots: Mapping[str, Slot],
+        positions: Positions,
     ) -> None:
         self.free: dict[str, Slot] = {}
         self._layout = layout
         self._name = name
         self._machine = machine
         self._slots = slots
+        self._positions = positions
         self._reads = 0
         self._to_check: dict[str, list[Slot]] = {}
         self._waiting: dict[str, dict[str, Slot]] = {}
@@ -85,7 +92,7 @@ class Search:
         if not isinstance(answer, Node):
             self._leave_alone(slot, "it has no node")
             return
-        slot.node = node = QueueNode.parse(answer.data)
+        slot.node = node = QueueNode.parse(answer.data).checked(self._positions)
         slot.version = answer.version
         if node.fault or node.deleted:
             self._leave_alone(slot, node.fault or "it is marked as deleted")

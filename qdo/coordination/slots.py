@@ -29,6 +29,7 @@ from typing import Protocol
 
 from qdo.coordination.layout import Above, Marks, QueueNode
 from qdo.coordination.lease import Lease
+from qdo.positions import TIMES, Positions
 
 
 class State(Enum):
@@ -54,13 +55,26 @@ class Claim:
         sets them after a failed attempt, and they are recorded with `done`. They count for
         nothing once `done` has reached their message, so nobody need take them away.
     :ivar above: what is done or fails beyond `done`, where messages are not done in line.
-    :ivar look: called before `done`, `marks` and `above` are recorded, to bring them up to date;
-        None where they always are.
+    :ivar unconfirmed: names of messages that are done, see `QueueNode.unconfirmed`.
+    :ivar look: called before anything of these is recorded, to bring it up to date; None where
+        it always is.
+    :ivar positions: what the positions of the broker mean.
     :ivar open: messages may be started, while the lease runs.
     :ivar lease: of the registration that made the claim, and of no other.
     """
 
-    __slots__ = ("above", "done", "fence", "lease", "look", "marks", "open", "queue")
+    __slots__ = (
+        "above",
+        "done",
+        "fence",
+        "lease",
+        "look",
+        "marks",
+        "open",
+        "positions",
+        "queue",
+        "unconfirmed",
+    )
 
     def __init__(
         self,
@@ -70,6 +84,8 @@ class Claim:
         lease: Lease,
         marks: Marks | None = None,
         above: Above | None = None,
+        positions: Positions = TIMES,
+        unconfirmed: tuple[str, ...] = (),
     ) -> None:
         self.queue = queue
         self.fence = fence
@@ -79,6 +95,21 @@ class Claim:
         self.look: Callable[[], None] | None = None
         self.open = True
         self.lease = lease
+        self.positions = positions
+        self.unconfirmed = unconfirmed
+
+    @classmethod
+    def of(
+        cls, queue: str, fence: int, node: QueueNode, lease: Lease, positions: Positions
+    ) -> Claim:
+        """Return the claim that goes on from a queue node.
+
+        :raises ValueError: the node's `position` is none of this broker's.
+        """
+        done = positions.begin(node.last, node.position)
+        return cls(
+            queue, fence, done, lease, node.marks, node.above, positions, node.unconfirmed
+        )
 
     def __repr__(self) -> str:
         state = "open" if self.open else "closed"
@@ -109,6 +140,13 @@ class Slot:
         self.as_found = False
         self.owner = ""
 
+    def has_recorded(self, done: int) -> bool:
+        """Return whether the node says that everything up to a position is done."""
+        positions = TIMES if self.claim is None else self.claim.positions
+        if positions is TIMES:
+            return self.node.last >= done
+        return _moved(self.node, done, positions) is self.node
+
     def final(self) -> QueueNode:
         """Return the node as a release leaves it."""
         return self.progressed().owned_by("")
@@ -120,11 +158,28 @@ class Slot:
             return node
         if claim.look is not None:
             claim.look()
-        if claim.done > node.last:
+        if claim.positions is not TIMES:
+            node = _moved(node, claim.done, claim.positions)
+        elif claim.done > node.last:
             node = node.moved_to(claim.done, node.position)
         if claim.above is not node.above and claim.above != node.above:
             node = replace(node, above=claim.above)
-        return node if claim.marks is node.marks else node.marked(claim.marks)
+        if claim.unconfirmed != node.unconfirmed:
+            node = replace(node, unconfirmed=claim.unconfirmed)
+        marks = claim.marks
+        if marks is not None and marks.position <= claim.done:
+            marks = None
+        return node if marks is node.marks else node.marked(marks)
+
+
+def _moved(node: QueueNode, done: int, positions: Positions) -> QueueNode:
+    """Return a node that records `done`, a position that is no time."""
+    if done <= positions.begin(node.last, node.position):
+        return node
+    last, text = max(node.last, positions.last(done)), positions.text(done)
+    if last == node.last and text == node.position:
+        return node
+    return node.moved_to(last, text, done)
 
 
 class Listener(Protocol):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from operator import itemgetter, length_hint
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,13 @@ from qdo.describe import describe
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt, Retry, Stop
 from qdo.policy import Policy, backoff
+from qdo.positions import Positions
 from qdo.worker.executors.base import NotStarted
 from qdo.worker.fetching import Fetcher, Row
 from qdo.worker.hands import Hands
 from qdo.worker.observing import Observing
 from qdo.worker.outcome import Outcomes
-from qdo.worker.slot import JobAborted, Slot, Turn
+from qdo.worker.slot import JobAborted, MessageExpired, Slot, Turn
 
 if TYPE_CHECKING:
     from qdo.worker.pipeline import Work
@@ -52,6 +54,7 @@ _log = logging.getLogger(__name__)
 class Batches:
     """Runs turns of batches.
 
+    :param positions: what the positions of the broker mean.
     :param node: of the ids of messages, as the broker has it.
     :param decode: makes the message of a row, for an attempt of this number; with the error
         where it cannot be read.
@@ -64,7 +67,8 @@ class Batches:
         outcomes: Outcomes,
         observing: Observing,
         hands: Hands,
-        node: int | str,
+        positions: Positions,
+        node: int | Positions,
         decode: Decode,
         policy_for: Callable[[str], Policy],
         clock: Callable[[], float],
@@ -74,6 +78,7 @@ class Batches:
         self._outcomes = outcomes
         self._observing = observing
         self._hands = hands
+        self._hand_notes = hands.notes(positions)
         self._node = node
         self._decode = decode
         self._policy_for = policy_for
@@ -111,14 +116,26 @@ class Batches:
         rows = slot.gathered
         if rows is None:
             rows = slot.gathered = []
+        self._drop_expired(slot, rows)
         while len(rows) < most:
             slot.limit = min(max(slot.limit, 2 * most), self._fetcher.most)
             batch = self._fetcher.fetch(slot, claim)
             count = length_hint(batch)
             rows.extend(batch)
+            if not claim.positions.lasting:
+                _find_marked(claim, rows)
             if not count:
                 break
         return rows
+
+    def _drop_expired(self, slot: Slot, rows: list[Row]) -> None:
+        """Leave out what the broker has taken back."""
+        source = slot.subscription
+        if source is None:
+            return
+        for row in [row for row in rows if not source.is_held(row[0])]:
+            rows.remove(row)
+            self._outcomes.note_expired(slot, row[0])
 
     def _run_alone(self, slot: Slot, claim: Claim, row: Row, work: Work) -> Turn:
         """Run one message in a batch of its own."""
@@ -145,11 +162,14 @@ class Batches:
             return self._failed(slot, claim, rows[0], batch[0], fault)
         if fault is not None:
             batch.pop()  # the next turn comes to it, when all before it are done
-        self._hands.positions[slot.hand] = batch[0].position
+        self._hand_notes[slot.hand] = batch[0].position
         slot.message = message = batch[0]
         counters = self._outcomes.counters
         try:
             work.call(batch, self._outcomes.context)  # type: ignore[arg-type]
+        except MessageExpired:
+            self._fetcher.clear(slot)  # what is still held is read anew
+            return Turn.MORE
         except JobAborted:
             counters.attempts += 1
             counters.unsuccessful += 1
@@ -243,6 +263,18 @@ class Batches:
         rows = slot.gathered
         if rows:
             del rows[: bisect_right(rows, claim.done, key=_POSITION)]
+
+
+def _find_marked(claim: Claim, rows: list[Row]) -> None:
+    """Have the marks of the claim name a message by the position that it has now."""
+    marks = claim.marks
+    if marks is None:
+        return
+    name = claim.positions.name(marks.position)
+    for position, _, _, _ in rows:
+        if claim.positions.name(position) == name:
+            claim.marks = replace(marks, position=position)
+            return
 
 
 class _HasHeaders(Exception):

@@ -13,6 +13,7 @@ class Counters:
     :ivar unsuccessful: attempts that did not return: retried, dead letter, skipped, blocked, or
         of a queue that was lost meanwhile.
     :ivar blocked: how often a queue was blocked by a failing message.
+    :ivar expired: messages that the broker took back while they were in hand or waited for it.
     :ivar stopped: how often a job asked for the worker to stop; such attempts do not count.
     """
 
@@ -23,6 +24,7 @@ class Counters:
     skipped: int = 0
     blocked: int = 0
     stopped: int = 0
+    expired: int = 0
     claimed: int = 0
     released: int = 0
     lost: int = 0
@@ -42,6 +44,7 @@ class Counters:
             "skipped": self.skipped,
             "blocked": self.blocked,
             "stopped": self.stopped,
+            "expired": self.expired,
             "claimed": self.claimed,
             "released": self.released,
             "lost": self.lost,

@@ -56,6 +56,9 @@ class Turns(Protocol):
     def clear(self, slot: Slot) -> None:
         """Forget everything read for the slot's claim; the queue is read anew afterwards."""
 
+    def end(self, slot: Slot) -> None:
+        """Forget everything of the slot's claim, and tell the broker that it has ended."""
+
 
 Spawn = Callable[[Callable[[], None]], Any]
 
@@ -193,7 +196,7 @@ class Dispatcher:
     def _begin(self, slot: Slot, member: Registration, claim: Claim) -> None:
         slot.member = member
         slot.claim = claim
-        self._turns.clear(slot)
+        self._turns.end(slot)  # of an older claim, if there is anything
         slot.troubles = 0
         slot.waited = False
         slot.letter = slot.letter_of = None
@@ -311,7 +314,7 @@ class Dispatcher:
         slot.state = State.GONE
         slot.claim = None
         slot.member = None
-        self._turns.clear(slot)
+        self._turns.end(slot)
         if self.slots.get(slot.queue) is slot:
             del self.slots[slot.queue]
 
@@ -333,7 +336,14 @@ class Dispatcher:
 
     def all_idle(self) -> bool:
         """Return whether every owned queue was found at its tip, or waits for an operator."""
-        return all(slot.state in (State.IDLE, State.HELD) for slot in self.slots.values())
+        return all(
+            slot.state is State.HELD
+            or (
+                slot.state is State.IDLE
+                and (slot.subscription is None or slot.subscription.at_tip())
+            )
+            for slot in self.slots.values()
+        )
 
     def note_progress(self) -> None:
         """Have checkpointed what turns under way have done; turns report their own end.

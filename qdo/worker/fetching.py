@@ -79,14 +79,19 @@ class Fetcher:
             return rows
         if not slot.limit:
             slot.limit = min(FIRST_LIMIT, self.most)
+        source = slot.subscription
         if slot.reader is None:
-            slot.reader = self._broker.reader(slot.queue, claim.done)
+            if source is None:
+                slot.reader = self._broker.reader(slot.queue, claim.done)
+            else:
+                slot.reader = source.reader(claim.done)
         start = self._clock()
         ahead, slot.ahead = slot.ahead, None
         batch = slot.reader.fetch(slot.limit) if ahead is None else ahead.get()
         slot.troubles = 0
         took = self._clock() - start if ahead is None else ahead.took_seconds
-        if batch and took >= AHEAD_WORTH_SECONDS and slot.claim is claim and claim.open:
+        slow = took >= AHEAD_WORTH_SECONDS and source is None  # a source fetches ahead itself
+        if batch and slow and slot.claim is claim and claim.open:
             slot.ahead = Ahead(slot.reader, slot.limit, self._clock)
         # A list's iterator tells how much is left; not every sequence's does.
         slot.rows = rows = iter(list(batch))

@@ -8,7 +8,8 @@ anybody, so that the loop over messages need not ask: one store of 8 bytes.
 
 Layout, little-endian on every machine that counts: places of 1024 bytes, of which the first
 one is nobody's. A place holds the position of the message in hand (8 bytes, 0: none), the lengths
-of the two names (2 bytes each), and the names of queue and worker.
+of the two names (2 bytes each), and the names of queue and worker. Where positions are wider than
+that, the 8 bytes hold -1 and the position is in the last 48 bytes of the place.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, Protocol
 
 from qdo.coordination.crashes import InHand
+from qdo.positions import TIMES, Positions
 
 PLACE_BYTES = 1024
 """Holds the longest names: 200 characters of at most 4 bytes, and a worker's."""
@@ -31,6 +33,16 @@ _LENGTHS = struct.Struct("<HH")
 _MANY = 1 << 15
 """Added to the length of a queue's name that has several messages in hand at once."""
 _NAMES_AT = 8 + _LENGTHS.size
+_WIDE_BYTES = 48
+_WIDE_AT = PLACE_BYTES - _WIDE_BYTES
+_WIDE = -1
+"""Stands for a position that is in the last bytes of the place."""
+
+
+class Notes(Protocol):
+    """Where a turn writes the position of the message in hand, at the index of its place."""
+
+    def __setitem__(self, index: int, position: int, /) -> None: ...
 
 
 class Hands:
@@ -52,6 +64,10 @@ class Hands:
         # The lowest places are used first, so that few pages are ever touched.
         self._free = [] if fd is None else list(range(_WORDS * places, 0, -_WORDS))
 
+    def notes(self, positions: Positions) -> Notes:
+        """Return where to write the positions of a broker."""
+        return self.positions if positions is TIMES else _WideNotes(self._memory, self.positions)
+
     def take(self, label: bytes) -> int:
         """Return the index of a free place, for a turn whose names are in `label`."""
         if not self._free:
@@ -66,6 +82,21 @@ class Hands:
         if index:
             self.positions[index] = 0
             self._free.append(index)
+
+
+class _WideNotes:
+    """Writes positions of more than 63 bits."""
+
+    def __init__(self, memory: mmap.mmap, positions: memoryview[int]) -> None:
+        self._memory = memory
+        self._positions = positions
+
+    def __setitem__(self, index: int, position: int, /) -> None:
+        # Nothing is in hand while it is written: half of a position would be another message's.
+        self._positions[index] = 0
+        start = 8 * index + _WIDE_AT
+        self._memory[start : start + _WIDE_BYTES] = position.to_bytes(_WIDE_BYTES, "little")
+        self._positions[index] = _WIDE
 
 
 def label(queue: str, worker: str, in_line: bool = True) -> bytes:
@@ -97,7 +128,10 @@ def read(fd: int) -> list[InHand]:
 
 def _found(memory: mmap.mmap) -> Iterator[InHand]:
     for start in range(PLACE_BYTES, len(memory), PLACE_BYTES):
-        position = int.from_bytes(memory[start : start + 8], "little")
+        position = int.from_bytes(memory[start : start + 8], "little", signed=True)
+        if position == _WIDE:
+            wide = memory[start + _WIDE_AT : start + PLACE_BYTES]
+            position = int.from_bytes(wide, "little")
         if position:
             queue, worker = _LENGTHS.unpack_from(memory, start + 8)
             in_line, queue = not queue & _MANY, queue & ~_MANY

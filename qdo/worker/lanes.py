@@ -26,6 +26,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -168,6 +169,7 @@ class Lane:
 
     def __next__(self) -> Row:
         self._owner.settle(self)
+        self._owner.drop_expired(self)
         if not self.rows or self._first_is_marked():
             raise StopIteration
         self._owner.counters.attempts += 1
@@ -199,6 +201,7 @@ class Lanes:
         they are recorded.
     :param run: runs messages of a lane until a time, and says how that ended.
     :param trouble: has a slot wait for its broker, which failed.
+    :param note_expired: counts a message that the broker took back.
     :param limit: lanes that may run at once.
     :param key_of: the lane of a row, by what it returns.
     """
@@ -210,6 +213,7 @@ class Lanes:
         *,
         run: Callable[[Lane, float], Turn],
         trouble: Callable[[Slot, str, Exception], Turn],
+        note_expired: Callable[[Slot, int], None],
         limit: int,
         key_of: Callable[[Row], object],
         fetcher: Fetcher,
@@ -223,6 +227,7 @@ class Lanes:
         self.counters = counters
         self._run_lane = run
         self._trouble = trouble
+        self._note_expired = note_expired
         self._slot = slot
         self._limit = limit
         self._key_of = key_of
@@ -233,10 +238,18 @@ class Lanes:
         self._clock = clock
         above = claim.above or Above()
         marks = above.marks if claim.marks is None else (claim.marks, *above.marks)
-        self._window = Window(claim.done, above.runs)
-        self._known = {each.position: each for each in marks if each.position > claim.done}
+        self._positions = claim.positions
+        self._subscription = slot.subscription
+        # Positions that mean nothing to others were not recorded to be skipped.
+        self._window = Window(claim.done, above.runs if self._positions.lasting else ())
+        self._known = {
+            self._positions.name(each.position): each
+            for each in marks
+            if each.position > claim.done
+        }
         # Reading is ahead of what is done: it has a slot and a claim of its own.
         self._source = Slot(slot.queue)
+        self._source.subscription = slot.subscription
         self._cursor = Claim(slot.queue, claim.fence, claim.done, claim.lease)
         self._lanes: dict[object, Lane] = {}
         self._ready: deque[Lane] = deque()
@@ -389,9 +402,9 @@ class Lanes:
             lane = Lane(self, key, LaneSlot(self._slot, self.claim, claim), claim)
             self._lanes[key] = lane
             self._ready.append(lane)
-        marks = self._known.pop(row[0], None)
+        marks = self._known.pop(self._positions.name(row[0]), None) if self._known else None
         if marks is not None:
-            lane.marks.append(marks)
+            lane.marks.append(replace(marks, position=row[0]))
         lane.rows.append(row)
         size = len(row[1]) + _ROW_BYTES
         self._bytes += size
@@ -441,10 +454,22 @@ class Lanes:
         while rows and rows[0][0] <= done:
             position, body, _, _ = rows.popleft()
             self._window.done(position)
+            if self._subscription is not None:
+                self._subscription.done(position)
             size = len(body) + _ROW_BYTES
             self._bytes -= size
             self._places.held -= size
             self._changed = True
+
+    def drop_expired(self, lane: Lane) -> None:
+        """Pass over what the broker took back before it was started; it comes again."""
+        source = self._subscription
+        if source is None:
+            return
+        while lane.rows and not source.is_held(lane.rows[0][0]):
+            self._note_expired(self._slot, lane.rows[0][0])
+            lane.claim.done = lane.rows[0][0]
+            self.settle(lane)
 
     def _put_away(self, lane: Lane, turn: Turn) -> None:
         """Put a lane where it belongs after it ran."""
@@ -462,15 +487,17 @@ class Lanes:
 
     def look(self) -> None:
         """Bring `done`, `marks` and `above` of the claim up to date."""
+        claim = self.claim
+        if self._subscription is not None:
+            claim.unconfirmed = self._subscription.unconfirmed()
         if not self._changed:
             return
         self._changed = False
-        claim = self.claim
         claim.done = self._window.last
         marks = _recorded(self._marks())
         # The first one is what an operator sees and decides on.
         claim.marks = marks[0] if marks else None
-        runs = self._window.runs(RUNS)
+        runs = self._window.runs(RUNS) if self._positions.lasting else ()
         claim.above = Above(runs, tuple(marks[1:])) if runs or marks[1:] else None
 
     def _marks(self) -> Iterator[Marks]:

@@ -51,6 +51,7 @@ from qdo.worker.slot import JobAborted, Slot, Turn
 BROKER_POLICY = Policy(backoff_seconds=0.1, backoff_max_seconds=5.0)
 """How long a queue waits after its broker failed; it is asked again for ever."""
 OPERATOR_REASON = "an operator decided so"
+EXPIRED_REASON = "the broker took it back; it is run when it is received again"
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +100,28 @@ class Outcomes:
             self._tell(message, error)
         return self._apply(slot, claim, row, message, error, decision)
 
+    def expired(self, slot: Slot, claim: Claim, message: Message) -> Turn:
+        """Leave a message alone that the broker took back while it was in hand."""
+        self.counters.attempts -= 1
+        source = slot.subscription
+        if source is None or source.is_held(message.position):
+            self._fetcher.clear(slot)
+            return Turn.MORE  # another one was meant, and has ended meanwhile: run this anew
+        claim.done = message.position
+        self.note_expired(slot, message.position)
+        self._observing.tell(message, "lost", EXPIRED_REASON)
+        return Turn.MORE
+
+    def note_expired(self, slot: Slot, position: int) -> None:
+        """Count a message that the broker took back."""
+        self.counters.expired += 1
+        _log.warning(
+            "%s: message %s is no longer held: %s",
+            _where(slot),
+            self._broker.positions.message_id(position, self._broker.id_node),
+            EXPIRED_REASON,
+        )
+
     def before(self, slot: Slot, claim: Claim, row: Row, marks: Marks) -> Turn | None:
         """Do what is due for a message that failed before it runs again; None: run it."""
         if marks.verdict:
@@ -142,7 +165,7 @@ class Outcomes:
     def _unread(self, slot: Slot, claim: Claim, row: Row, attempt: int) -> Message:
         """Return a message with the body as it was sent: decoding it may be what kills."""
         position, body, key, _ = row
-        node = self._broker.id_node
+        node = self._broker.naming
         return Message(slot.queue, position, body, key, {}, claim.fence, attempt, node)
 
     def _apply(

@@ -47,7 +47,8 @@ from qdo.worker.hands import Hands, label
 from qdo.worker.lanes import Lane, Lanes, Places
 from qdo.worker.observing import Observing
 from qdo.worker.outcome import Outcomes
-from qdo.worker.slot import JobAborted, Registration, Slot, Turn
+from qdo.worker.slot import JobAborted, MessageExpired, Registration, Slot, Turn
+from qdo.worker.subscriptions import Subscriptions, look_at, note_end
 from qdo.worker.suitability import Suitability
 
 _NO_HEADERS: Mapping[str, str] = {}
@@ -131,12 +132,15 @@ class Pipeline:
             self._outcomes,
             self._observing,
             self._hands,
-            broker.id_node,
+            broker.positions,
+            broker.naming,
             self._decoded,
             lambda queue: policy_for(queue, app.job_for(queue), policies, policy),
             clock,
             chance,
         )
+        self._hand_notes = self._hands.notes(broker.positions)
+        self._subscriptions = Subscriptions(broker)
         self._works: dict[Job, Work] = {}
         self._jobless: set[str] = set()
         self._suitability = Suitability(broker)
@@ -161,6 +165,11 @@ class Pipeline:
             slot.lanes.drop()
             slot.lanes = None
 
+    def end(self, slot: Slot) -> None:
+        """Drop everything of the slot's claim, and give back what the broker let it hold."""
+        self.clear(slot)
+        self._subscriptions.end(slot)
+
     # --- a turn ------------------------------------------------------------------------
 
     def turn(self, slot: Slot, member: Registration, claim: Claim) -> Turn:
@@ -175,21 +184,42 @@ class Pipeline:
             work = self._work(slot.queue)
         except UnreachableError as error:
             return self._outcomes.trouble(slot, "nothing is started", error)
-        if work is not None and (work.order != "queue" or claim.above is not None):
+        if self._subscriptions.needed and work is not None and slot.subscription is None:
+            try:
+                self._subscriptions.begin(slot, claim, work.batch)
+            except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+                return self._outcomes.trouble(slot, "it cannot be read", error)
+        if work is not None and self._in_lanes(claim, work):
             return self._turn_of_lanes(slot, member, claim, work)
         try:
-            if (turn := self._held_up(slot, claim)) is not None:
-                return turn
-            if work is None:
-                return Turn.TIP
-            if work.batch:
-                return self._turn_of_batch(slot, member, claim, work)
-            return self._process(slot, member, claim, work)
+            turn = self._turn_in_line(slot, member, claim, work)
+            if turn is Turn.TIP and slot.subscription is not None:
+                note_end(slot, claim)
+            return turn
         except JobAborted:
             return Turn.ENDED
         finally:
+            if claim.done != before and slot.subscription is not None:
+                slot.subscription.done_through(claim.done)
             if (claim.done != before or claim.marks is not marks) and slot.claim is claim:
                 member.progress(claim)
+
+    def _in_lanes(self, claim: Claim, work: Work) -> bool:
+        """Return whether messages end one by one, not in line."""
+        if claim.above is not None and claim.positions.lasting:
+            return True
+        return not work.batch and (work.order != "queue" or not claim.positions.lasting)
+
+    def _turn_in_line(
+        self, slot: Slot, member: Registration, claim: Claim, work: Work | None
+    ) -> Turn:
+        if (turn := self._held_up(slot, claim)) is not None:
+            return turn
+        if work is None:
+            return Turn.TIP
+        if work.batch:
+            return self._turn_of_batch(slot, member, claim, work)
+        return self._process(slot, member, claim, work)
 
     def _held_up(self, slot: Slot, claim: Claim) -> Turn | None:
         """Do what must come before any message; say how the turn ends, None: go on."""
@@ -260,9 +290,12 @@ class Pipeline:
             self.lent(-1)
         empty = turn is Turn.TIP and lanes.rest()
         if slot.claim is claim:
-            member.progress(claim)
             if empty:  # thousands of queues are idle at a time
-                slot.lanes = claim.look = None
+                source = slot.subscription
+                slot.lanes = None
+                claim.look = None if source is None else look_at(claim, source)
+                note_end(slot, claim)
+            member.progress(claim)
         return turn
 
     def _lanes(self, slot: Slot, member: Registration, claim: Claim, work: Work) -> Lanes:
@@ -275,6 +308,7 @@ class Pipeline:
             claim,
             run=lambda lane, until: self._run_lane(lane, member, claim, until, work),
             trouble=self._outcomes.trouble,
+            note_expired=self._outcomes.note_expired,
             limit=work.lanes,
             key_of=_LANE_OF[work.order],
             fetcher=self._fetcher,
@@ -312,11 +346,11 @@ class Pipeline:
         decoding its body and calling the job; two attribute accesses more in this loop cost
         2 % of the rate.
         """
-        hands = self._hands.positions
+        hands = self._hand_notes
         hand = slot.hand
         queue = slot.queue
         fence = claim.fence
-        node = self._broker.id_node
+        node = self._broker.naming
         context = self.context
         call = work.call
         clock = self._clock
@@ -340,6 +374,10 @@ class Pipeline:
                 claim.done = position
                 if not claim.open or clock() >= until:
                     break
+        except MessageExpired:
+            if message is None:
+                return Turn.MORE
+            return self._outcomes.expired(slot, claim, message)
         except JobAborted:
             self.counters.unsuccessful += 1
             raise
@@ -395,7 +433,7 @@ class Pipeline:
             content = body if given and is_raw(given) else ujson.loads(body)
         except Exception as error:  # noqa: BLE001 - whatever a body makes of its decoder
             return self._undecoded(slot, claim, row, attempt, error)
-        node = self._broker.id_node
+        node = self._broker.naming
         return Message(slot.queue, position, content, key, given, claim.fence, attempt, node), None
 
     def _undecoded(
@@ -411,7 +449,7 @@ class Pipeline:
             _NO_HEADERS,
             claim.fence,
             attempt,
-            self._broker.id_node,
+            self._broker.naming,
         )
         fault = BodyDecodeError(queue=slot.queue, id=message.id, reason=describe(error))
         fault.__cause__ = error

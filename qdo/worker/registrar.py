@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import gevent
 
+from qdo.brokers import positions_of
 from qdo.coordination.client import Client, connect
 from qdo.coordination.layout import Layout, QueueNode, WorkerNode
 from qdo.coordination.member import Listener, Member
@@ -49,7 +50,7 @@ class Survey:
     """Where queues are that this worker does not have.
 
     :ivar unattended: those that no live worker lists.
-    :ivar elsewhere: the recorded `last` of those that another one lists.
+    :ivar elsewhere: the recorded position of those that another one lists.
     """
 
     unattended: list[str]
@@ -67,6 +68,7 @@ class Registrar:
     def __init__(self, settings: Settings, on_session: OnSession = lambda session: None) -> None:
         self._settings = settings
         self._layout = Layout.of(settings.app, settings.namespace)
+        self._positions = positions_of(settings.broker)
         self._on_session = on_session
         self.told_aside = False
         self._client: Client | None = None
@@ -99,6 +101,7 @@ class Registrar:
             checkpoint_seconds=settings.checkpoint_seconds,
             takes=QueueFilter(settings.queues, settings.exclude),
             told_aside=self.told_aside,
+            positions=self._positions,
         )
         return member
 
@@ -126,7 +129,10 @@ class Registrar:
                 mine = listed
         wanted = sorted(set(queues) - mine)
         nodes = read_nodes(client, [layout.queue(name) for name in wanted])
-        found = {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in nodes}
+        found = {
+            read.path.rpartition("/")[2]: QueueNode.parse(read.data).checked(self._positions)
+            for read in nodes
+        }
         usable = {
             name: node
             for name in wanted
@@ -134,7 +140,11 @@ class Registrar:
         }
         return Survey(
             unattended=[name for name in usable if name not in owned],
-            elsewhere={name: node.last for name, node in usable.items() if name in owned},
+            elsewhere={
+                name: self._positions.begin(node.last, node.position)
+                for name, node in usable.items()
+                if name in owned
+            },
         )
 
 

@@ -18,6 +18,7 @@ from qdo.coordination.crashes import InHand, count_crash
 from qdo.coordination.layout import Layout
 from qdo.describe import describe
 from qdo.errors import UnreachableError
+from qdo.positions import TIMES, Positions
 
 RETRY_SECONDS = 0.2
 
@@ -58,6 +59,7 @@ class Closer(threading.Thread):
         ended: Callable[[], None],
         in_hand: Sequence[InHand] = (),
         reason: str = "",
+        positions: Positions = TIMES,
     ) -> None:
         super().__init__(name=f"closer-{who}", daemon=True)
         self._who = who
@@ -66,6 +68,7 @@ class Closer(threading.Thread):
         self._ended = ended
         self._in_hand = tuple(in_hand)
         self._reason = reason
+        self._positions = positions
         self._given_up = threading.Event()
         self.finished = False
 
@@ -112,7 +115,9 @@ class Closer(threading.Thread):
         if not self._in_hand or not session.root:
             return
         try:
-            counted = count_crash(client, Layout(session.root), self._in_hand, self._reason)
+            counted = count_crash(
+                client, Layout(session.root), self._in_hand, self._reason, self._positions
+            )
         except UnreachableError as error:
             _log.warning("%s: its attempts cannot be counted: %s", self._who, describe(error))
             return

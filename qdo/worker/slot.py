@@ -6,7 +6,7 @@ import enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from qdo.brokers.base import DeadLetterRecord, Reader
+    from qdo.brokers.base import DeadLetterRecord, Reader, Subscription
     from qdo.coordination.slots import Claim
     from qdo.message import Message
     from qdo.worker.fetching import Ahead, Row, Rows
@@ -55,6 +55,7 @@ class Slot:
     :ivar member: the registration that made `claim`.
     :ivar successor: the claim, and its member, that begins when the message in hand has ended.
     :ivar woken: a wake came while it was running: look again before going idle.
+    :ivar subscription: what the claim has with a broker that must be asked for messages.
     :ivar reader: reads its messages from the broker; None while there is nothing to read.
     :ivar rows: fetched rows that were not started; the first one comes after ``claim.done``.
     :ivar ahead: the next batch, being fetched while `rows` are processed.
@@ -96,6 +97,7 @@ class Slot:
         "rows",
         "started_at",
         "state",
+        "subscription",
         "successor",
         "troubles",
         "waited",
@@ -109,6 +111,7 @@ class Slot:
         self.member: Registration | None = None
         self.successor: tuple[Registration, Claim] | None = None
         self.woken = False
+        self.subscription: Subscription | None = None
         self.reader: Reader | None = None
         self.rows: Rows | None = None
         self.ahead: Ahead | None = None
@@ -134,3 +137,7 @@ class Slot:
 
 class JobAborted(BaseException):
     """Ends a job that the worker cannot wait for; no failure of its message."""
+
+
+class MessageExpired(JobAborted):
+    """Ends the job of a message that the broker has taken back; it will be received again."""

@@ -35,6 +35,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from qdo import log
+from qdo.brokers import positions_of
 from qdo.coordination.crashes import InHand
 from qdo.settings import Settings
 from qdo.worker.processes import CHILD_ARGV, Child, adopt_orphans, next_ended
@@ -268,6 +269,7 @@ class _Parent:
             self._ring,
             grave.in_hand,
             grave.reason,
+            positions_of(self._settings.broker),
         )
         self._closers.append(closer)
         closer.start()

@@ -208,7 +208,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "slots",
-                "return node if claim.marks is node.marks else node.marked(claim.marks)",
+                "return node if marks is node.marks else node.marked(marks)",
                 "return node",
             ),
         ),
@@ -216,7 +216,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "marks read by a claim",
         "marks",
-        (_edit("ownership", "        slot.claim.marks = node.marks\n", ""),),
+        (_edit("slots", "fence, done, lease, node.marks, ", "fence, done, lease, None, "),),
     ),
     Mutant(
         "fresh `last` (from memory instead)",
@@ -224,11 +224,11 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "ownership",
-                "slot.claim = Claim(slot.queue, fence, node.last, self._lease)\n"
+                "slot.claim = Claim.of(slot.queue, fence, node, self._lease, self._positions)\n"
                 "        self._own.listed",
-                'memory = self.__dict__.setdefault("memory", {})\n'
-                "        done = memory.get(slot.queue, node.last)\n"
-                "        slot.claim = Claim(slot.queue, fence, done, self._lease)\n"
+                "slot.claim = Claim.of(slot.queue, fence, node, self._lease, self._positions)\n"
+                '        memory = self.__dict__.setdefault("memory", {})\n'
+                "        slot.claim.done = memory.get(slot.queue, node.last)\n"
                 "        self._own.listed",
             ),
             _edit(

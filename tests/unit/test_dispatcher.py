@@ -65,6 +65,9 @@ class Bench:
     def clear(self, slot: Slot) -> None:
         self.cleared.append(slot.queue)
 
+    def end(self, slot: Slot) -> None:
+        self.clear(slot)
+
     # The test's hands.
 
     def run(self) -> list[str]:

@@ -1,0 +1,95 @@
+"""Clients of boto3: one session for a process, and as many clients as there are uses.
+
+A client may be used by many threads or greenlets at once; making one may not, because the
+session's caches are shared: that is done under a lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from typing import Any
+
+import qdo
+from qdo.brokers.aws_address import Place
+from qdo.errors import SettingsError
+
+try:
+    import boto3
+    from botocore.config import Config
+except ImportError as error:
+    raise SettingsError(
+        name="broker", reason="sqs:// and kinesis:// need boto3: pip install 'qdo[aws]'"
+    ) from error
+
+# Behind the check above: these need boto3 as well.
+from qdo.brokers.aws_errors import BOTO_ERRORS, translation
+
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 20.0
+"""Default time-out of an answer; a long poll needs its own, longer than it waits."""
+ATTEMPTS = 3
+"""Default of how often a request is made in all; only for those that may be repeated."""
+
+_lock = threading.Lock()
+_sessions: dict[int, Any] = {}
+"""The session of this process, by its number: a fork must not share what its parent has open."""
+
+
+def make_client(
+    place: Place,
+    *,
+    connections: int = 10,
+    read_seconds: float = READ_SECONDS,
+    attempts: int = ATTEMPTS,
+) -> Any:
+    """Return a new client of boto3; no request is made.
+
+    :param connections: requests that can be open at once; further ones wait.
+    :param read_seconds: how long an answer may take: longer than a long poll waits.
+    :param attempts: how often a request is made in all, by botocore's standard retries; 1 where
+        the caller repeats requests by itself.
+    :raises CredentialsError: the configuration files of AWS cannot be used.
+    """
+    config = Config(
+        region_name=place.region,
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=read_seconds,
+        max_pool_connections=connections,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        tcp_keepalive=True,
+        user_agent_extra=f"qdo/{qdo.__version__}",
+    )
+    try:
+        with _lock:
+            return _session().client(
+                place.service,
+                region_name=place.region,
+                endpoint_url=place.endpoint,
+                config=config,
+            )
+    except BOTO_ERRORS as error:
+        raise translation(error, place, "service", place.service) from error
+
+
+@functools.cache
+def regions() -> tuple[str, ...]:
+    """Return the regions that this version of boto3 knows."""
+    with _lock:
+        session = _session()
+        found = {
+            region
+            for partition in session.get_available_partitions()
+            for region in session.get_available_regions("sqs", partition)
+        }
+    return tuple(sorted(found))
+
+
+def _session() -> Any:
+    """Return the session of this process; call it with the lock held."""
+    pid = os.getpid()
+    if pid not in _sessions:
+        _sessions.clear()
+        _sessions[pid] = boto3.Session()
+    return _sessions[pid]

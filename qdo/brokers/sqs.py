@@ -1,0 +1,230 @@
+"""The SQS broker: standard and FIFO queues of one region whose names begin with a prefix.
+
+A queue of qdo is a queue of SQS, and is called what follows the prefix. This class has what
+everybody needs who does not consume: finding queues, sending, counting, dead letters.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from qdo.brokers.aws import make_client
+from qdo.brokers.aws_address import FIFO, SqsAddress
+from qdo.brokers.base import (
+    Backlog,
+    Broker,
+    Capabilities,
+    DeadLetterEntry,
+    DeadLetterRecord,
+    Outgoing,
+    Reader,
+)
+from qdo.brokers.s3 import Objects
+from qdo.brokers.side_by_side import AT_ONCE
+from qdo.brokers.sqs_holding import HOLD_SECONDS
+from qdo.brokers.sqs_letters import SqsLetters
+from qdo.brokers.sqs_positions import SQS_POSITIONS
+from qdo.brokers.sqs_queues import QueueFacts, SqsQueues
+from qdo.brokers.sqs_sending import MAX_S3_BODY, SqsSender
+from qdo.errors import UnsupportedError
+from qdo.ordering import Order
+
+CONNECTIONS = 4 * AT_ONCE
+"""Requests that can be open at once, those of consuming not counted: they have their own."""
+
+Wake = Callable[[Iterable[str]], None]
+
+
+class SqsBroker(Broker):
+    """The queues below an address. Safe to use from several threads or greenlets.
+
+    :raises CredentialsError: there are no credentials, or they cannot be used.
+    :raises AwsUnreachableError: SQS does not answer.
+    """
+
+    id_node = 0
+    positions = SQS_POSITIONS
+    list_seconds = 60.0
+    vanish_misses = 3
+
+    def __init__(self, address: SqsAddress) -> None:
+        self.address = address
+        self.capabilities = Capabilities(
+            ordered=True,
+            seekable=False,
+            countable=True,
+            delay=True,
+            peek=False,
+            max_body_bytes=MAX_S3_BODY if address.bucket else address.max_body,
+            dedup=True,
+            hold_seconds=HOLD_SECONDS,
+        )
+        self._stopped = threading.Event()
+        self._wakes: list[Wake] = []
+        self._client = make_client(address.place, connections=CONNECTIONS)
+        # One that repeats nothing by itself: of a batch only what failed is sent again.
+        self._sending = make_client(address.place, connections=CONNECTIONS, attempts=1)
+        self.objects = Objects(address.place, address.bucket) if address.bucket else None
+        self.sqs_queues = SqsQueues(self._client, address)
+        self._sender = SqsSender(
+            self._sending, address, self.sqs_queues, self.objects, self._stopped
+        )
+        self._letters = SqsLetters(
+            self._client, address, self.sqs_queues, self._sender, self.objects
+        )
+        try:
+            self.sqs_queues.probe()
+            if self.objects is not None:
+                self.objects.check()
+        except BaseException:
+            self.close()
+            raise
+
+    def queues(self) -> list[str]:
+        return self.sqs_queues.names()
+
+    def order(self, queue: str) -> Order:
+        return "queue" if queue.endswith(FIFO) else "none"
+
+    def facts(self, queue: str) -> QueueFacts:
+        """Return what SQS says of a queue: retention, redrive policy, and counts that may be old.
+
+        :raises AwsNotFoundError: there is no such queue.
+        """
+        return self.sqs_queues.settings(queue)
+
+    def advice(self, queue: str, attempts: int) -> list[str]:
+        """Return what should be changed about a queue, as sentences with the remedy.
+
+        :param attempts: of its job for one message.
+        """
+        return advice(queue, self.facts(queue), attempts)
+
+    # --- sending ---
+
+    def send(self, message: Outgoing) -> str:
+        return self.send_many((message,))[0]
+
+    def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        """Store messages durably, those of each queue in the given order; return their ids.
+
+        SQS cannot store all or none: where some are not stored, `PartlySentError` says which.
+        """
+        return [each.id for each in self._sender.send(messages)]
+
+    # --- consuming ---
+
+    def reader(self, queue: str, after: int) -> Reader:
+        raise UnsupportedError(
+            broker="SQS",
+            what="show messages to anybody but the owner of their queue",
+            remedy="receiving them would hide them from it",
+        )
+
+    def listen(self, wake: Wake) -> Callable[[], None]:
+        self._wakes.append(wake)
+
+        def stop() -> None:
+            if wake in self._wakes:
+                self._wakes.remove(wake)
+
+        return stop
+
+    def wake(self, queues: Iterable[str]) -> None:
+        """Tell those who listen that there is news of queues."""
+        names = list(queues)
+        for wake in list(self._wakes):
+            wake(names)
+
+    # --- counting ---
+
+    def backlog(self, queue: str, after: int) -> Backlog:
+        """Return about how much waits in a queue: all that is not deleted, wherever `after` is."""
+        counts = self.sqs_queues.counts(queue)
+        return Backlog(
+            count=counts.waiting + counts.in_flight,
+            oldest=None,
+            head=0,
+            delayed=counts.delayed,
+            approximate=True,
+        )
+
+    def retire(self, queue: str, last: int, older_than: float) -> int:
+        """Return 0: SQS deletes what is older than the retention of the queue by itself."""
+        return 0
+
+    # --- dead letters ---
+
+    def bury(self, letter: DeadLetterRecord) -> None:
+        self._letters.bury(letter)
+
+    def dead_letters(self, queue: str | None = None) -> list[DeadLetterRecord]:
+        return [each for each in self._letters.records() if queue in (None, each.queue)]
+
+    def dead_letter(self, queue: str, position: int) -> DeadLetterRecord | None:
+        return self._letters.record(queue, position)
+
+    def dead_letter_counts(self) -> Mapping[str, int]:
+        return self._letters.counts()
+
+    def find_dead_letters(
+        self,
+        queue: str | None = None,
+        *,
+        error: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[DeadLetterEntry]:
+        return [
+            entry
+            for entry in self._letters.entries()
+            if queue in (None, entry.queue)
+            and (error is None or error.casefold() in entry.error.casefold())
+            and (since is None or entry.dead_at >= since)
+            and (until is None or entry.dead_at <= until)
+        ]
+
+    def retry_dead_letters(self, letters: Sequence[tuple[str, int]]) -> list[int | None]:
+        """Send dead letters again, in the given order, and delete them then.
+
+        Not one transaction: what ends in between leaves a letter that was sent again. In a FIFO
+        queue such a second message is not stored for five minutes.
+        """
+        return self._letters.retry(letters)
+
+    def discard_dead_letters(self, letters: Sequence[tuple[str, int]]) -> list[bool]:
+        return self._letters.discard(letters)
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._letters.close()
+        if self.objects is not None:
+            self.objects.close()
+        self._sending.close()
+        self._client.close()
+
+
+LOW_RECEIVES = 10
+"""A redrive policy should allow so many receives for each attempt of a job at least."""
+SAFE_RETENTION_SECONDS = 14 * 86_400
+
+
+def advice(queue: str, facts: QueueFacts, attempts: int) -> list[str]:
+    """Return what should be changed about a queue; see `SqsBroker.advice`."""
+    found = []
+    redrive = facts.redrive
+    if redrive is not None and redrive.max_receives < LOW_RECEIVES * attempts:
+        found.append(
+            f"queue {queue}: SQS itself moves a message to {redrive.target} after "
+            f"{redrive.max_receives} receives, also one whose job never ran, and without its "
+            f"error: raise maxReceiveCount to {LOW_RECEIVES * attempts} or more, or remove the "
+            "redrive policy"
+        )
+    if facts.retention_seconds < SAFE_RETENTION_SECONDS:
+        found.append(
+            f"queue {queue}: SQS deletes messages after {facts.retention_seconds / 86_400:g} days, "
+            "done or not: raise MessageRetentionPeriod to 14 days, so that a blocked queue loses "
+            "nothing"
+        )
+    return found

@@ -1,0 +1,319 @@
+"""Which queues of SQS there are below a prefix, where they are, and what they are like.
+
+What is asked of a queue costs a request each. So its address is asked for once, its tags and
+settings seldom, and its counts no more often than a budget allows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ujson
+
+from qdo.brokers.aws_address import FIFO, MAX_SQS_NAME, SqsAddress
+from qdo.brokers.aws_errors import BOTO_ERRORS, is_not_found, translated, translation
+from qdo.brokers.side_by_side import side_by_side
+from qdo.errors import AccessDeniedError, AwsError, AwsNotFoundError, SqsNameError
+from qdo.names import name_fault
+
+log = logging.getLogger(__name__)
+
+SETTINGS_SECONDS = 3600.0
+"""How long a queue's settings and tags are taken for unchanged."""
+COUNTS_SECONDS = 5.0
+COUNTS_PER_SECOND = 5.0
+"""Counts are asked for again after `COUNTS_SECONDS`, or later where so many queues are asked
+about that it would take more requests than this: 5 a second cost 5 dollars a month."""
+RETENTION_SECONDS = 1_209_600
+"""Of queues that are created: 14 days, the most SQS offers."""
+_PAGE = 1000
+
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True, slots=True)
+class Redrive:
+    """What SQS itself does with messages that were received too often.
+
+    :ivar target: SQS name of the queue it moves them to.
+    :ivar max_receives: how often a message is received at most before.
+    """
+
+    target: str
+    max_receives: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """What a queue of SQS is like, and how much is in it, as SQS itself says.
+
+    :ivar read_at: time on the monotonic clock at which it was asked for.
+    :ivar waiting: messages that can be received, about.
+    :ivar in_flight: received and not deleted, about.
+    :ivar delayed: not due yet, about.
+    """
+
+    read_at: float
+    retention_seconds: int = 345_600
+    visibility_seconds: int = 30
+    redrive: Redrive | None = None
+    waiting: int = 0
+    in_flight: int = 0
+    delayed: int = 0
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of a queue."""
+
+    url: str | None = None
+    facts: QueueFacts | None = None
+    tags: Mapping[str, str] | None = None
+    tags_at: float = 0.0
+
+
+class SqsQueues:
+    """The queues below the prefix of an address. Safe to use from several threads or greenlets.
+
+    Methods raise what `aws_errors.translation` makes of errors.
+
+    :param clock: seconds on a monotonic clock.
+    """
+
+    def __init__(
+        self, client: Any, address: SqsAddress, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client = client
+        self._address = address
+        self._clock = clock
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+        self._counted: set[str] = set()
+        self._warned: set[str] = set()
+
+    # --- names and addresses ---
+
+    def full_name(self, queue: str) -> str:
+        """Return what SQS calls a queue.
+
+        :raises SqsNameError: it cannot be the name of a queue of SQS.
+        """
+        name = self._address.prefix + queue
+        reason = _name_fault(name)
+        if name in self._address.letter_queues:
+            reason = "dead letters are kept there"
+        if reason is not None:
+            raise SqsNameError(name=queue, reason=reason)
+        return name
+
+    def url(self, queue: str, *, create: bool = False) -> str:
+        """Return the URL by which SQS knows a queue.
+
+        :param create: create a queue that is missing, if the address says so.
+        :raises AwsNotFoundError: there is no such queue.
+        """
+        return self.url_of(self.full_name(queue), self._address.create if create else "none")
+
+    def url_of(self, name: str, create: str = "none") -> str:
+        """Return the URL of a queue by its full name; see `url`."""
+        url = self._entry(name).url
+        if url is not None:
+            return url
+        with translated(self._address.place, "queue", name):
+            try:
+                url = str(self._client.get_queue_url(QueueName=name)["QueueUrl"])
+            except BOTO_ERRORS as error:
+                if not is_not_found(error) or create == "none":
+                    raise
+        if url is None:
+            url = self.create(name, create)
+        self._entry(name).url = url
+        return url
+
+    def forget(self, name: str) -> None:
+        """Forget what is known of a queue, by its full name: it is gone."""
+        with self._lock:
+            self._known.pop(name, None)
+
+    def create(self, name: str, kind: str) -> str:
+        """Create a queue; return its URL.
+
+        :param name: in full.
+        :param kind: standard or fifo: the name has to agree with it.
+        """
+        fifo = name.endswith(FIFO)
+        if fifo != (kind == "fifo"):
+            reason = (
+                f"create={kind} is asked for, and names of FIFO queues, only those, end in {FIFO!r}"
+            )
+            raise SqsNameError(name=name.removeprefix(self._address.prefix), reason=reason)
+        attributes = {
+            "MessageRetentionPeriod": str(RETENTION_SECONDS),
+            "VisibilityTimeout": str(self._address.visibility_seconds),
+        }
+        if fifo:
+            attributes["FifoQueue"] = "true"
+        tag = self._address.tag
+        tags = {"tags": dict([tag])} if tag else {}
+        with translated(self._address.place, "queue", name):
+            url = self._client.create_queue(QueueName=name, Attributes=attributes, **tags)
+        log.info("queue %s was created in SQS", name)
+        return str(url["QueueUrl"])
+
+    def _entry(self, name: str) -> _Known:
+        with self._lock:
+            return self._known.setdefault(name, _Known())
+
+    # --- which there are ---
+
+    def names(self) -> list[str]:
+        """Return the names of all queues, without the prefix, in order.
+
+        Left out are qdo's own dead-letter queues, those that a redrive policy of another one
+        names, those without the tag of the address, and names that no znode can have.
+        """
+        found = [name for name in self._listed() if name not in self._address.letter_queues]
+        if self._address.tag is not None:
+            found = [name for name, has in _asked(self._has_tag, found) if has]
+        facts = dict(_asked(self._settings_or_none, found))
+        targets = {each.redrive.target for each in facts.values() if each and each.redrive}
+        bare = (name.removeprefix(self._address.prefix) for name in found if name not in targets)
+        return sorted(name for name in bare if self._is_usable(name))
+
+    def probe(self) -> None:
+        """Make one request, to see whether SQS can be reached with these credentials."""
+        try:
+            with translated(self._address.place, "prefix", self._address.prefix):
+                self._client.list_queues(QueueNamePrefix=self._address.prefix, MaxResults=1)
+        except AccessDeniedError:
+            pass  # it answers, and who only sends needs no leave to list
+
+    def _listed(self) -> list[str]:
+        found: list[str] = []
+        page: dict[str, Any] = {"QueueNamePrefix": self._address.prefix, "MaxResults": _PAGE}
+        with translated(self._address.place, "prefix", self._address.prefix):
+            while True:
+                answer = self._client.list_queues(**page)
+                for url in answer.get("QueueUrls", ()):
+                    name = url.rsplit("/", 1)[-1]
+                    found.append(name)
+                    self._entry(name).url = url
+                if not answer.get("NextToken"):
+                    return found
+                page["NextToken"] = answer["NextToken"]
+
+    def _is_usable(self, name: str) -> bool:
+        reason = name_fault(name)
+        if reason is None:
+            return True
+        full = self._address.prefix + name
+        self._warn_once(
+            full, f"queue {full!r} of SQS is left out: without the prefix {reason}"
+        )
+        return False
+
+    def _warn_once(self, name: str, text: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            log.warning("%s", text)
+
+    def _has_tag(self, name: str) -> bool:
+        known = self._entry(name)
+        now = self._clock()
+        tags = known.tags
+        if tags is None or now - known.tags_at > SETTINGS_SECONDS:
+            try:
+                answer = self._request("list_queue_tags", name)
+            except AwsNotFoundError:
+                return False  # deleted meanwhile; lists show it for a while
+            tags = known.tags = answer.get("Tags", {})
+            known.tags_at = now
+        return tags.get(self._address.tag[0]) == self._address.tag[1] if self._address.tag else True
+
+    # --- what they are like ---
+
+    def settings(self, queue: str) -> QueueFacts:
+        """Return what a queue is like; its counts may be old."""
+        return self._facts(self.full_name(queue), SETTINGS_SECONDS)
+
+    def counts(self, queue: str) -> QueueFacts:
+        """Return what a queue is like, with counts as young as the budget allows."""
+        return self.counts_of(self.full_name(queue))
+
+    def counts_of(self, name: str) -> QueueFacts:
+        """Do as `counts` for a queue by its full name."""
+        self._counted.add(name)
+        return self._facts(name, max(COUNTS_SECONDS, len(self._counted) / COUNTS_PER_SECOND))
+
+    def _settings_or_none(self, name: str) -> QueueFacts | None:
+        """Return what a queue is like, None where it does not say: that must not stop discovery."""
+        try:
+            return self._facts(name, SETTINGS_SECONDS)
+        except AwsNotFoundError:
+            return None
+        except AwsError as error:
+            self._warn_once(name, f"{error}; its redrive policy stays unknown")
+            return None
+
+    def _facts(self, name: str, max_age: float) -> QueueFacts:
+        known = self._entry(name)
+        now = self._clock()
+        if known.facts is not None and now - known.facts.read_at <= max_age:
+            return known.facts
+        answer = self._request("get_queue_attributes", name, AttributeNames=["All"])
+        known.facts = _facts_of(answer.get("Attributes", {}), now)
+        return known.facts
+
+    def _request(self, method: str, name: str, **parameters: Any) -> Any:
+        url = self.url_of(name)
+        try:
+            return getattr(self._client, method)(QueueUrl=url, **parameters)
+        except BOTO_ERRORS as error:
+            if is_not_found(error):
+                self.forget(name)
+            raise translation(error, self._address.place, "queue", name) from error
+
+
+def _asked(ask: Callable[[str], _R], names: Sequence[str]) -> list[tuple[str, _R]]:
+    """Return what is asked about each name; several requests are open at once."""
+    return list(zip(names, side_by_side(ask, names), strict=True))
+
+
+def _name_fault(name: str) -> str | None:
+    """Return why SQS takes no queue of this full name, None when it does."""
+    if len(name) > MAX_SQS_NAME:
+        return f"{name!r} has {len(name)} characters"
+    bare = name.removesuffix(FIFO)
+    if not bare:
+        return "nothing is left of it"
+    refused = next((c for c in bare if not (c.isascii() and c.isalnum()) and c not in "-_"), None)
+    return None if refused is None else f"it holds {refused!r}"
+
+
+def _facts_of(attributes: Mapping[str, str], now: float) -> QueueFacts:
+    return QueueFacts(
+        read_at=now,
+        retention_seconds=int(attributes.get("MessageRetentionPeriod", 345_600)),
+        visibility_seconds=int(attributes.get("VisibilityTimeout", 30)),
+        redrive=_redrive_of(attributes.get("RedrivePolicy")),
+        waiting=int(attributes.get("ApproximateNumberOfMessages", 0)),
+        in_flight=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
+        delayed=int(attributes.get("ApproximateNumberOfMessagesDelayed", 0)),
+    )
+
+
+def _redrive_of(policy: str | None) -> Redrive | None:
+    if not policy:
+        return None
+    try:
+        found = ujson.loads(policy)
+        target = str(found["deadLetterTargetArn"]).rsplit(":", 1)[-1]
+        return Redrive(target, int(found.get("maxReceiveCount", 10)))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        log.warning("redrive policy %r cannot be read; it is taken for none", policy)
+        return None

@@ -1,0 +1,90 @@
+"""The subscriptions of one worker process to queues of SQS."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+from gevent.event import Event
+
+from qdo.brokers.sqs_holding import Holding
+from qdo.brokers.sqs_requests import Requests
+from qdo.brokers.sqs_subscription import SqsSubscription
+from qdo.coordination.lease import clock as boot_clock
+
+CLOSE_SECONDS = 10.0
+"""How long closing waits for requests beyond the end of the last long poll."""
+
+_log = logging.getLogger(__name__)
+
+
+class SqsReceiver:
+    """Makes subscriptions, and waits for what they have begun.
+
+    :param wake: told the queues for which there is something to fetch.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        wake: Callable[[Iterable[str]], None],
+        *,
+        visibility_seconds: float,
+        idle_seconds: float,
+        wait_seconds: float,
+        clock: Callable[[], float] = boot_clock,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._requests = requests
+        self._wake = wake
+        self._visibility_seconds = visibility_seconds
+        self._idle_seconds = idle_seconds
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._chance = chance
+        self._open: dict[SqsSubscription, None] = {}
+        self._all_closed = Event()
+        self._all_closed.set()
+
+    def subscribe(
+        self,
+        queue: str,
+        after: int,
+        unconfirmed: Sequence[str],
+        on_lost: Callable[[int], None],
+    ) -> SqsSubscription:
+        """Return a subscription; nothing is asked before somebody fetches."""
+        made = SqsSubscription(
+            queue,
+            self._requests,
+            Holding(after, unconfirmed, self._visibility_seconds, self._clock),
+            idle_seconds=self._idle_seconds,
+            on_lost=on_lost,
+            on_news=lambda: self._wake((queue,)),
+            on_closed=self._closed,
+            clock=self._clock,
+            chance=self._chance,
+        )
+        self._open[made] = None
+        self._all_closed.clear()
+        return made
+
+    def _closed(self, subscription: SqsSubscription) -> None:
+        self._open.pop(subscription, None)
+        if not self._open:
+            self._all_closed.set()
+
+    def close(self) -> None:
+        """Close every subscription, and wait for open polls: what they bring is given back.
+
+        Otherwise it would stay hidden until its visibility time-out.
+        """
+        for subscription in list(self._open):
+            subscription.close()
+        if not self._all_closed.wait(self._wait_seconds + CLOSE_SECONDS):
+            _log.warning(
+                "%d queues of SQS do not answer: what their last polls bring is seen by others"
+                " after the visibility time-out",
+                len(self._open),
+            )

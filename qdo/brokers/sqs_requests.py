@@ -1,0 +1,183 @@
+"""The requests to SQS about messages that one owner holds, ten messages at a time."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gevent.lock import BoundedSemaphore
+
+from qdo.brokers.aws_address import FIFO, Place
+from qdo.brokers.aws_errors import BOTO_ERRORS, translated, translation
+from qdo.brokers.sqs_holding import Held
+from qdo.brokers.sqs_messages import RECEIVED_ATTRIBUTES, Pointer, Received, received
+from qdo.describe import describe
+
+MOST_POLLS = 1000
+"""Polls that are open at once at most; further queues wait for one to end."""
+BATCH = 10
+
+_log = logging.getLogger(__name__)
+
+
+class Bodies(Protocol):
+    """Bodies that are too large for SQS."""
+
+    def read(self, pointer: Pointer) -> bytes:
+        """Return a body; raises QdoError."""
+
+    def delete(self, pointer: Pointer) -> None:
+        """Delete a body; raises QdoError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of the entries of a request.
+
+    :ivar refused: those whose receipt is no longer valid.
+    :ivar failed: those to be tried again.
+    """
+
+    done: Sequence[Held]
+    refused: Sequence[Held] = ()
+    failed: Sequence[Held] = ()
+
+
+class Requests:
+    """Those of one process.
+
+    :param client: of boto3, for requests that are answered at once.
+    :param polling: of boto3, with a read time-out longer than a long poll.
+    :param url_of: gives the URL of a queue; may ask SQS.
+    :param bodies: None where there is no place for large ones.
+    :ivar counts: requests made, by action.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        polling: Any,
+        place: Place,
+        url_of: Callable[[str], str],
+        *,
+        wait_seconds: int,
+        visibility_seconds: int,
+        bodies: Bodies | None = None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._client = client
+        self._polling = polling
+        self._place = place
+        self._url_of = url_of
+        self._wait_seconds = wait_seconds
+        self._visibility_seconds = visibility_seconds
+        self._bodies = bodies
+        self._polls = BoundedSemaphore(MOST_POLLS)
+
+    # --- receiving ----------------------------------------------------------------------
+
+    def receive(self, queue: str) -> list[Received]:
+        """Wait for messages, in one long poll.
+
+        :raises QdoError: SQS cannot be asked, or a body cannot be had.
+        """
+        options: dict[str, Any] = {
+            "QueueUrl": self._url_of(queue),
+            "MaxNumberOfMessages": BATCH,
+            "WaitTimeSeconds": self._wait_seconds,
+            "VisibilityTimeout": self._visibility_seconds,
+            "MessageSystemAttributeNames": RECEIVED_ATTRIBUTES,
+            "MessageAttributeNames": ("All",),
+        }
+        if queue.endswith(FIFO):
+            # A new one for each poll, so that only botocore's repetition of this very request,
+            # after an answer that got lost, is given the same messages.
+            options["ReceiveRequestAttemptId"] = str(uuid.uuid4())
+        self.counts["ReceiveMessage"] += 1
+        with self._polls, translated(self._place, "queue", queue):
+            answer = self._polling.receive_message(**options)
+        return [self._whole(received(raw)) for raw in answer.get("Messages", ())]
+
+    def _whole(self, message: Received) -> Received:
+        """Return a message with its body, wherever that is."""
+        if message.pointer is None or self._bodies is None:
+            return message
+        return message._replace(body=self._bodies.read(message.pointer))
+
+    # --- what follows -------------------------------------------------------------------
+
+    def delete(self, queue: str, batch: Sequence[Held]) -> Answer:
+        """Delete messages, and then their bodies; raises nothing."""
+        entries = [
+            {"Id": str(index), "ReceiptHandle": held.receipt} for index, held in enumerate(batch)
+        ]
+        answer = self._ask("delete_message_batch", queue, batch, entries)
+        for held in answer.done:
+            if held.pointer is not None and self._bodies is not None:
+                self._delete_body(queue, held.pointer)
+        return answer
+
+    def extend(self, queue: str, batch: Sequence[Held]) -> Answer:
+        """Have messages hidden for another visibility time-out; raises nothing."""
+        return self._change(queue, batch, self._visibility_seconds)
+
+    def release(self, queue: str, batch: Sequence[Held]) -> Answer:
+        """Have messages visible at once; raises nothing: they will be after a while anyway."""
+        return self._change(queue, batch, 0)
+
+    def _change(self, queue: str, batch: Sequence[Held], seconds: int) -> Answer:
+        entries = [
+            {"Id": str(index), "ReceiptHandle": held.receipt, "VisibilityTimeout": seconds}
+            for index, held in enumerate(batch)
+        ]
+        return self._ask("change_message_visibility_batch", queue, batch, entries)
+
+    def _ask(
+        self, method: str, queue: str, batch: Sequence[Held], entries: list[dict[str, Any]]
+    ) -> Answer:
+        try:
+            url = self._url_of(queue)
+            self.counts[method] += 1
+            found = getattr(self._client, method)(QueueUrl=url, Entries=entries)
+        except Exception as error:  # noqa: BLE001 - tried again, and it would end a duty
+            if isinstance(error, BOTO_ERRORS):
+                error = translation(error, self._place, "queue", queue)
+            _log.warning("queue %s: %s, tried again: %s", queue, method, describe(error))
+            return Answer((), failed=batch)
+        faults = {int(each["Id"]): each for each in found.get("Failed", ())}
+        refused = [held for at, held in enumerate(batch) if _is_refused(faults.get(at))]
+        failed = [
+            held for at, held in enumerate(batch) if at in faults and not _is_refused(faults[at])
+        ]
+        for fault in faults.values():
+            _log.warning(
+                "queue %s: %s of a message is refused: %s %s",
+                queue,
+                method,
+                fault.get("Code"),
+                fault.get("Message", ""),
+            )
+        done = [held for at, held in enumerate(batch) if at not in faults]
+        return Answer(done, refused, failed)
+
+    def _delete_body(self, queue: str, pointer: Pointer) -> None:
+        if self._bodies is None:
+            return
+        try:
+            self._bodies.delete(pointer)
+        except Exception as error:  # noqa: BLE001 - its message is done
+            _log.warning(
+                "queue %s: the body of a done message stays in S3, as %s: %s",
+                queue,
+                pointer.key,
+                describe(error),
+            )
+
+
+def _is_refused(fault: Any) -> bool:
+    """Return whether the receipt of an entry is no longer valid: asking again would not help."""
+    return fault is not None and bool(fault.get("SenderFault"))

@@ -1,0 +1,1 @@
+"""Servers that speak the protocols of AWS on loopback, for tests and benchmarks."""
