@@ -19,6 +19,7 @@ from kazoo.exceptions import KazooException
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent
 from kazoo.retry import KazooRetry
 
+from qdo.coordination.bells import Bells
 from qdo.coordination.client import Client
 from qdo.coordination.election import Election
 from qdo.coordination.layout import WORKER_STEM, Layout, QueueNode, WorkerNode
@@ -52,6 +53,8 @@ class Member:
     :ivar failure: the error that ended the loop, if one did: a bug, not an outage.
     :param takes: which queues it may be granted.
     :param told_aside: see `rebalancer.Rebalancer`.
+    :param on_ring: told which queue has been sent to, for those of `attend_bells`; None: no bell
+        is heard.
     :param positions: what the positions of the broker mean.
     """
 
@@ -65,6 +68,7 @@ class Member:
         checkpoint_seconds: float = 0.2,
         takes: QueueFilter = EVERYTHING,
         told_aside: bool = False,
+        on_ring: Callable[[str], None] | None = None,
         positions: Positions = TIMES,
     ) -> None:
         self.name = ""
@@ -76,6 +80,7 @@ class Member:
         self._checkpoint_seconds = checkpoint_seconds
         self._takes = takes
         self._told_aside = told_aside
+        self._bells = Bells(layout, on_ring) if on_ring is not None else None
         self._positions = positions
         self._handler = client.handler
         self._events: Any = self._handler.queue_impl()
@@ -290,6 +295,16 @@ class Member:
                 url=self._layout.root, reason=f"{type(error).__name__} {error}".strip()
             ) from error
 
+    def attend_bells(self, queues: Sequence[str]) -> None:
+        """Listen for one ring of each of these queues from now on."""
+        if self._bells is not None:
+            self._put(partial(self._bells.attend, queues))
+
+    def leave_bells(self, queues: Sequence[str]) -> None:
+        """Listen no more to the bells of these queues, and forget them."""
+        if self._bells is not None:
+            self._put(partial(self._bells.leave, queues))
+
     # --- the loop ---------------------------------------------------------------------
 
     def _put(self, event: Callable[[], object] | None) -> None:
@@ -468,7 +483,9 @@ class Member:
             on_deposed=rebalancer.deposed,
         )
         renewal = Renewal(path, lease, clock=clock, on_gone=self._evicted)
-        started = [self._ownership, rebalancer, self._election, renewal]
+        started: list[Machine] = [self._ownership, rebalancer, self._election, renewal]
+        if self._bells is not None:
+            started.append(self._bells)
         self._machines.extend(started)
         for machine in started:
             machine.connected()

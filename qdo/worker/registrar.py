@@ -42,6 +42,8 @@ class Enrolled(Protocol):
     def set_aside(self, names: frozenset[str]) -> None: ...
     def read_queues(self, names: Sequence[str]) -> Mapping[str, QueueNode]: ...
     def change_queue(self, change: Change, name: str) -> QueueNode: ...
+    def attend_bells(self, queues: Sequence[str]) -> None: ...
+    def leave_bells(self, queues: Sequence[str]) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -61,6 +63,7 @@ class Registrar:
     """Opens sessions and registers in them.
 
     :ivar told_aside: see `coordination.rebalancer.Rebalancer`.
+    :ivar on_ring: see `coordination.member.Member`.
     :param on_session: told id and password of every session before anything is written in it,
         and None when it was closed in good order.
     """
@@ -71,6 +74,7 @@ class Registrar:
         self._positions = positions_of(settings.broker)
         self._on_session = on_session
         self.told_aside = False
+        self.on_ring: Callable[[str], None] | None = None
         self._client: Client | None = None
         self._member: Enrolled | None = None
 
@@ -101,6 +105,7 @@ class Registrar:
             checkpoint_seconds=settings.checkpoint_seconds,
             takes=QueueFilter(settings.queues, settings.exclude),
             told_aside=self.told_aside,
+            on_ring=self.on_ring,
             positions=self._positions,
         )
         return member

@@ -39,6 +39,7 @@ class FakeMember:
         self.events: list[tuple[str, str]] = []
         self.components: list[dict[str, Any]] = []
         self.created: list[str] = []
+        self.bells: set[str] = set()
         self.leader = False
         self.is_settled = True
         self.draining = False
@@ -162,6 +163,12 @@ class FakeMember:
 
     def change_queue(self, change: object, name: str) -> QueueNode:
         raise AssertionError("the brokers of these tests keep their queues")
+
+    def attend_bells(self, queues: Sequence[str]) -> None:
+        self.bells.update(queues)
+
+    def leave_bells(self, queues: Sequence[str]) -> None:
+        self.bells.difference_update(queues)
 
     def stop(self) -> None:
         self.stopped.set()
