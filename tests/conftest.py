@@ -14,7 +14,7 @@ import pytest
 from tests.support import zookeeper
 from tests.support.aws import clients
 from tests.support.aws.moto import moto_server as running_moto
-from tests.support.aws.server import ServerProcess
+from tests.support.aws.server import ServerProcess, serving
 from tests.support.zookeeper import Ensemble
 
 _running: list[Ensemble] = []
@@ -88,6 +88,19 @@ def moto_server() -> Iterator[ServerProcess]:
 def moto_url(moto_server: ServerProcess) -> str:
     """The endpoint of moto's SQS, Kinesis and S3."""
     return moto_server.url
+
+
+@pytest.fixture(scope="session")
+def sqs_stub() -> Iterator[ServerProcess]:
+    """One fast SQS server for all tests (`tests.support.aws.sqs_stub`), with its `ask`."""
+    with serving("tests.support.aws.sqs_stub") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sqs_url(sqs_stub: ServerProcess) -> str:
+    """The endpoint of the fast SQS server."""
+    return sqs_stub.url
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from qdo.brokers.base import (
     DeadLetterRecord,
     Outgoing,
     Reader,
+    Subscription,
 )
 from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import AT_ONCE
@@ -26,10 +27,14 @@ from qdo.brokers.sqs_holding import HOLD_SECONDS
 from qdo.brokers.sqs_letters import SqsLetters
 from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.brokers.sqs_queues import QueueFacts, SqsQueues
+from qdo.brokers.sqs_receiver import SqsReceiver
+from qdo.brokers.sqs_requests import MOST_POLLS, Requests
 from qdo.brokers.sqs_sending import MAX_S3_BODY, SqsSender
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order
 
+POLL_SLACK_SECONDS = 10.0
+"""How much longer than a long poll its answer may take."""
 CONNECTIONS = 4 * AT_ONCE
 """Requests that can be open at once, those of consuming not counted: they have their own."""
 
@@ -63,6 +68,7 @@ class SqsBroker(Broker):
         )
         self._stopped = threading.Event()
         self._wakes: list[Wake] = []
+        self._receiver: SqsReceiver | None = None
         self._client = make_client(address.place, connections=CONNECTIONS)
         # One that repeats nothing by itself: of a batch only what failed is sent again.
         self._sending = make_client(address.place, connections=CONNECTIONS, attempts=1)
@@ -138,11 +144,43 @@ class SqsBroker(Broker):
 
         return stop
 
-    def wake(self, queues: Iterable[str]) -> None:
-        """Tell those who listen that there is news of queues."""
-        names = list(queues)
+    def subscribe(
+        self,
+        queue: str,
+        after: int,
+        unconfirmed: Sequence[str],
+        on_lost: Callable[[int], None],
+    ) -> Subscription:
+        if self._receiver is None:
+            self._receiver = self._made_receiver()
+        return self._receiver.subscribe(queue, after, unconfirmed, on_lost)
+
+    def _made_receiver(self) -> SqsReceiver:
+        address = self.address
+        requests = Requests(
+            make_client(address.place, connections=CONNECTIONS),
+            make_client(
+                address.place,
+                connections=MOST_POLLS,
+                read_seconds=address.wait_seconds + POLL_SLACK_SECONDS,
+            ),
+            address.place,
+            self.sqs_queues.url,
+            wait_seconds=address.wait_seconds,
+            visibility_seconds=address.visibility_seconds,
+            objects=self.objects,
+        )
+        return SqsReceiver(
+            requests,
+            self._wake,
+            visibility_seconds=address.visibility_seconds,
+            idle_seconds=address.idle_seconds,
+            wait_seconds=address.wait_seconds,
+        )
+
+    def _wake(self, queues: Iterable[str]) -> None:
         for wake in list(self._wakes):
-            wake(names)
+            wake(queues)
 
     # --- counting ---
 
@@ -206,6 +244,8 @@ class SqsBroker(Broker):
         return self._letters.discard(letters)
 
     def close(self) -> None:
+        if self._receiver is not None:
+            self._receiver.close()
         self._stopped.set()
         self._letters.close()
         if self.objects is not None:

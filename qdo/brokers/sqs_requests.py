@@ -7,12 +7,13 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gevent.lock import BoundedSemaphore
 
 from qdo.brokers.aws_address import FIFO, Place
 from qdo.brokers.aws_errors import BOTO_ERRORS, translated, translation
+from qdo.brokers.s3 import Objects
 from qdo.brokers.sqs_holding import Held
 from qdo.brokers.sqs_messages import RECEIVED_ATTRIBUTES, Pointer, Received, received
 from qdo.describe import describe
@@ -22,16 +23,6 @@ MOST_POLLS = 1000
 BATCH = 10
 
 _log = logging.getLogger(__name__)
-
-
-class Bodies(Protocol):
-    """Bodies that are too large for SQS."""
-
-    def read(self, pointer: Pointer) -> bytes:
-        """Return a body; raises QdoError."""
-
-    def delete(self, pointer: Pointer) -> None:
-        """Delete a body; raises QdoError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +44,7 @@ class Requests:
     :param client: of boto3, for requests that are answered at once.
     :param polling: of boto3, with a read time-out longer than a long poll.
     :param url_of: gives the URL of a queue; may ask SQS.
-    :param bodies: None where there is no place for large ones.
+    :param objects: bodies that are too large for SQS; None where there is no place for them.
     :ivar counts: requests made, by action.
     """
 
@@ -66,7 +57,7 @@ class Requests:
         *,
         wait_seconds: int,
         visibility_seconds: int,
-        bodies: Bodies | None = None,
+        objects: Objects | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._client = client
@@ -75,7 +66,7 @@ class Requests:
         self._url_of = url_of
         self._wait_seconds = wait_seconds
         self._visibility_seconds = visibility_seconds
-        self._bodies = bodies
+        self._objects = objects
         self._polls = BoundedSemaphore(MOST_POLLS)
 
     # --- receiving ----------------------------------------------------------------------
@@ -100,13 +91,20 @@ class Requests:
         self.counts["ReceiveMessage"] += 1
         with self._polls, translated(self._place, "queue", queue):
             answer = self._polling.receive_message(**options)
-        return [self._whole(received(raw)) for raw in answer.get("Messages", ())]
+        return [self._whole(queue, received(raw)) for raw in answer.get("Messages", ())]
 
-    def _whole(self, message: Received) -> Received:
-        """Return a message with its body, wherever that is."""
-        if message.pointer is None or self._bodies is None:
+    def _whole(self, queue: str, message: Received) -> Received:
+        """Return a message with its body, wherever that is.
+
+        Without its object a message has no body: it cannot be decoded, and its policy ends it.
+        """
+        pointer = message.pointer
+        if pointer is None or self._objects is None or not self._objects.is_ours(pointer):
             return message
-        return message._replace(body=self._bodies.read(message.pointer))
+        body = self._objects.get(pointer)
+        if body is None:
+            _log.error("queue %s: the body of a message is gone from S3: %s", queue, pointer.key)
+        return message._replace(body=body or b"")
 
     # --- what follows -------------------------------------------------------------------
 
@@ -116,9 +114,9 @@ class Requests:
             {"Id": str(index), "ReceiptHandle": held.receipt} for index, held in enumerate(batch)
         ]
         answer = self._ask("delete_message_batch", queue, batch, entries)
-        for held in answer.done:
-            if held.pointer is not None and self._bodies is not None:
-                self._delete_body(queue, held.pointer)
+        pointers = [held.pointer for held in answer.done if held.pointer is not None]
+        if pointers and self._objects is not None:
+            self._delete_bodies(queue, pointers, self._objects)
         return answer
 
     def extend(self, queue: str, batch: Sequence[Held]) -> Answer:
@@ -164,16 +162,15 @@ class Requests:
         done = [held for at, held in enumerate(batch) if at not in faults]
         return Answer(done, refused, failed)
 
-    def _delete_body(self, queue: str, pointer: Pointer) -> None:
-        if self._bodies is None:
-            return
+    def _delete_bodies(self, queue: str, pointers: list[Pointer], objects: Objects) -> None:
         try:
-            self._bodies.delete(pointer)
-        except Exception as error:  # noqa: BLE001 - its message is done
+            objects.delete(pointers)
+        except Exception as error:  # noqa: BLE001 - their messages are done
             _log.warning(
-                "queue %s: the body of a done message stays in S3, as %s: %s",
+                "queue %s: %d bodies of done messages stay in S3, the first as %s: %s",
                 queue,
-                pointer.key,
+                len(pointers),
+                pointers[0].key,
                 describe(error),
             )
 

@@ -1,0 +1,261 @@
+"""A proxy before any server of AWS that spoils what it is told to.
+
+``python -m tests.support.aws.proxy UPSTREAM`` prints the address it listens on. Clients take it
+for the server itself. It answers, in JSON:
+
+- ``POST /_proxy/rule``: add a rule, see `Rule`; the first one that fits is applied;
+- ``POST /_proxy/clear``: forget all rules;
+- ``GET /_proxy/log``: every request: time, service, action, name, fault and status;
+- ``POST /_proxy/reset_log``: forget these.
+
+Tests use it as `Proxy`, by `proxying`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tests.support.aws import http1
+from tests.support.aws.http1 import Connection, Request
+from tests.support.aws.refusals import REFUSALS, Call, refuse
+from tests.support.aws.server import ServerProcess, serving
+
+FAULTS = ("pass", "slow", "unanswered", "reset-before", "reset-after", *REFUSALS)
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
+_HOPS = re.compile(rb"\r\n(?:connection|expect):[^\r]*", re.IGNORECASE)
+_FRAMES = re.compile(
+    rb"\r\n(?:connection|keep-alive|transfer-encoding|content-length):[^\r]*", re.IGNORECASE
+)
+
+
+@dataclass(slots=True)
+class Rule:
+    """What is to happen to which requests.
+
+    :ivar fault: ``pass``; ``slow``: forwarded, the answer comes `seconds` later; ``unanswered``:
+        forwarded, the connection breaks after `seconds` without an answer; ``reset-before``: the
+        connection breaks at once; ``reset-after``: it breaks when the server has done the work;
+        or one of `REFUSALS`, which never reach the server.
+    :ivar action: name of an action, "" for all; S3's are HTTP methods.
+    :ivar name: text in the name of the queue or stream (which GetRecords has only if it is given
+        the ARN), or in the path for S3.
+    :ivar skip: how many pass before.
+    :ivar count: how many are spoilt, 0 for all.
+    """
+
+    fault: str
+    action: str = ""
+    name: str = ""
+    skip: int = 0
+    count: int = 1
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.fault not in FAULTS:
+            raise ValueError(f"no fault {self.fault!r}, only {FAULTS}")
+
+    def fits(self, call: Call) -> bool:
+        return self.action in ("", call.action) and self.name in call.name
+
+
+class Rules:
+    """Rules in the order of their coming."""
+
+    def __init__(self) -> None:
+        self._rules: list[Rule] = []
+
+    def add(self, rule: Rule) -> None:
+        self._rules.append(rule)
+
+    def clear(self) -> None:
+        self._rules.clear()
+
+    def next(self, call: Call) -> Rule:
+        """Return what is to happen to a call."""
+        for rule in self._rules:
+            if not rule.fits(call):
+                continue
+            if rule.skip:
+                rule.skip -= 1
+                break
+            if rule.count:
+                rule.count -= 1
+                if not rule.count:
+                    self._rules.remove(rule)
+            return rule
+        return Rule("pass")
+
+
+@dataclass(slots=True)
+class Entry:
+    """A request in the log.
+
+    :ivar time: when it came, Unix seconds.
+    :ivar status: 0 where nothing was answered, or not yet.
+    """
+
+    time: float
+    service: str
+    action: str
+    name: str
+    fault: str
+    status: int = 0
+
+
+class Forwarder:
+    """The proxy in its process."""
+
+    def __init__(self, upstream: str) -> None:
+        host, _, port = upstream.removeprefix("http://").partition(":")
+        self._upstream = (host, int(port))
+        self._rules = Rules()
+        self._log: list[Entry] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.connections: set[Connection] = set()
+
+    def handle(self, request: Request) -> None:
+        """Answer what is meant for the proxy, and see to everything else in a task."""
+        if request.path.startswith("/_proxy/"):
+            self._administer(request)
+            return
+        call = Call.of(request)
+        rule = self._rules.next(call)
+        entry = Entry(time.time(), call.service, call.action, call.name, rule.fault)
+        self._log.append(entry)
+        if rule.fault in REFUSALS:
+            entry.status = refuse(request, call, rule.fault)
+        elif rule.fault == "reset-before":
+            request.connection.reset()
+        else:
+            task = asyncio.get_running_loop().create_task(self._pass(request, rule, entry))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pass(self, request: Request, rule: Rule, entry: Entry) -> None:
+        try:
+            answer = await self._forward(request)
+        except (OSError, asyncio.IncompleteReadError):
+            request.connection.reset()  # as if the server itself were gone
+            return
+        await asyncio.sleep(rule.seconds)
+        if rule.fault in ("reset-after", "unanswered"):
+            request.connection.reset()
+            return
+        entry.status = int(answer.split(b" ", 2)[1])
+        request.connection.answer(answer)
+
+    async def _forward(self, request: Request) -> bytes:
+        """Return the server's whole answer to a request."""
+        reader, writer = await asyncio.open_connection(*self._upstream)
+        try:
+            head = _HOPS.sub(b"", request.head) + b"\r\nConnection: close\r\n\r\n"
+            writer.write(head + request.raw)
+            answer = b""
+            while not answer or answer.startswith(b"HTTP/1.1 100"):
+                answer = await reader.readuntil(b"\r\n\r\n")
+            return await _whole(answer[:-4], request.method == "HEAD", reader)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    def _administer(self, request: Request) -> None:
+        answer: Any = {}
+        if request.path == "/_proxy/log":
+            answer = [asdict(entry) for entry in self._log]
+        elif request.path == "/_proxy/reset_log":
+            self._log.clear()
+        elif request.path == "/_proxy/clear":
+            self._rules.clear()
+        elif request.path == "/_proxy/rule":
+            self._rules.add(Rule(**json.loads(request.body)))
+        else:
+            request.reply(404, b"{}")
+            return
+        request.reply(200, json.dumps(answer).encode())
+
+
+async def _whole(head: bytes, bare: bool, reader: asyncio.StreamReader) -> bytes:
+    """Return an answer with the length of its body told, however the server framed it."""
+    length = _LENGTH.search(head)
+    if bare:
+        return _HOPS.sub(b"", head) + b"\r\n\r\n"
+    if _CHUNKED.search(head):
+        body = await _chunks(reader)
+    elif length:
+        body = await reader.readexactly(int(length[1]))
+    else:
+        body = await reader.read()
+    head = _FRAMES.sub(b"", head).replace(b"HTTP/1.0", b"HTTP/1.1", 1)
+    return head + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    parts: list[bytes] = []
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        parts.append(await reader.readexactly(size))
+        await reader.readexactly(2)
+    return b"".join(parts)
+
+
+# --- what tests use
+
+
+class Proxy:
+    """A running proxy, from a test's side."""
+
+    def __init__(self, process: ServerProcess) -> None:
+        self._process = process
+
+    @property
+    def url(self) -> str:
+        return self._process.url
+
+    def spoil(self, fault: str, action: str = "", **terms: Any) -> None:
+        """Add a rule; see `Rule` for its terms."""
+        self._process.ask("/_proxy/rule", asdict(Rule(fault, action, **terms)))
+
+    def clear(self) -> None:
+        """Forget all rules and the log."""
+        self._process.ask("/_proxy/clear", {})
+        self._process.ask("/_proxy/reset_log", {})
+
+    def log(self, action: str = "") -> list[Entry]:
+        """Return what was asked, in order; of one action or of all."""
+        found = [Entry(**each) for each in self._process.ask("/_proxy/log")]
+        return [entry for entry in found if action in ("", entry.action)]
+
+
+@contextlib.contextmanager
+def proxying(upstream: str) -> Iterator[Proxy]:
+    """Run a proxy before a server for the time of the block."""
+    with serving("tests.support.aws.proxy", upstream) as process:
+        yield Proxy(process)
+
+
+async def run(upstream: str, port: int) -> None:
+    """Serve until the process is ended."""
+    forwarder = Forwarder(upstream)
+    forever = await http1.serve(forwarder.handle, forwarder.connections, port)
+    await forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.aws.proxy")
+    parser.add_argument("upstream", help="http://HOST:PORT")
+    parser.add_argument("--port", type=int, default=0, help="on loopback; 0 for a free one")
+    given = parser.parse_args()
+    asyncio.run(run(given.upstream, given.port))
+
+
+if __name__ == "__main__":
+    main()

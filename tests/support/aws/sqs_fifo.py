@@ -1,0 +1,149 @@
+"""FIFO queues of the stub: groups, deduplication, and receives that are repeated."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from tests.support.aws.sqs_queue import Message, Queue
+from tests.support.aws.sqs_values import SqsError
+
+MOST_MESSAGES = 10
+DEDUP_SECONDS = 300
+ATTEMPT_SECONDS = 300
+
+
+@dataclass(slots=True)
+class _Attempt:
+    at: float
+    messages: list[tuple[Message, str, float]]
+    """With the handle and the end of visibility that each had."""
+
+
+@dataclass(slots=True)
+class _Group:
+    # Ordered ones find their first key at once, however many went before it.
+    messages: OrderedDict[int, Message] = field(default_factory=OrderedDict)
+    taken: int = 0
+
+
+class FifoQueue(Queue):
+    """Message groups: each in order, and locked while one of its messages is in flight."""
+
+    def __init__(self, name: str, attributes: dict[str, str], now: float) -> None:
+        self._groups: dict[str, _Group] = {}
+        self._ready: OrderedDict[str, None] = OrderedDict()
+        self._dedup: OrderedDict[tuple[str, str], tuple[float, Message]] = OrderedDict()
+        self._attempts: dict[str, _Attempt] = {}
+        super().__init__(name, attributes, now)
+
+    def known(self, group: str, dedup_id: str, now: float) -> Message | None:
+        """Return the message that was sent with a deduplication id within five minutes."""
+        while self._dedup:
+            key, (at, _) = next(iter(self._dedup.items()))
+            if now - at < DEDUP_SECONDS:
+                break
+            del self._dedup[key]
+        found = self._dedup.get(self._dedup_key(group, dedup_id))
+        return found[1] if found else None
+
+    def _dedup_key(self, group: str, dedup_id: str) -> tuple[str, str]:
+        by_group = self.attributes.get("DeduplicationScope") == "messageGroup"
+        return (group if by_group else "", dedup_id)
+
+    def receive(
+        self, now: float, limit: int, visibility: int, attempt: str | None = None
+    ) -> list[Message]:
+        """As `Queue.receive`; the same attempt gets the same again while nothing has changed."""
+        again = self._again(attempt, visibility, now) if attempt else []
+        if again:
+            return again
+        taken = super().receive(now, limit, visibility)
+        if attempt and taken:
+            held = [(message, message.handle, message.visible_at) for message in taken]
+            self._attempts[attempt] = _Attempt(now, held)
+        return taken
+
+    def _again(self, attempt: str, visibility: int, now: float) -> list[Message]:
+        self.settle(now)
+        self._attempts = {
+            name: each for name, each in self._attempts.items() if now - each.at < ATTEMPT_SECONDS
+        }
+        found = self._attempts.get(attempt)
+        if found is None or not all(
+            self.messages.get(message.number) is message
+            and (message.handle, message.visible_at, message.hidden) == (handle, until, "taken")
+            for message, handle, until in found.messages
+        ):
+            return []
+        for message, _, _ in found.messages:
+            self._unhide(message)
+            self._hide(message, "taken", now + visibility)
+        found.messages = [(each, each.handle, each.visible_at) for each, _, _ in found.messages]
+        return [message for message, _, _ in found.messages]
+
+    def delete(self, handle: str, now: float) -> None:
+        """Delete what is in flight with this handle; a handle that has expired is refused."""
+        message = self._of(handle)
+        if message is None:
+            return
+        self.settle(now)
+        if message.handle != handle or message.hidden != "taken":
+            raise SqsError("ReceiptHandleIsInvalid", "The receipt handle has expired")
+        self._remove(message)
+
+    def has_visible(self) -> bool:
+        return bool(self._ready)
+
+    def _group(self, message: Message) -> _Group:
+        return self._groups[message.group or ""]
+
+    def _enter(self, message: Message) -> None:
+        self._groups.setdefault(message.group or "", _Group()).messages[message.number] = message
+        key = self._dedup_key(message.group or "", message.dedup_id or "")
+        self._dedup[key] = (message.sent, message)
+
+    def _leave(self, message: Message) -> None:
+        name = message.group or ""
+        group = self._groups[name]
+        del group.messages[message.number]
+        if group.messages:
+            self._judge(name, group)
+        else:
+            del self._groups[name]
+            self._ready.pop(name, None)
+
+    def _show(self, message: Message) -> None:
+        self._judge(message.group or "", self._group(message))
+
+    def _hide(self, message: Message, why: str, until: float) -> None:
+        super()._hide(message, why, until)
+        group = self._group(message)
+        group.taken += why == "taken"
+        self._judge(message.group or "", group)
+
+    def _unhide(self, message: Message) -> None:
+        self._group(message).taken -= message.hidden == "taken"
+        super()._unhide(message)
+
+    def _judge(self, name: str, group: _Group) -> None:
+        """Note whether a group can be received from."""
+        head = next(iter(group.messages.values()))
+        if group.taken == 0 and not head.hidden:
+            self._ready.setdefault(name)
+        else:
+            self._ready.pop(name, None)
+
+    def _visible(self) -> Iterator[Message]:
+        # A group is no longer ready once one of its messages has been taken.
+        while self._ready:
+            group = self._groups[next(iter(self._ready))]
+            for message in list(islice(group.messages.values(), MOST_MESSAGES)):
+                if message.hidden:
+                    break
+                yield message
+
+    def _put_back(self, message: Message) -> None:
+        pass  # it has never left its group
