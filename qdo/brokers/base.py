@@ -184,6 +184,9 @@ class Subscription(abc.ABC):
         """
         return ()
 
+    def ring(self) -> None:  # noqa: B027 - most need not be told
+        """Take note that somebody sent to this queue: ask the broker now, not after a pause."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Ask for nothing more, and give back what is held and not done; returns at once."""
@@ -200,6 +203,13 @@ class Broker(abc.ABC):
     """How often the leading worker compares all queues of the broker with those it knows."""
     vanish_misses: int | None = None
     """A queue that is missing from so many lists in a row is retired; None: never."""
+    finished_text: str | None = None
+    """`Positions.text` of the end of a queue that gets no messages any more; None: none ends."""
+    polled: bool = False
+    """Owners ask for new messages, ever less often while there are none: a sender may ring."""
+    on_sent: Callable[[Iterable[str]], None] | None = None
+    """Told by a `polled` broker to which queues messages were sent that can be had now; it returns
+    at once and raises nothing."""
 
     @abc.abstractmethod
     def queues(self) -> list[str]:

@@ -56,6 +56,7 @@ class SqsBroker(Broker):
     positions = SQS_POSITIONS
     list_seconds = 60.0
     vanish_misses = 3
+    polled = True
 
     def __init__(self, address: SqsAddress) -> None:
         self.address = address
@@ -117,7 +118,13 @@ class SqsBroker(Broker):
 
         SQS cannot store all or none: where some are not stored, `PartlySentError` says which.
         """
-        return [each.id for each in self._sender.send(messages)]
+        ids = [each.id for each in self._sender.send(messages)]
+        self._tell(m.queue for m in messages if m.terms is None or m.terms.due is None)
+        return ids
+
+    def _tell(self, queues: Iterable[str]) -> None:
+        if self.on_sent is not None:
+            self.on_sent(set(queues))
 
     # --- consuming ---
 
@@ -235,7 +242,9 @@ class SqsBroker(Broker):
         Not one transaction: what ends in between leaves a letter that was sent again. In a FIFO
         queue such a second message is not stored for five minutes.
         """
-        return self._letters.retry(letters)
+        moved = self._letters.retry(letters)
+        self._tell(queue for queue, _ in letters)
+        return moved
 
     def discard_dead_letters(self, letters: Sequence[tuple[str, int]]) -> list[bool]:
         return self._letters.discard(letters)
