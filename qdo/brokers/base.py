@@ -150,9 +150,14 @@ class Subscription(abc.ABC):
 
     :ivar end: the position that stands for the end of a queue to which nothing can be added any
         more, None while there may be messages to come. Known once all of them were fetched.
+    :ivar reached: a position behind all messages that were fetched and before any to come, where
+        it is worth recording although no message has it; None for none. `last` moves with it, so
+        that the time of a queue without messages does not stand still. Rarely a new one: each is
+        a write.
     """
 
     end: int | None = None
+    reached: int | None = None
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:
