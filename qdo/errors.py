@@ -235,8 +235,7 @@ class PartlyDoneError(QdoError):
 
 
 class PartlySentError(PartlyDoneError):
-    """{done} of {total} messages were sent; not those with the numbers {rest}, counted from 0:
-    {reason}; send these again"""
+    """{done} of {total} messages were sent; not {rest}: {reason}; send these again"""
 
 
 class UnconfirmedError(QdoError):

@@ -199,6 +199,11 @@ class Settings:
         checks.between(0, 3_153_600_000),
         "seconds",
     )
+    doorbell: bool = _setting(
+        False,
+        "with a broker that must be asked for messages, SQS: senders touch a znode of the queue, "
+        "and its worker asks at once",
+    )
     log_level: str = _setting("info", "least level that is logged", checks.one_of(*LOG_LEVELS))
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 

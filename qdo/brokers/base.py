@@ -12,11 +12,14 @@ import abc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order
 from qdo.positions import TIMES, Positions
+
+if TYPE_CHECKING:
+    from qdo.policy import Policy
 
 DEDUP_SECONDS = 300.0
 """Window of a deduplication key whose sender does not say another."""
@@ -186,6 +189,9 @@ class Subscription(abc.ABC):
         """
         return ()
 
+    def ring(self) -> None:  # noqa: B027 - most need not be told
+        """Take note that somebody sent to this queue: ask the broker now, not after a pause."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Ask for nothing more, and give back what is held and not done; returns at once."""
@@ -202,10 +208,25 @@ class Broker(abc.ABC):
     """How often the leading worker compares all queues of the broker with those it knows."""
     vanish_misses: int | None = None
     """A queue that is missing from so many lists in a row is retired; None: never."""
+    finished_text: str | None = None
+    """`Positions.text` of the end of a queue that gets no messages any more; None: none ends."""
+    polled: bool = False
+    """Owners ask for new messages, ever less often while there are none: a sender may ring."""
+    on_sent: Callable[[Iterable[str]], None] | None = None
+    """Told by a `polled` broker to which queues messages were sent that can be had now; it returns
+    at once and raises nothing."""
 
     @abc.abstractmethod
     def queues(self) -> list[str]:
         """Return the names of all queues."""
+
+    def advice(self, policies: Mapping[str, Policy]) -> Sequence[str]:
+        """Return what should be changed about queues at the broker, as sentences with the remedy.
+
+        :param policies: failure policy of each queue.
+        :raises: as `queues`.
+        """
+        return ()
 
     @abc.abstractmethod
     def send(self, message: Outgoing) -> str:
