@@ -198,6 +198,15 @@ class AccessDeniedError(AwsError):
     exit_code = 5
 
 
+class PositionTrimmedError(QdoError):
+    """queue {queue!r} stands still: the record after which it is to go on ({position}, of
+    {time}) is gone from stream {stream!r}, which keeps records for {hours} hours, so that
+    messages may be lost; move it with `qdo seek`, or let such queues go on with the oldest
+    record that is left: trimmed=oldest in the broker's address"""
+
+    exit_code = 5
+
+
 # --- the protocol refused ---------------------------------------------------------
 
 

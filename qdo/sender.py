@@ -15,6 +15,7 @@ from qdo.settings import Settings, check_names, load
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker, Outgoing
+    from qdo.coordination.ringing import Ringer
 
 _Self = TypeVar("_Self", bound="Sender")
 
@@ -38,6 +39,7 @@ class Sender:
         self._settings: Settings | None = None
         self._lock = threading.Lock()
         self._broker: Broker | None = None
+        self._ringer: Ringer | None = None
         self._broker_pid = 0
         self._inherited: list[Broker] = []
         self._stand_in: Broker | None = None
@@ -173,6 +175,7 @@ class Sender:
 
     def _open_broker(self) -> Broker:
         from qdo.brokers import open_broker
+        from qdo.ringing import ring_for
 
         with self._lock:
             if self._stand_in is not None:
@@ -182,8 +185,10 @@ class Sender:
                 self._inherited.append(self._broker)
                 self._broker = None
             if self._broker is None:
-                self._broker = open_broker(self.settings.broker, self.name)
+                broker = open_broker(self.settings.broker, self.name)
+                self._ringer = ring_for(broker, self.settings, self.name)
                 self._broker_pid = os.getpid()
+                self._broker = broker
             return self._broker
 
     @contextlib.contextmanager
@@ -210,8 +215,11 @@ class Sender:
         """Let go of the broker; sending again opens it again."""
         with self._lock:
             broker, self._broker = self._broker, None
+            ringer, self._ringer = self._ringer, None
             if broker is not None and self._broker_pid == os.getpid():
                 broker.close()
+            if ringer is not None:
+                ringer.close()
 
     def __enter__(self: _Self) -> _Self:
         return self

@@ -88,7 +88,8 @@ class Settings:
     )
     broker: str = _setting(
         "sqlite:qdo-data/messages.db",
-        "where messages live: sqlite:PATH, or sqs://REGION/PREFIX?OPTION=VALUE&...",
+        "where messages live: sqlite:PATH, sqs://REGION/PREFIX?OPTION=VALUE&... or "
+        "kinesis://REGION/STREAM?OPTION=VALUE&...",
         checks.broker_url,
     )
     coordinator: str = _setting(
@@ -197,6 +198,11 @@ class Settings:
         "how long the broker keeps messages that are done, for replay",
         checks.between(0, 3_153_600_000),
         "seconds",
+    )
+    doorbell: bool = _setting(
+        False,
+        "with a broker that must be asked for messages, SQS: senders touch a znode of the queue, "
+        "and its worker asks at once",
     )
     log_level: str = _setting("info", "least level that is logged", checks.one_of(*LOG_LEVELS))
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)

@@ -152,9 +152,14 @@ class Subscription(abc.ABC):
 
     :ivar end: the position that stands for the end of a queue to which nothing can be added any
         more, None while there may be messages to come. Known once all of them were fetched.
+    :ivar reached: a position behind all messages that were fetched and before any to come, where
+        it is worth recording although no message has it; None for none. `last` moves with it, so
+        that the time of a queue without messages does not stand still. Rarely a new one: each is
+        a write.
     """
 
     end: int | None = None
+    reached: int | None = None
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:
@@ -186,6 +191,9 @@ class Subscription(abc.ABC):
         """
         return ()
 
+    def ring(self) -> None:  # noqa: B027 - most need not be told
+        """Take note that somebody sent to this queue: ask the broker now, not after a pause."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Ask for nothing more, and give back what is held and not done; returns at once."""
@@ -202,6 +210,13 @@ class Broker(abc.ABC):
     """How often the leading worker compares all queues of the broker with those it knows."""
     vanish_misses: int | None = None
     """A queue that is missing from so many lists in a row is retired; None: never."""
+    finished_text: str | None = None
+    """`Positions.text` of the end of a queue that gets no messages any more; None: none ends."""
+    polled: bool = False
+    """Owners ask for new messages, ever less often while there are none: a sender may ring."""
+    on_sent: Callable[[Iterable[str]], None] | None = None
+    """Told by a `polled` broker to which queues messages were sent that can be had now; it returns
+    at once and raises nothing."""
 
     @abc.abstractmethod
     def queues(self) -> list[str]:

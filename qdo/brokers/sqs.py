@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from qdo.brokers.aws import make_client
+from qdo.brokers.aws import make_calls, make_client
 from qdo.brokers.aws_address import FIFO, SqsAddress
 from qdo.brokers.base import (
     DEDUP_SECONDS,
@@ -57,6 +57,7 @@ class SqsBroker(Broker):
     positions = SQS_POSITIONS
     list_seconds = 60.0
     vanish_misses = 3
+    polled = True
 
     def __init__(self, address: SqsAddress) -> None:
         self.address = address
@@ -119,7 +120,13 @@ class SqsBroker(Broker):
 
         SQS cannot store all or none: where some are not stored, `PartlySentError` says which.
         """
-        return [each.id for each in self._sender.send(messages)]
+        ids = [each.id for each in self._sender.send(messages)]
+        self._tell(m.queue for m in messages if m.terms is None or m.terms.due is None)
+        return ids
+
+    def _tell(self, queues: Iterable[str]) -> None:
+        if self.on_sent is not None:
+            self.on_sent(set(queues))
 
     # --- consuming ---
 
@@ -153,13 +160,15 @@ class SqsBroker(Broker):
     def _made_receiver(self) -> SqsReceiver:
         # Imported late: senders do without gevent.
         from qdo.brokers.sqs_receiver import SqsReceiver
-        from qdo.brokers.sqs_requests import MOST_POLLS, Requests
+        from qdo.brokers.sqs_requests import METHODS, MOST_POLLS, TARGET, Requests
 
         address = self.address
         requests = Requests(
-            make_client(address.place, connections=CONNECTIONS),
-            make_client(
+            make_calls(address.place, TARGET, METHODS, connections=CONNECTIONS),
+            make_calls(
                 address.place,
+                TARGET,
+                METHODS,
                 connections=MOST_POLLS,
                 read_seconds=address.wait_seconds + POLL_SLACK_SECONDS,
             ),
@@ -235,7 +244,9 @@ class SqsBroker(Broker):
         Not one transaction: what ends in between leaves a letter that was sent again. In a FIFO
         queue such a second message is not stored for five minutes.
         """
-        return self._letters.retry(letters)
+        moved = self._letters.retry(letters)
+        self._tell(queue for queue, _ in letters)
+        return moved
 
     def discard_dead_letters(self, letters: Sequence[tuple[str, int]]) -> list[bool]:
         return self._letters.discard(letters)

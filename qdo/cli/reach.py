@@ -13,6 +13,7 @@ from qdo.brokers.base import Broker
 from qdo.cli.output import say
 from qdo.coordination.client import Address, Client, connect
 from qdo.coordination.layout import Layout
+from qdo.ringing import ring_for
 from qdo.settings import Settings
 
 
@@ -69,5 +70,8 @@ def _broker(settings: Settings, stack: ExitStack) -> Broker | None:
         say(f"hint: there is no {path} yet: nothing was sent with this broker")
         return None
     broker = open_broker(settings.broker, settings.app)
+    ringer = ring_for(broker, settings, settings.app)
+    if ringer is not None:
+        stack.callback(ringer.close)
     stack.callback(broker.close)
     return broker

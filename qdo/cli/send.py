@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from io import BufferedReader
 
@@ -22,6 +22,7 @@ from qdo.encoding import encoded
 from qdo.errors import BodyError, LineError, UsageError
 from qdo.headers import RESERVED
 from qdo.names import check_queue_name
+from qdo.ringing import ring_for
 from qdo.sending import check_terms, terms
 from qdo.settings import Settings
 
@@ -155,7 +156,8 @@ def _checked_json(queue: str, data: bytes) -> bytes:
 @contextmanager
 def _broker(settings: Settings, app: str, wanted: Terms | None) -> Iterator[Broker]:
     broker = open_broker(settings.broker, app)
-    with closing(broker):
+    ringer = ring_for(broker, settings, app)
+    with closing(ringer) if ringer is not None else nullcontext(), closing(broker):
         check_terms(broker.capabilities, wanted, settings.broker)
         yield broker
 

@@ -12,6 +12,7 @@ assignments/worker-N      persistent            ``{"queues": [...]}``
 rebalancer                persistent            ``{"worker": "worker-N"}``; its version is a fence
 election/candidate-N      ephemeral sequential  ``{"worker": "worker-N"}``
 components/<kind>/host-N  ephemeral sequential  host, pid, version, started, state, ...
+bells/<queue>             persistent            none; its version counts the rings of senders
 ========================  ====================  ==================================================
 """
 
@@ -89,6 +90,10 @@ class Layout:
         return f"{self.root}/components"
 
     @property
+    def bells(self) -> str:
+        return f"{self.root}/bells"
+
+    @property
     def persistent(self) -> tuple[str, ...]:
         """Every node that must stand before a worker registers."""
         return (
@@ -105,6 +110,9 @@ class Layout:
 
     def queue(self, name: str) -> str:
         return f"{self.root}/queues/{name}"
+
+    def bell(self, queue: str) -> str:
+        return f"{self.root}/bells/{queue}"
 
     def assignment(self, worker: str) -> str:
         return f"{self.root}/assignments/{worker}"

@@ -13,6 +13,7 @@ while it is lost is answered so before `connected` is called. No answer ever cro
 request        answers
 =============  ====================================================================
 `Get`          `Node`, or `NoNode`
+`Stat`         `Node` without its data, or `NoNode`
 `Children`     `Listing`, or `NoNode`
 `Create`       `Created`, or `Refused` (index 0)
 `Commit`       `Committed`, or `Refused` with the index of the first bad operation
@@ -39,6 +40,14 @@ ANY_VERSION = -1
 @dataclass(frozen=True, slots=True)
 class Get:
     """Read data and version of a node in one read."""
+
+    path: str
+    watch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Look whether a node exists, and at which version; cheaper than `Get` where most do not."""
 
     path: str
     watch: bool = False
@@ -103,7 +112,7 @@ class Commit:
     ops: tuple[Op, ...]
 
 
-Request: TypeAlias = Get | Children | Create | Commit
+Request: TypeAlias = Get | Stat | Children | Create | Commit
 
 
 class Fault(Enum):

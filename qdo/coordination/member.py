@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,14 +19,16 @@ from kazoo.exceptions import KazooException
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent
 from kazoo.retry import KazooRetry
 
+from qdo.coordination.bells import Bells
 from qdo.coordination.client import Client
 from qdo.coordination.election import Election
-from qdo.coordination.layout import WORKER_STEM, Layout, WorkerNode
+from qdo.coordination.layout import WORKER_STEM, Layout, QueueNode, WorkerNode
 from qdo.coordination.lease import GAP, Lease, Renewal, clock
 from qdo.coordination.machine import Answer, Commit, Get, Machine, Then, Unanswered
 from qdo.coordination.membership import Component, Registration
 from qdo.coordination.ownership import Ownership
 from qdo.coordination.performer import Performer
+from qdo.coordination.reads import read_nodes
 from qdo.coordination.rebalancer import Rebalancer
 from qdo.coordination.slots import Claim
 from qdo.coordination.slots import Listener as ClaimListener
@@ -50,6 +52,9 @@ class Member:
     :ivar name: name of the worker node, such as ``worker-0000000101``; "" before `start`.
     :ivar failure: the error that ended the loop, if one did: a bug, not an outage.
     :param takes: which queues it may be granted.
+    :param told_aside: see `rebalancer.Rebalancer`.
+    :param on_ring: told which queue has been sent to, for those of `attend_bells`; None: no bell
+        is heard.
     :param positions: what the positions of the broker mean.
     """
 
@@ -62,6 +67,8 @@ class Member:
         component: Mapping[str, Any],
         checkpoint_seconds: float = 0.2,
         takes: QueueFilter = EVERYTHING,
+        told_aside: bool = False,
+        on_ring: Callable[[str], None] | None = None,
         positions: Positions = TIMES,
     ) -> None:
         self.name = ""
@@ -72,6 +79,8 @@ class Member:
         self._component_value = dict(component)
         self._checkpoint_seconds = checkpoint_seconds
         self._takes = takes
+        self._told_aside = told_aside
+        self._bells = Bells(layout, on_ring) if on_ring is not None else None
         self._positions = positions
         self._handler = client.handler
         self._events: Any = self._handler.queue_impl()
@@ -255,6 +264,47 @@ class Member:
         if self._rebalancer is not None:
             self._put(partial(self._rebalancer.create_queues, list(names)))
 
+    def queue_names(self) -> tuple[str, ...] | None:
+        """Return the names of all queue nodes, as leader; None where they are not known now."""
+        return self._rebalancer.queues if self._rebalancer is not None else None
+
+    def set_aside(self, names: frozenset[str]) -> None:
+        """Grant these queues to nobody, as leader: their nodes are marked as deleted."""
+        if self._rebalancer is not None:
+            self._put(partial(self._rebalancer.set_aside, names))
+
+    def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
+        """Return the nodes of queues, without those that have none; waits for the coordinator.
+
+        :raises CoordinatorUnreachableError: the connection is lost.
+        """
+        reads = read_nodes(self._client, [self._layout.queue(name) for name in names])
+        return {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in reads}
+
+    def change_queue(
+        self, change: Callable[[Client, Layout, str], QueueNode], name: str
+    ) -> QueueNode:
+        """Do what a function of `operator` does to the node of a queue; waits for the coordinator.
+
+        :raises CoordinatorUnreachableError: the connection is lost; it may be done.
+        """
+        try:
+            return change(self._client, self._layout, name)
+        except KazooException as error:
+            raise CoordinatorUnreachableError(
+                url=self._layout.root, reason=f"{type(error).__name__} {error}".strip()
+            ) from error
+
+    def attend_bells(self, queues: Sequence[str]) -> None:
+        """Listen for one ring of each of these queues from now on."""
+        if self._bells is not None:
+            self._put(partial(self._bells.attend, queues))
+
+    def leave_bells(self, queues: Sequence[str]) -> None:
+        """Listen no more to the bells of these queues, and forget them."""
+        if self._bells is not None:
+            self._put(partial(self._bells.leave, queues))
+
     # --- the loop ---------------------------------------------------------------------
 
     def _put(self, event: Callable[[], object] | None) -> None:
@@ -422,7 +472,7 @@ class Member:
             positions=self._positions,
         )
         self._rebalancer = rebalancer = Rebalancer(
-            self._layout, clock=clock, resign=self._resign
+            self._layout, clock=clock, resign=self._resign, told_aside=self._told_aside
         )
         self._election = Election(
             self._layout,
@@ -433,7 +483,9 @@ class Member:
             on_deposed=rebalancer.deposed,
         )
         renewal = Renewal(path, lease, clock=clock, on_gone=self._evicted)
-        started = [self._ownership, rebalancer, self._election, renewal]
+        started: list[Machine] = [self._ownership, rebalancer, self._election, renewal]
+        if self._bells is not None:
+            started.append(self._bells)
         self._machines.extend(started)
         for machine in started:
             machine.connected()

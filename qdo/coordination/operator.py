@@ -1,10 +1,11 @@
-"""What operators may do to a queue node while workers run: seek, unblock, mark deleted, reset.
+"""What operators may do to a queue node while workers run: seek, unblock, mark deleted, reset;
+and what the leader does there: retire, bring back, lay to rest.
 
-Each is a read-modify-write at the version read, keeps every key it does not mean to change,
-and counts ``seek`` up. The same transaction adds the queue to ``reread`` in its owner's worker
-node, which every worker watches, so that an idle owner notices too. Queue nodes are not
-deleted while workers run: versions would start again at 0, and a late write of the former
-owner could match.
+Each is a read-modify-write at the version read and keeps every key it does not mean to change.
+What operators do counts ``seek`` up: the owner goes by the node then, and not by what it has done
+since. The same transaction adds the queue to ``reread`` in its owner's worker node, which every
+worker watches, so that an idle owner notices too. Queue nodes are not deleted while workers
+run: versions would start again at 0, and a late write of the former owner could match.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from qdo.coordination.layout import Above, Layout, QueueNode, WorkerNode
 from qdo.errors import NotBlockedError, NotFoundError, SpoiltNodeError
 
 Change = Callable[[QueueNode], QueueNode]
+
+RETIRED = "retired"
+"""Key of a queue node that was marked as deleted because its queue vanished from the broker. What
+an operator marked has it not, and stays as it is when the broker lists the queue."""
 
 
 def seek(client: Client, layout: Layout, queue: str, last: int) -> QueueNode:
@@ -79,9 +84,60 @@ def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
         layout,
         queue,
         lambda node: replace(
-            node, deleted=False, last=0, position=None, fault=None, marks=None, above=None
+            _unmarked(node), last=0, position=None, fault=None, marks=None, above=None
         ),
     )
+
+
+def retire(client: Client, layout: Layout, queue: str) -> QueueNode:
+    """Mark a queue as deleted that its broker has no more; return the node as it was.
+
+    Its owner gives it back with all the progress it has made.
+
+    :raises SpoiltNodeError: see `mark_deleted`.
+    """
+
+    def change(node: QueueNode) -> QueueNode:
+        return node if node.deleted else _marked(queue, node, ((RETIRED, True),))
+
+    return _change(client, layout, queue, change, sought=0)
+
+
+def lay_to_rest(client: Client, layout: Layout, queue: str, finished: str) -> QueueNode:
+    """Mark a queue as deleted that is done to its end, for good; return the node as it was.
+
+    :param finished: its position then; a node with another one is left as it is.
+    """
+
+    def change(node: QueueNode) -> QueueNode:
+        over = node.position == finished and not node.deleted
+        return _marked(queue, node, ()) if over else node
+
+    return _change(client, layout, queue, change, sought=0)
+
+
+def bring_back(client: Client, layout: Layout, queue: str) -> QueueNode:
+    """Take the mark off that `retire` has set; return the node as it was."""
+
+    def change(node: QueueNode) -> QueueNode:
+        return _unmarked(node) if is_retired(node) else node
+
+    return _change(client, layout, queue, change, sought=0)
+
+
+def is_retired(node: QueueNode) -> bool:
+    """Return whether a queue was marked as deleted by `retire`."""
+    return node.deleted and any(name == RETIRED for name, _ in node.extra)
+
+
+def _unmarked(node: QueueNode) -> QueueNode:
+    extra = tuple(each for each in node.extra if each[0] != RETIRED)
+    return replace(node, deleted=False, extra=extra)
+
+
+def _marked(queue: str, node: QueueNode, extra: tuple[tuple[str, bool], ...]) -> QueueNode:
+    deleted = _deleted(queue)(node)
+    return replace(deleted, extra=(*_unmarked(deleted).extra, *extra))
 
 
 def _deleted(queue: str) -> Change:
@@ -93,14 +149,19 @@ def _deleted(queue: str) -> Change:
     return change
 
 
-def _change(client: Client, layout: Layout, queue: str, change: Change) -> QueueNode:
+def _change(
+    client: Client, layout: Layout, queue: str, change: Change, sought: int = 1
+) -> QueueNode:
     while True:
         try:
             data, stat = client.get(layout.queue(queue))
         except NoNodeError as error:
             raise NotFoundError(what="queue", name=queue) from error
         node = QueueNode.parse(data)
-        after = replace(change(node), seek=node.seek + 1)
+        after = change(node)
+        if after is node:
+            return node
+        after = replace(after, seek=node.seek + sought)
         if _commit(client, layout, queue, after, stat.version):
             return node
 

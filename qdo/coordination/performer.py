@@ -48,6 +48,7 @@ from qdo.coordination.machine import (
     Op,
     Refused,
     SetOp,
+    Stat,
     Then,
     Unanswered,
 )
@@ -73,7 +74,7 @@ class Performer:
         self._client = client
         self._put = put
 
-    def read(self, request: Get | Children | Create, then: Then, watcher: Watcher) -> None:
+    def read(self, request: Get | Stat | Children | Create, then: Then, watcher: Watcher) -> None:
         """Perform a read, or the creation of an ephemeral node."""
         path = self._client.chroot + request.path
         if isinstance(request, Create):
@@ -85,6 +86,8 @@ class Performer:
         elif isinstance(request, Children):
             watch = watcher if request.watch else None
             self._send(GetChildren(path, watch), _listing, then)
+        elif isinstance(request, Stat):
+            self._send(Exists(path, watcher if request.watch else None), _stat, then)
         elif request.watch:
             self._get_watched(path, then, watcher)
         else:
@@ -206,6 +209,10 @@ def _node(value: tuple[bytes, ZnodeStat]) -> Answer:
 def _existence(stat: ZnodeStat | None) -> Answer:
     """Say whether a node exists, as a listing of nothing or as no node."""
     return NoNode() if stat is None else Listing(())
+
+
+def _stat(stat: ZnodeStat | None) -> Answer:
+    return NoNode() if stat is None else Node(b"", stat.version, stat.mzxid, stat.ephemeralOwner)
 
 
 def _listing(names: list[str]) -> Answer:

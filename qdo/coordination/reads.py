@@ -1,4 +1,7 @@
-"""Reading many znodes quickly: requests are pipelined, not sent one after the other's answer."""
+"""Reading many znodes quickly: requests are pipelined, not sent one after the other's answer.
+
+From servers many nodes are read with one request: a tenth of the time, see `multiread`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 from kazoo.exceptions import KazooException, NoNodeError
 
 from qdo.coordination.client import Client
+from qdo.coordination.multiread import BATCH, MultiRead
 from qdo.errors import CoordinatorUnreachableError
 
 WINDOW = 1000
@@ -35,8 +39,10 @@ def read_nodes(client: Client, paths: Sequence[str]) -> list[Read]:
 
     :raises CoordinatorUnreachableError: the connection is lost.
     """
+    many = client.address.path is None and len(paths) > 1
+    answers = _in_batches(client, paths) if many else _pipelined(client, client.get_async, paths)
     found = []
-    for path, answer in _pipelined(client, client.get_async, paths):
+    for path, answer in answers:
         if answer is not None:
             data, stat = answer
             found.append(Read(path, data, stat.version, stat.ephemeralOwner))
@@ -63,12 +69,35 @@ def _pipelined(
             yield path, _answer(client, pending)
 
 
+def _in_batches(client: Client, paths: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield as `_pipelined` the data of nodes, read with one request for many."""
+    for start in range(0, len(paths), WINDOW):
+        asked = []
+        for at in range(start, min(start + WINDOW, len(paths)), BATCH):
+            part = paths[at : min(at + BATCH, start + WINDOW)]
+            pending = client.handler.async_result()
+            client._call(MultiRead([client.chroot + path for path in part]), pending)
+            asked.append((part, pending))
+        for part, pending in asked:
+            for path, value in zip(part, _answer(client, pending), strict=True):
+                if isinstance(value, NoNodeError):
+                    yield path, None
+                elif isinstance(value, Exception):
+                    raise _unreachable(client, value) from value
+                else:
+                    yield path, value
+
+
 def _answer(client: Client, pending: Any) -> Any:
     try:
         return pending.get(timeout=TIMEOUT_SECONDS)
     except NoNodeError:
         return None
     except (KazooException, client.handler.timeout_exception) as error:
-        raise CoordinatorUnreachableError(
-            url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
-        ) from error
+        raise _unreachable(client, error) from error
+
+
+def _unreachable(client: Client, error: BaseException) -> CoordinatorUnreachableError:
+    return CoordinatorUnreachableError(
+        url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
+    )

@@ -12,7 +12,7 @@ for a missed event is how such systems stall. On any doubt it resigns.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from qdo.coordination.filtered_planner import plan_filtered
 from qdo.coordination.layout import (
@@ -60,12 +60,23 @@ NAMES_SHOWN = 20
 
 
 class Rebalancer(Machine):
-    """What the leader does while it leads; idle otherwise."""
+    """What the leader does while it leads; idle otherwise.
+
+    :param told_aside: somebody reads which queues are marked as deleted and says it with
+        `set_aside`. Until then only queues are planned that somebody has been granted.
+    """
 
     def __init__(
-        self, layout: Layout, *, clock: Callable[[], float], resign: Callable[[str], None]
+        self,
+        layout: Layout,
+        *,
+        clock: Callable[[], float],
+        resign: Callable[[str], None],
+        told_aside: bool = False,
     ) -> None:
         super().__init__()
+        self._told_aside = told_aside
+        self._aside: frozenset[str] | None = None
         self._layout = layout
         self._clock = clock
         self._resign = resign
@@ -97,6 +108,7 @@ class Rebalancer(Machine):
     def elected(self, fence: int) -> None:
         """Begin; `fence` is the version that taking office left on the rebalancer node."""
         self._fence = fence
+        self._aside = None if self._told_aside else frozenset()
         self._reconcile()
 
     def deposed(self) -> None:
@@ -274,17 +286,29 @@ class Rebalancer(Machine):
         able = {name: node.takes for name, node in self._workers.items() if not node.draining}
         if not able:
             return
-        wanted, untaken = plan_filtered(self._queues, able, current)
+        queues = self._planned()
+        wanted, untaken = plan_filtered(queues, able, current)
         self._tell_untaken(sorted(untaken))
         ops = self._operations(wanted)
         if ops:
             log.info(
                 "rebalancer: %d queues over %d workers, %d assignments change",
-                len(self._queues),
+                len(queues),
                 len(able),
                 len(ops),
             )
             self._write(ops)
+
+    def _planned(self) -> Sequence[str]:
+        """Return the queues to share out.
+
+        One marked as deleted would count as the share of a worker that has nothing to do.
+        """
+        queues, aside = self._queues or (), self._aside
+        if aside is None:
+            granted = {queue for share, _ in self._assigned.values() for queue in share}
+            return [queue for queue in queues if queue in granted]
+        return [queue for queue in queues if queue not in aside] if aside else queues
 
     def _tell_untaken(self, untaken: list[str]) -> None:
         """Name the queues that no worker takes, whenever they are others than before."""
@@ -411,6 +435,17 @@ class Rebalancer(Machine):
         )
 
     # --- queues that brokers know and the coordinator does not ------------------------
+
+    @property
+    def queues(self) -> tuple[str, ...] | None:
+        """The names of all queue nodes as last listed, None where they are not known now."""
+        return self._queues if self.leading else None
+
+    def set_aside(self, names: frozenset[str]) -> None:
+        """Grant these queues to nobody, and all others as before; others pass it over."""
+        if self.leading and names != self._aside:
+            self._aside = names
+            self._plan_soon(0.0)
 
     def create_queues(self, names: Iterable[str]) -> None:
         """Create the nodes of new queues, as leader; others pass it over."""

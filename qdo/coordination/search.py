@@ -109,7 +109,8 @@ class Search:
     def _leave_alone(self, slot: Slot, reason: str) -> None:
         """Do nothing with a queue until its node changes; that loses nothing."""
         slot.state = State.UNUSABLE
-        log.warning(
+        log.log(
+            logging.INFO if slot.node.deleted else logging.WARNING,
             "%s: queue %s is not processed: %s; its node is watched for a repair",
             self._name,
             slot.queue,

@@ -1,8 +1,8 @@
-"""Two duties of a worker toward its broker: new queues, and messages too old to keep.
+"""Two duties of a worker toward its broker: its queues, and messages too old to keep.
 
 Discovery is the leader's: queues that the broker knows and the coordinator does not get their
-node, without which nobody can be given them. Retention is the owner's: it alone knows up to
-where a queue is done.
+node, without which nobody can be given them; those of brokers whose queues come and go are looked
+after as `census` says. Retention is the owner's: it alone knows up to where a queue is done.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from qdo.brokers.base import Broker
 from qdo.describe import describe
+from qdo.errors import QdoError
 from qdo.names import name_fault
 from qdo.worker.slot import Slot
+from qdo.worker.tending import Leader, Tending
 
 _log = logging.getLogger(__name__)
 
-LIST_SECONDS = 10.0
-"""How often the leader compares all queues of the broker, should a wake have been missed."""
 LEADER_LOOK_SECONDS = 0.1
 """How often the others look whether they lead now: a question to the own memory."""
 SOON_SECONDS = 0.05
 """Names that arrive within this time are created together."""
+AGAIN_SECONDS = 1.0
+"""Pause after a failure of the coordinator."""
+TEND_SECONDS = 5.0
+"""Queues that come and go are looked after at least so often: the term may have changed unseen."""
 RETIRE_SHARE = 0.05
 """A queue is looked at this often, as a share of the retention time, within the limits below."""
 RETIRE_MIN_SECONDS = 10.0
 RETIRE_MAX_SECONDS = 3600.0
 
 
-class Leader(Protocol):
-    """What discovery needs of a member."""
-
-    def is_leader(self) -> bool: ...
-
-    def create_queues(self, names: Iterable[str]) -> None: ...
+def come_and_go(broker: Broker) -> bool:
+    """Return whether queues of this broker vanish or end, so that their nodes must be read."""
+    return broker.vanish_misses is not None or broker.finished_text is not None
 
 
 class Discovery:
@@ -46,6 +46,7 @@ class Discovery:
         self._broker = broker
         self._clock = clock
         self._leader: Leader | None = None
+        self._tending: Tending | None = None
         self._given: set[str] = set()
         self._fresh: set[str] = set()
         self._refused: set[str] = set()
@@ -64,7 +65,7 @@ class Discovery:
         creating a node that exists is harmless, a queue without a node is not.
         """
         if member is None or not member.is_leader():
-            self._leader = None
+            self._leader = self._tending = None
             self._fresh.clear()
             return LEADER_LOOK_SECONDS
         now = self._clock()
@@ -72,28 +73,60 @@ class Discovery:
             self._leader = member
             self._given.clear()
             self._list_at = now
-        if now >= self._list_at:
-            self._list_at = now + LIST_SECONDS
-            self._given.clear()
-            self._fresh.update(self._listed())
+            self._tending = Tending(self._broker) if come_and_go(self._broker) else None
+        if self._tending is None:
+            return self._hand_over(member, now)
+        try:
+            return self._tend(self._tending, member, now)
+        except QdoError as error:
+            _log.warning("queues cannot be looked after, tried again soon: %s", describe(error))
+            return AGAIN_SECONDS
+
+    def _hand_over(self, member: Leader, now: float) -> float:
         fresh, self._fresh = self._fresh - self._given, set()
-        usable = [name for name in sorted(fresh) if self._usable(name)]
+        if now >= self._list_at:
+            self._list_at = now + self._broker.list_seconds
+            self._given = set(self._listed() or ())
+            # Of a hundred thousand names most have their nodes.
+            fresh |= self._given.difference(member.queue_names() or ())
+        self._given |= fresh
+        usable = self._usable(fresh)
         if usable:
             member.create_queues(usable)
-        self._given |= fresh
         return max(SOON_SECONDS, self._list_at - now)
 
-    def _listed(self) -> list[str]:
+    def _tend(self, tending: Tending, member: Leader, now: float) -> float:
+        if not tending.look(member):
+            return SOON_SECONDS
+        if now >= self._list_at:
+            self._list_at = now + self._broker.list_seconds
+            names = self._listed()
+            if names is not None and tending.listed(names):
+                self._given = set(names)
+                self._fresh.update(names)
+                tending.look_through(member)
+        self._fresh = fresh = self._fresh - tending.nodes
+        self._given |= fresh
+        pause = tending.act(member, self._usable(fresh), now)
+        self._fresh = self._fresh - fresh
+        return max(SOON_SECONDS, min(pause, self._list_at - now, TEND_SECONDS))
+
+    def _listed(self) -> list[str] | None:
         try:
             # One text for one name: others keep it too.
             return list(map(sys.intern, self._broker.queues()))
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.warning(
-                "queues cannot be listed, tried again in %g s: %s", LIST_SECONDS, describe(error)
+                "queues cannot be listed, tried again in %g s: %s",
+                self._broker.list_seconds,
+                describe(error),
             )
-            return []
+            return None
 
-    def _usable(self, name: str) -> bool:
+    def _usable(self, names: Iterable[str]) -> list[str]:
+        return [name for name in sorted(names) if self._is_usable(name)]
+
+    def _is_usable(self, name: str) -> bool:
         fault = name_fault(name)
         if fault is not None and name not in self._refused:
             self._refused.add(name)

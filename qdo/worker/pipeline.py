@@ -32,7 +32,7 @@ from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock as boot_clock
 from qdo.coordination.slots import Claim
 from qdo.describe import describe
-from qdo.errors import BodyDecodeError
+from qdo.errors import BodyDecodeError, UnreachableError
 from qdo.headers import is_raw
 from qdo.message import Batch, Message
 from qdo.ordering import Order
@@ -49,6 +49,7 @@ from qdo.worker.observing import Observing
 from qdo.worker.outcome import Outcomes
 from qdo.worker.slot import JobAborted, MessageExpired, Registration, Slot, Turn
 from qdo.worker.subscriptions import Subscriptions, look_at, note_end
+from qdo.worker.suitability import Suitability
 
 _NO_HEADERS: Mapping[str, str] = {}
 _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
@@ -142,6 +143,7 @@ class Pipeline:
         self._subscriptions = Subscriptions(broker)
         self._works: dict[Job, Work] = {}
         self._jobless: set[str] = set()
+        self._suitability = Suitability(broker)
 
     @property
     def context(self) -> Any:
@@ -178,7 +180,10 @@ class Pipeline:
         if now >= claim.lease.until:
             return Turn.PAUSED
         before, marks = claim.done, claim.marks
-        work = self._work(slot.queue)
+        try:
+            work = self._work(slot.queue)
+        except UnreachableError as error:
+            return self._outcomes.trouble(slot, "nothing is started", error)
         if self._subscriptions.needed and work is not None and slot.subscription is None:
             try:
                 self._subscriptions.begin(slot, claim, work.batch)
@@ -456,6 +461,8 @@ class Pipeline:
             if queue not in self._jobless:
                 self._jobless.add(queue)
                 _log.error("queue %s: the app has no job for it; its messages wait", queue)
+            return None
+        if not self._suitability.fits(queue, job):
             return None
         work = self._works.get(job)
         if work is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from qdo.coordination.slots import Claim
 from qdo.filters import QueueFilter
 from qdo.settings import Settings
 
+Change = Callable[[Client, Layout, str], QueueNode]
 OnSession = Callable[["tuple[int, bytes] | None"], None]
 
 
@@ -37,6 +38,12 @@ class Enrolled(Protocol):
     def refresh_component(self, component: Mapping[str, Any]) -> None: ...
     def is_leader(self) -> bool: ...
     def create_queues(self, names: Iterable[str]) -> None: ...
+    def queue_names(self) -> Sequence[str] | None: ...
+    def set_aside(self, names: frozenset[str]) -> None: ...
+    def read_queues(self, names: Sequence[str]) -> Mapping[str, QueueNode]: ...
+    def change_queue(self, change: Change, name: str) -> QueueNode: ...
+    def attend_bells(self, queues: Sequence[str]) -> None: ...
+    def leave_bells(self, queues: Sequence[str]) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -55,6 +62,8 @@ class Survey:
 class Registrar:
     """Opens sessions and registers in them.
 
+    :ivar told_aside: see `coordination.rebalancer.Rebalancer`.
+    :ivar on_ring: see `coordination.member.Member`.
     :param on_session: told id and password of every session before anything is written in it,
         and None when it was closed in good order.
     """
@@ -64,6 +73,8 @@ class Registrar:
         self._layout = Layout.of(settings.app, settings.namespace)
         self._positions = positions_of(settings.broker)
         self._on_session = on_session
+        self.told_aside = False
+        self.on_ring: Callable[[str], None] | None = None
         self._client: Client | None = None
         self._member: Enrolled | None = None
 
@@ -93,6 +104,8 @@ class Registrar:
             component=component,
             checkpoint_seconds=settings.checkpoint_seconds,
             takes=QueueFilter(settings.queues, settings.exclude),
+            told_aside=self.told_aside,
+            on_ring=self.on_ring,
             positions=self._positions,
         )
         return member

@@ -51,12 +51,14 @@ from qdo.filters import QueueFilter
 from qdo.message import Message
 from qdo.policies import check_policies
 from qdo.policy import Policy
+from qdo.ringing import ring_for
 from qdo.settings import Settings
 from qdo.stopping import SIGN
 from qdo.storage import absolute
 from qdo.worker.burst import Burst
-from qdo.worker.discovery import Discovery, Retention
+from qdo.worker.discovery import Discovery, Retention, come_and_go
 from qdo.worker.dispatcher import Dispatcher
+from qdo.worker.doorman import Doorman
 from qdo.worker.drain import Drain
 from qdo.worker.duties import Duties
 from qdo.worker.enrolment import Enrolment
@@ -66,6 +68,7 @@ from qdo.worker.executors.limited import LimitedExecutor
 from qdo.worker.hands import Hands
 from qdo.worker.pipeline import Pipeline
 from qdo.worker.registrar import Enrolled, Registrar
+from qdo.worker.suitability import check_jobs
 from qdo.worker.wakes import Wakes
 from qdo.worker.watchdog import Watchdog
 
@@ -122,6 +125,7 @@ class Worker:
         self._dispatcher: Dispatcher
         self._enrolment: Enrolment
         self._relay: Relay | None = None
+        self._doorman: Doorman | None = None
         self._duties = Duties(self._news.set)
 
     # --- life -------------------------------------------------------------------------
@@ -146,7 +150,8 @@ class Worker:
 
         0: stopped in good order; 1: a job could not be finished, or a part of the worker died.
 
-        :raises UsageError: a job cannot run where it is told to, or policies contradict.
+        :raises UsageError: a job cannot run where it is told to, asks for more than the broker
+            can give, or policies contradict.
         :raises UnreachableError: broker or coordinator cannot be reached at the start.
         """
         self._executors.check(self.app.jobs)
@@ -155,7 +160,14 @@ class Worker:
         self._alarm.start(self._news.set)
         try:
             self._broker = open_broker(self.settings.broker, self.app.name)
-            with contextlib.closing(self._broker), contextlib.closing(self.app):
+            self._registrar.told_aside = come_and_go(self._broker)
+            ringer = ring_for(self._broker, self.settings, self.app.name)
+            with contextlib.ExitStack() as stack:
+                for each in (ringer, self._broker, self.app):
+                    if each is not None:
+                        stack.callback(each.close)
+                takes = QueueFilter(self.settings.queues, self.settings.exclude).matcher()
+                check_jobs(self.app, self._broker, takes)
                 code = self._serve()
             _log.info("step 6: the broker is closed; exit code %d", code)
             return code
@@ -196,6 +208,7 @@ class Worker:
         self._pipeline.lent = self._dispatcher.lent
         self._discovery = Discovery(self._broker, clock)
         self._relay = self._made_relay()
+        self._doorman = self._made_doorman()
         self._enrolment = Enrolment(
             self._registrar,
             self._dispatcher,
@@ -237,6 +250,7 @@ class Worker:
                 ("discovery", self._discover_for_ever),
                 ("retention", self._retire_for_ever),
                 *((("outbox", self._relay_for_ever),) if self._relay else ()),
+                *((("doorbell", self._listen_for_ever),) if self._doorman else ()),
                 *((("burst", self._finish_burst),) if self.settings.burst else ()),
                 *((("limit", self._finish_in_time),) if self.settings.max_seconds else ()),
             ):
@@ -266,7 +280,8 @@ class Worker:
         self.state = "draining"
         SIGN.show(True)
         _log.info("step 1: taking nothing new")
-        self._duties.end("registration", "discovery", "retention", "outbox", "burst", "limit")
+        self._duties.end("registration", "discovery", "retention", "outbox", "doorbell")
+        self._duties.end("burst", "limit")
         member = self._enrolment.member
         if member is not None:
             self._describe(member)
@@ -376,6 +391,18 @@ class Worker:
         """Send what is in the outboxes of the app, while this worker leads."""
         while self._relay is not None:
             gevent.sleep(self._relay.step(self._enrolment.member))
+
+    def _made_doorman(self) -> Doorman | None:
+        if not self.settings.doorbell or not self._broker.polled:
+            return None
+        doorman = Doorman(self._dispatcher.slots)
+        self._registrar.on_ring = doorman.rang
+        return doorman
+
+    def _listen_for_ever(self) -> None:
+        """Listen at the doorbells of queues that rest."""
+        while self._doorman is not None:
+            gevent.sleep(self._doorman.step(self._enrolment.member))
 
     def _finish_burst(self) -> None:
         """End the worker once everything is done."""

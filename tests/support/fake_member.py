@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gevent.event import Event
@@ -39,6 +39,7 @@ class FakeMember:
         self.events: list[tuple[str, str]] = []
         self.components: list[dict[str, Any]] = []
         self.created: list[str] = []
+        self.bells: set[str] = set()
         self.leader = False
         self.is_settled = True
         self.draining = False
@@ -150,6 +151,24 @@ class FakeMember:
     def create_queues(self, names: Iterable[str]) -> None:
         self.created += names
         self._look()
+
+    def queue_names(self) -> None:
+        """Not known: whatever exists is created once more."""
+
+    def set_aside(self, names: frozenset[str]) -> None:
+        raise AssertionError("the brokers of these tests keep their queues")
+
+    def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
+        raise AssertionError("the brokers of these tests keep their queues")
+
+    def change_queue(self, change: object, name: str) -> QueueNode:
+        raise AssertionError("the brokers of these tests keep their queues")
+
+    def attend_bells(self, queues: Sequence[str]) -> None:
+        self.bells.update(queues)
+
+    def leave_bells(self, queues: Sequence[str]) -> None:
+        self.bells.difference_update(queues)
 
     def stop(self) -> None:
         self.stopped.set()

@@ -74,8 +74,11 @@ class Fleet:
     :ivar rounds: how often every engine has made its step.
     """
 
-    def __init__(self, url: str, session_timeout_seconds: float = 4.0) -> None:
+    def __init__(
+        self, url: str, session_timeout_seconds: float = 4.0, told_aside: bool = False
+    ) -> None:
         self.url = url
+        self._told_aside = told_aside
         self.ledger: list[tuple[str, int, int]] = []
         self.members: list[tuple[Member, Engine]] = []
         self.rounds = 0
@@ -94,7 +97,14 @@ class Fleet:
         """Start one more member."""
         engine = Engine(self.ledger)
         client = connect(self.url, session_timeout_seconds=self._timeout)
-        member = Member(client, LAYOUT, engine, component={"host": "test"}, checkpoint_seconds=0.02)
+        member = Member(
+            client,
+            LAYOUT,
+            engine,
+            component={"host": "test"},
+            checkpoint_seconds=0.02,
+            told_aside=self._told_aside,
+        )
         engine.member = member
         member.start()
         self.members.append((member, engine))

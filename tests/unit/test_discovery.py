@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from qdo.worker.discovery import LIST_SECONDS, RETIRE_MIN_SECONDS, Discovery, Retention
+from qdo.worker.discovery import RETIRE_MIN_SECONDS, Discovery, Retention
 from qdo.worker.slot import Slot
 from tests.support.fake_member import FakeMember
 from tests.support.memory_broker import MemoryBroker
@@ -81,8 +81,8 @@ def test_everything_is_compared_now_and_then(
     """A node that was lost, or a wake that was missed, is made good."""
     discovery = Discovery(broker, clock)
     pause = discovery.step(member)
-    assert pause <= LIST_SECONDS
-    clock.now += LIST_SECONDS
+    assert pause <= broker.list_seconds
+    clock.now += broker.list_seconds
     discovery.step(member)
     assert member.created == ["a", "b", "a", "b"]
 
@@ -107,7 +107,7 @@ def test_a_name_that_no_znode_can_have_is_named_once(
     broker.put("bad/name", b"1")
     discovery = Discovery(broker, clock)
     discovery.step(member)
-    clock.now += LIST_SECONDS
+    clock.now += broker.list_seconds
     discovery.step(member)
     assert member.created == ["a", "b"] * 2
     assert caplog.text.count("'bad/name' is not processed") == 1
@@ -122,7 +122,7 @@ def test_a_broker_that_cannot_list_is_asked_again(
     discovery.step(member)
     assert member.created == []
     assert "cannot be listed" in caplog.text
-    clock.now += LIST_SECONDS
+    clock.now += broker.list_seconds
     discovery.step(member)
     assert member.created == ["a", "b"]
 

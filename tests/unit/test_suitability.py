@@ -1,0 +1,182 @@
+"""Jobs that ask for more than the broker can give."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from qdo.app import App
+from qdo.brokers.base import Capabilities
+from qdo.errors import UsageError
+from qdo.message import Message
+from qdo.ordering import Order
+from qdo.policy import Policy
+from qdo.settings import Settings
+from qdo.worker import worker as worker_module
+from qdo.worker.executors.greenlet import GreenletExecutor
+from qdo.worker.pipeline import Pipeline
+from qdo.worker.slot import Slot, Turn
+from qdo.worker.suitability import check_jobs
+from qdo.worker.worker import Worker
+from tests.support.fake_member import FakeMember, FakeRegistrar
+from tests.support.memory_broker import MemoryBroker
+
+
+class MixedBroker(MemoryBroker):
+    """A broker whose queues are in order only where their names end in ".fifo"."""
+
+    capabilities = Capabilities(
+        ordered=True,
+        seekable=False,
+        countable=True,
+        delay=False,
+        peek=False,
+        max_body_bytes=10**6,
+        hold_seconds=43_200.0,
+    )
+
+    def order(self, queue: str) -> Order:
+        self.fail()
+        return "queue" if queue.endswith(".fifo") else "none"
+
+
+def app_of(order: Order, **options: Any) -> tuple[App, list[Any]]:
+    app = App("test")
+    seen: list[Any] = []
+
+    @app.job(order=order, **options)
+    def job(message: Message, context: Any) -> None:
+        seen.append(message.body)
+
+    return app, seen
+
+
+@pytest.fixture
+def broker() -> MixedBroker:
+    made = MixedBroker()
+    made.put("plain", b"1")
+    made.put("strict.fifo", b"1")
+    return made
+
+
+@pytest.mark.parametrize("order", ["queue", "key"])
+def test_a_worker_refuses_queues_without_the_order_of_their_job(
+    broker: MixedBroker, order: Order
+) -> None:
+    """One line names the queues, the job and the remedy."""
+    app, _ = app_of(order)
+    with pytest.raises(UsageError) as caught:
+        check_jobs(app, broker, lambda queue: True)
+    text = str(caught.value)
+    assert "no order in plain, and job" in text
+    assert "strict.fifo" not in text
+    assert '@app.job(order="none")' in text
+    assert "\n" not in text
+    assert caught.value.exit_code == 2
+
+
+def test_many_such_queues_are_counted(broker: MixedBroker) -> None:
+    """Thousands of names are no clear line."""
+    for number in range(100):
+        broker.put(f"q{number:03}", b"1")
+    app, _ = app_of("queue")
+    with pytest.raises(UsageError, match=r"plain, q000, q001, q002, q003 and 96 more, and job"):
+        check_jobs(app, broker, lambda queue: True)
+
+
+def test_what_does_not_concern_a_worker_is_no_reason(broker: MixedBroker) -> None:
+    """Queues that it does not take, that have no job, or whose job needs no order."""
+    app, _ = app_of("queue")
+    check_jobs(app, broker, lambda queue: queue.endswith(".fifo"))
+    check_jobs(app_of("queue", queues="*.fifo")[0], broker, lambda queue: True)
+    check_jobs(app_of("none")[0], broker, lambda queue: True)
+
+
+def test_a_broker_with_one_order_is_not_asked_for_its_queues() -> None:
+    """There may be a million of them."""
+    broker = MemoryBroker()
+    broker.faults = [OSError("listed")]
+    check_jobs(app_of("queue")[0], broker, lambda queue: True)
+    assert broker.faults
+
+
+def test_a_broker_that_cannot_be_asked_stops_the_start(broker: MixedBroker) -> None:
+    """Whatever the order of the jobs: missing rights come up at once."""
+    broker.faults = [OSError("no rights")]
+    with pytest.raises(OSError, match="no rights"):
+        check_jobs(app_of("none")[0], broker, lambda queue: True)
+
+
+def test_a_job_must_not_take_longer_than_a_message_can_be_held(broker: MixedBroker) -> None:
+    """Another worker would get its message while it runs."""
+    check_jobs(app_of("none", timeout_seconds=43_200)[0], broker, lambda queue: True)
+    with pytest.raises(UsageError, match=r"timeout_seconds=43201 .* at most 43200"):
+        check_jobs(app_of("none", timeout_seconds=43_201)[0], broker, lambda queue: True)
+
+
+def test_a_queue_found_later_is_not_processed_and_named_once(
+    broker: MixedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its messages wait; those of other queues run."""
+    caplog.set_level(logging.ERROR)
+    app, seen = app_of("queue")
+    pipeline = Pipeline(
+        app, broker, GreenletExecutor(), policy=Policy(), fetch=10, turn_seconds=1.0
+    )
+
+    class Listener:
+        """Keeps nothing."""
+
+        def claimed(self, claim: object) -> None:
+            """Nothing."""
+
+    member = FakeMember(Listener())
+    for name, expected in (("plain", 0), ("strict.fifo", 1)):
+        slot = Slot(name)
+        (slot.claim,) = member.grant(name)
+        slot.member = member
+        for _ in range(3):
+            turn = pipeline.turn(slot, member, slot.claim)
+        assert turn is Turn.TIP
+        assert slot.claim.done == expected
+    assert seen == [1]
+    assert [queue for queue, _ in broker.fetches] == ["strict.fifo"] * 3
+    assert caplog.text.count("plain is not processed") == 1
+    assert 'order="none"' in caplog.text
+
+
+def test_an_order_that_cannot_be_told_is_asked_for_again(
+    broker: MixedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is started meanwhile."""
+    app, seen = app_of("queue")
+    pipeline = Pipeline(
+        app, broker, GreenletExecutor(), policy=Policy(), fetch=10, turn_seconds=1.0
+    )
+    member = FakeMember(type("Listener", (), {"claimed": lambda self, claim: None})())
+    slot = Slot("strict.fifo")
+    (slot.claim,) = member.grant("strict.fifo")
+    slot.member = member
+    broker.faults = [OSError("away")]
+    assert pipeline.turn(slot, member, slot.claim) is Turn.WAIT
+    assert "order of queue strict.fifo is out of reach" in caplog.text
+    assert seen == []
+    assert pipeline.turn(slot, member, slot.claim) is Turn.MORE
+    assert seen == [1]
+
+
+def test_the_worker_ends_before_it_registers(
+    broker: MixedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the error of the check, whose exit code is 2."""
+    monkeypatch.setattr(worker_module, "open_broker", lambda url, app: broker)
+    app, seen = app_of("queue")
+    settings = Settings(app="test")
+    app.use(settings)
+    registrar = FakeRegistrar(settings)
+    with pytest.raises(UsageError, match="no order in plain"):
+        Worker(app, settings, registrar=registrar).run()
+    assert registrar.members == []
+    assert seen == []
