@@ -224,7 +224,8 @@ class Relay:
         if not can.dedup or (can.dedup_seconds or DEDUP_SECONDS) < DEDUP_SECONDS:
             raise UnsupportedError(
                 broker="this broker",
-                what=f"relay an outbox: it does not deduplicate for {DEDUP_SECONDS / 86_400:g} days",
+                what="relay an outbox: it does not deduplicate for "
+                f"{DEDUP_SECONDS / 86_400:g} days",
                 remedy="send with App.send after the commit",
             )
         self._outboxes = outboxes
