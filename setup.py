@@ -31,7 +31,10 @@ REQUIRES = [
     "rich>=15,<16",
     "tomli>=2.2,<3; python_version < '3.11'",
 ]
-AWS = ["boto3>=1.44,<2"]
+AWS = [
+    "boto3>=1.44,<2",
+    "protobuf>=7.36,<8",  # reads what the Kinesis Producer Library packs
+]
 HTTP = ["urllib3>=2.6,<3"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
 WEB = ["flask>=3.1,<4", "prometheus-client>=0.21,<1"]
@@ -41,6 +44,8 @@ TEST = [
     *HTTP,
     *SQL,
     "moto[s3,server]>=5.2,<6",
+    "aws-kinesis-agg>=1.2.3,<2",  # packs records as producers do; reads them less well than qdo
+    "six>=1.16,<2",  # which aws-kinesis-agg imports and does not name
     "standardwebhooks>=1.1,<2",  # verifies what workers.webhook signs
     "pytest>=9.2,<10",
     "pytest-timeout>=2.4,<3",
@@ -49,6 +54,7 @@ TEST = [
     "mypy>=2.4,<2.5",
     "ruff>=0.17.5,<0.18",
     "types-ujson>=5.10",
+    "types-protobuf>=7,<8",
     "tomli>=2.2,<3",  # mypy checks for Python 3.10, whatever Python it runs on
 ]
 

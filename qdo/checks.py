@@ -59,7 +59,7 @@ def reference(value: str) -> str | None:
 
 def broker_url(value: str) -> str | None:
     """Check the address of a broker; what follows the kind is checked by the broker itself."""
-    known = ("sqlite:PATH", "sqs://REGION/PREFIX")
+    known = ("sqlite:PATH", "sqs://REGION/PREFIX", "kinesis://REGION/STREAM")
     return _sqlite_fault(value) or _scheme_fault(value, known)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 UNSPEAKABLE = "(its text cannot be shown: str() of it raises)"
@@ -29,3 +30,9 @@ def describe_traceback(error: BaseException) -> str:
         return "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 - see `text_of`
         return "".join(traceback.format_tb(error.__traceback__)) + describe(error)
+
+
+def few(items: Sequence[object], most: int = 5) -> str:
+    """Return the first of many as text, and how many more there are."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more

@@ -198,6 +198,15 @@ class AccessDeniedError(AwsError):
     exit_code = 5
 
 
+class PositionTrimmedError(QdoError):
+    """queue {queue!r} stands still: the record after which it is to go on ({position}, of
+    {time}) is gone from stream {stream!r}, which keeps records for {hours} hours, so that
+    messages may be lost; move it with `qdo seek`, or let such queues go on with the oldest
+    record that is left: trimmed=oldest in the broker's address"""
+
+    exit_code = 5
+
+
 # --- the protocol refused ---------------------------------------------------------
 
 
@@ -226,8 +235,7 @@ class PartlyDoneError(QdoError):
 
 
 class PartlySentError(PartlyDoneError):
-    """{done} of {total} messages were sent; not those with the numbers {rest}, counted from 0:
-    {reason}; send these again"""
+    """{done} of {total} messages were sent; not {rest}: {reason}; send these again"""
 
 
 class UnconfirmedError(QdoError):

@@ -88,7 +88,8 @@ class Settings:
     )
     broker: str = _setting(
         "sqlite:qdo-data/messages.db",
-        "where messages live: sqlite:PATH, or sqs://REGION/PREFIX?OPTION=VALUE&...",
+        "where messages live: sqlite:PATH, sqs://REGION/PREFIX?OPTION=VALUE&... or "
+        "kinesis://REGION/STREAM?OPTION=VALUE&...",
         checks.broker_url,
     )
     coordinator: str = _setting(

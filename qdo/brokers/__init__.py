@@ -15,16 +15,20 @@ def positions_of(url: str) -> Positions:
         from qdo.brokers.sqs_positions import SQS_POSITIONS
 
         return SQS_POSITIONS
+    if kind == "kinesis":
+        from qdo.brokers.kinesis_positions import POSITIONS
+
+        return POSITIONS
     return TIMES
 
 
 def open_broker(url: str, app: str) -> Broker:
     """Open the broker at `url` for one app, making what is missing.
 
-    :param url: `sqlite:PATH`, a file shared by the processes of this machine, or
-        `sqs://REGION/PREFIX`.
+    :param url: `sqlite:PATH`, a file shared by the processes of this machine,
+        `sqs://REGION/PREFIX` or `kinesis://REGION/STREAM`.
     :param app: its queues are separate from those of every other app at the same file; in SQS
-        the prefix separates apps.
+        the prefix separates apps, and of a stream each app reads everything.
     :raises SettingsError: an address of no known kind, or an impossible app name.
     :raises DatabaseError: the file cannot be used; see its subclasses.
     :raises CredentialsError: AWS knows nobody with these credentials, or there are none.
@@ -42,8 +46,15 @@ def open_broker(url: str, app: str) -> Broker:
         from qdo.brokers.sqs import SqsBroker
 
         return SqsBroker(address)
+    if kind == "kinesis" and colon:
+        from qdo.brokers.aws_address import kinesis_address
+
+        stream = kinesis_address(url)
+        from qdo.brokers.kinesis import KinesisBroker
+
+        return KinesisBroker(stream, app)
     if kind != "sqlite" or not colon:
-        forms = "sqlite:PATH or sqs://REGION/PREFIX"
+        forms = "sqlite:PATH, sqs://REGION/PREFIX or kinesis://REGION/STREAM"
         raise SettingsError(name="broker", reason=f"{url!r} is no broker; write {forms}")
     if not path or path == ":memory:" or (path.startswith("//") and not path.startswith("///")):
         raise SettingsError(name="broker", reason=f"{url!r} names no file; write sqlite:PATH")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import qdo
@@ -25,6 +26,7 @@ except ImportError as error:
 
 # Behind the check above: these need boto3 as well.
 from qdo.brokers.aws_errors import BOTO_ERRORS, translation
+from qdo.brokers.aws_wire import Calls, ClientCalls, WireCalls, is_direct
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 20.0
@@ -60,6 +62,8 @@ def make_client(
         retries={"mode": "standard", "total_max_attempts": attempts},
         tcp_keepalive=True,
         user_agent_extra=f"qdo/{qdo.__version__}",
+        # Whatever does as S3 does at an endpoint has seldom a host name for each bucket.
+        s3={"addressing_style": "path" if place.endpoint else "auto"},
     )
     try:
         with _lock:
@@ -71,6 +75,39 @@ def make_client(
             )
     except BOTO_ERRORS as error:
         raise translation(error, place, "service", place.service) from error
+
+
+def make_calls(
+    place: Place,
+    target: str,
+    methods: Mapping[str, str],
+    *,
+    connections: int,
+    read_seconds: float = READ_SECONDS,
+) -> Calls:
+    """Return what makes requests that are made very often; none is made now.
+
+    They are not repeated by themselves.
+
+    :param target: begins the names of actions in the JSON protocol, as in ``AmazonSQS``.
+    :param methods: of a boto3 client, by action.
+    """
+    client = make_client(place, connections=connections, read_seconds=read_seconds, attempts=1)
+    with _lock:
+        session = _session()
+        if not is_direct(client):
+            return ClientCalls(client, methods)
+        credentials = session.get_credentials()
+        certificates = session._session.get_config_variable("ca_bundle")
+    return WireCalls(
+        client,
+        credentials,
+        certificates,
+        target,
+        connect_seconds=CONNECT_SECONDS,
+        read_seconds=read_seconds,
+        connections=connections,
+    )
 
 
 @functools.cache

@@ -12,11 +12,14 @@ import abc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order
 from qdo.positions import TIMES, Positions
+
+if TYPE_CHECKING:
+    from qdo.policy import Policy
 
 DEDUP_SECONDS = 300.0
 """Window of a deduplication key whose sender does not say another."""
@@ -147,9 +150,14 @@ class Subscription(abc.ABC):
 
     :ivar end: the position that stands for the end of a queue to which nothing can be added any
         more, None while there may be messages to come. Known once all of them were fetched.
+    :ivar reached: a position behind all messages that were fetched and before any to come, where
+        it is worth recording although no message has it; None for none. `last` moves with it, so
+        that the time of a queue without messages does not stand still. Rarely a new one: each is
+        a write.
     """
 
     end: int | None = None
+    reached: int | None = None
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:
@@ -214,6 +222,14 @@ class Broker(abc.ABC):
     @abc.abstractmethod
     def queues(self) -> list[str]:
         """Return the names of all queues."""
+
+    def advice(self, policies: Mapping[str, Policy]) -> Sequence[str]:
+        """Return what should be changed about queues at the broker, as sentences with the remedy.
+
+        :param policies: failure policy of each queue.
+        :raises: as `queues`.
+        """
+        return ()
 
     @abc.abstractmethod
     def send(self, message: Outgoing) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from qdo.brokers.aws import make_client
+from qdo.brokers.aws import make_calls, make_client
 from qdo.brokers.aws_address import FIFO, SqsAddress
 from qdo.brokers.base import (
     Backlog,
@@ -23,15 +24,18 @@ from qdo.brokers.base import (
 )
 from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import AT_ONCE
+from qdo.brokers.sqs_advice import advice
 from qdo.brokers.sqs_holding import HOLD_SECONDS
 from qdo.brokers.sqs_letters import SqsLetters
 from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.brokers.sqs_queues import QueueFacts, SqsQueues
-from qdo.brokers.sqs_receiver import SqsReceiver
-from qdo.brokers.sqs_requests import MOST_POLLS, Requests
 from qdo.brokers.sqs_sending import MAX_S3_BODY, SqsSender
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order
+from qdo.policy import Policy
+
+if TYPE_CHECKING:
+    from qdo.brokers.sqs_receiver import SqsReceiver
 
 POLL_SLACK_SECONDS = 10.0
 """How much longer than a long poll its answer may take."""
@@ -70,16 +74,16 @@ class SqsBroker(Broker):
         self._stopped = threading.Event()
         self._wakes: list[Wake] = []
         self._receiver: SqsReceiver | None = None
-        self._client = make_client(address.place, connections=CONNECTIONS)
+        self.client = make_client(address.place, connections=CONNECTIONS)
         # One that repeats nothing by itself: of a batch only what failed is sent again.
         self._sending = make_client(address.place, connections=CONNECTIONS, attempts=1)
         self.objects = Objects(address.place, address.bucket) if address.bucket else None
-        self.sqs_queues = SqsQueues(self._client, address)
+        self.sqs_queues = SqsQueues(self.client, address)
         self._sender = SqsSender(
             self._sending, address, self.sqs_queues, self.objects, self._stopped
         )
         self._letters = SqsLetters(
-            self._client, address, self.sqs_queues, self._sender, self.objects
+            self.client, address, self.sqs_queues, self._sender, self.objects
         )
         try:
             self.sqs_queues.probe()
@@ -102,12 +106,8 @@ class SqsBroker(Broker):
         """
         return self.sqs_queues.settings(queue)
 
-    def advice(self, queue: str, attempts: int) -> list[str]:
-        """Return what should be changed about a queue, as sentences with the remedy.
-
-        :param attempts: of its job for one message.
-        """
-        return advice(queue, self.facts(queue), attempts)
+    def advice(self, policies: Mapping[str, Policy]) -> list[str]:
+        return advice(self.sqs_queues.settings_of(list(policies)), policies)
 
     # --- sending ---
 
@@ -157,11 +157,17 @@ class SqsBroker(Broker):
         return self._receiver.subscribe(queue, after, unconfirmed, on_lost)
 
     def _made_receiver(self) -> SqsReceiver:
+        # Imported late: senders do without gevent.
+        from qdo.brokers.sqs_receiver import SqsReceiver
+        from qdo.brokers.sqs_requests import METHODS, MOST_POLLS, TARGET, Requests
+
         address = self.address
         requests = Requests(
-            make_client(address.place, connections=CONNECTIONS),
-            make_client(
+            make_calls(address.place, TARGET, METHODS, connections=CONNECTIONS),
+            make_calls(
                 address.place,
+                TARGET,
+                METHODS,
                 connections=MOST_POLLS,
                 read_seconds=address.wait_seconds + POLL_SLACK_SECONDS,
             ),
@@ -252,29 +258,4 @@ class SqsBroker(Broker):
         if self.objects is not None:
             self.objects.close()
         self._sending.close()
-        self._client.close()
-
-
-LOW_RECEIVES = 10
-"""A redrive policy should allow so many receives for each attempt of a job at least."""
-SAFE_RETENTION_SECONDS = 14 * 86_400
-
-
-def advice(queue: str, facts: QueueFacts, attempts: int) -> list[str]:
-    """Return what should be changed about a queue; see `SqsBroker.advice`."""
-    found = []
-    redrive = facts.redrive
-    if redrive is not None and redrive.max_receives < LOW_RECEIVES * attempts:
-        found.append(
-            f"queue {queue}: SQS itself moves a message to {redrive.target} after "
-            f"{redrive.max_receives} receives, also one whose job never ran, and without its "
-            f"error: raise maxReceiveCount to {LOW_RECEIVES * attempts} or more, or remove the "
-            "redrive policy"
-        )
-    if facts.retention_seconds < SAFE_RETENTION_SECONDS:
-        found.append(
-            f"queue {queue}: SQS deletes messages after {facts.retention_seconds / 86_400:g} days, "
-            "done or not: raise MessageRetentionPeriod to 14 days, so that a blocked queue loses "
-            "nothing"
-        )
-    return found
+        self.client.close()

@@ -25,8 +25,6 @@ LETTERS_PER_SECOND = 100
 MAX_HIDE_SECONDS = 43_200
 MARGIN_SECONDS = 15.0
 """Nothing is begun with letters that are hidden for less than this."""
-SETTLED_SECONDS = 5.0
-"""A letter that was missing so shortly ago is missing still."""
 _BATCH = 10
 
 Place = tuple[str, int]
@@ -43,7 +41,6 @@ class Hand:
     :ivar letters: all copies of each letter, by queue and name, and then by their MessageId.
     """
 
-    taken_at: float
     until: float
     letters: dict[Place, dict[str, Copy]] = field(default_factory=dict)
     others: list[tuple[str, str]] = field(default_factory=list)
@@ -86,24 +83,26 @@ class LetterHands:
 
     def hold(self, wanted: set[Place]) -> Hand:
         """Return a hand with these letters, as far as they exist."""
-        now = self._clock()
         hand = self._hand
-        if (
-            hand is not None
-            and hand.until - now > MARGIN_SECONDS
-            and (wanted <= hand.letters.keys() or now - hand.taken_at <= SETTLED_SECONDS)
-        ):
-            return hand
-        self.give_back()
-        self._hand = self.take()
-        return self._hand
+        if hand is None or hand.until - self._clock() <= MARGIN_SECONDS:
+            self.give_back()
+            hand = self._hand = self._empty()
+            self._fill(hand)
+        elif not wanted <= hand.letters.keys():
+            self._fill(hand)  # what is held is hidden from us as well: only others come
+        return hand
 
     def take(self) -> Hand:
         """Receive everything there is."""
-        now = self._clock()
-        hand = Hand(now, now + MAX_HIDE_SECONDS)
-        side_by_side(lambda name: self._take_from(name, hand), self._address.letter_queues)
+        hand = self._empty()
+        self._fill(hand)
         return hand
+
+    def _empty(self) -> Hand:
+        return Hand(self._clock() + MAX_HIDE_SECONDS)
+
+    def _fill(self, hand: Hand) -> None:
+        side_by_side(lambda name: self._take_from(name, hand), self._address.letter_queues)
 
     def _take_from(self, name: str, hand: Hand) -> None:
         try:
@@ -136,7 +135,8 @@ class LetterHands:
                 QueueUrl=url,
                 MaxNumberOfMessages=_BATCH,
                 VisibilityTimeout=hide,
-                WaitTimeSeconds=1,  # from 1 on all servers of SQS are asked, not some
+                # From 1 on SQS asks all of its servers, not some.
+                WaitTimeSeconds=min(self._address.wait_seconds, 1),
                 MessageSystemAttributeNames=list(RECEIVED_ATTRIBUTES),
                 MessageAttributeNames=["All"],
                 **more,

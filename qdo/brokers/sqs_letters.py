@@ -227,7 +227,7 @@ class SqsLetters:
         self._seen = {}
         self._counted_at = None
         places = [(queue, SQS_POSITIONS.name(position)) for queue, position in letters]
-        hand = self._hands.hold(set(places)) if places else Hand(0.0, 0.0)
+        hand = self._hands.hold(set(places)) if places else Hand(0.0)
         return hand, list(map(hand.take_out, places))
 
     def _again(self, found: Found) -> Outgoing:

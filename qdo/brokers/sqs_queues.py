@@ -241,6 +241,12 @@ class SqsQueues:
         """Return what a queue is like; its counts may be old."""
         return self._facts(self.full_name(queue), SETTINGS_SECONDS)
 
+    def settings_of(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
+        """Return what queues are like, those left out that do not say it."""
+        found = _asked(self._settings_or_none, list(map(self.full_name, queues)))
+        facts = (each for _, each in found)
+        return {queue: each for queue, each in zip(queues, facts, strict=True) if each}
+
     def counts(self, queue: str) -> QueueFacts:
         """Return what a queue is like, with counts as young as the budget allows."""
         return self.counts_of(self.full_name(queue))

@@ -88,3 +88,4 @@ class SqsReceiver:
                 " after the visibility time-out",
                 len(self._open),
             )
+        self._requests.close()

@@ -13,6 +13,7 @@ from gevent.lock import BoundedSemaphore
 
 from qdo.brokers.aws_address import FIFO, Place
 from qdo.brokers.aws_errors import BOTO_ERRORS, translated, translation
+from qdo.brokers.aws_wire import Calls
 from qdo.brokers.s3 import Objects
 from qdo.brokers.sqs_holding import Held
 from qdo.brokers.sqs_messages import RECEIVED_ATTRIBUTES, Pointer, Received, received
@@ -21,6 +22,13 @@ from qdo.describe import describe
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
 BATCH = 10
+TARGET = "AmazonSQS"
+METHODS = {
+    "ReceiveMessage": "receive_message",
+    "DeleteMessageBatch": "delete_message_batch",
+    "ChangeMessageVisibilityBatch": "change_message_visibility_batch",
+}
+"""Of a boto3 client, by action."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +49,8 @@ class Answer:
 class Requests:
     """Those of one process.
 
-    :param client: of boto3, for requests that are answered at once.
-    :param polling: of boto3, with a read time-out longer than a long poll.
+    :param calls: makes requests that are answered at once.
+    :param polling: makes long polls.
     :param url_of: gives the URL of a queue; may ask SQS.
     :param objects: bodies that are too large for SQS; None where there is no place for them.
     :ivar counts: requests made, by action.
@@ -50,8 +58,8 @@ class Requests:
 
     def __init__(
         self,
-        client: Any,
-        polling: Any,
+        calls: Calls,
+        polling: Calls,
         place: Place,
         url_of: Callable[[str], str],
         *,
@@ -60,7 +68,7 @@ class Requests:
         objects: Objects | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self._client = client
+        self._calls = calls
         self._polling = polling
         self._place = place
         self._url_of = url_of
@@ -68,6 +76,11 @@ class Requests:
         self._visibility_seconds = visibility_seconds
         self._objects = objects
         self._polls = BoundedSemaphore(MOST_POLLS)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._calls.close()
+        self._polling.close()
 
     # --- receiving ----------------------------------------------------------------------
 
@@ -90,7 +103,7 @@ class Requests:
             options["ReceiveRequestAttemptId"] = str(uuid.uuid4())
         self.counts["ReceiveMessage"] += 1
         with self._polls, translated(self._place, "queue", queue):
-            answer = self._polling.receive_message(**options)
+            answer = self._polling.call("ReceiveMessage", options)
         return [self._whole(queue, received(raw)) for raw in answer.get("Messages", ())]
 
     def _whole(self, queue: str, message: Received) -> Received:
@@ -113,7 +126,7 @@ class Requests:
         entries = [
             {"Id": str(index), "ReceiptHandle": held.receipt} for index, held in enumerate(batch)
         ]
-        answer = self._ask("delete_message_batch", queue, batch, entries)
+        answer = self._ask("DeleteMessageBatch", queue, batch, entries)
         pointers = [held.pointer for held in answer.done if held.pointer is not None]
         if pointers and self._objects is not None:
             self._delete_bodies(queue, pointers, self._objects)
@@ -132,19 +145,19 @@ class Requests:
             {"Id": str(index), "ReceiptHandle": held.receipt, "VisibilityTimeout": seconds}
             for index, held in enumerate(batch)
         ]
-        return self._ask("change_message_visibility_batch", queue, batch, entries)
+        return self._ask("ChangeMessageVisibilityBatch", queue, batch, entries)
 
     def _ask(
-        self, method: str, queue: str, batch: Sequence[Held], entries: list[dict[str, Any]]
+        self, action: str, queue: str, batch: Sequence[Held], entries: list[dict[str, Any]]
     ) -> Answer:
         try:
             url = self._url_of(queue)
-            self.counts[method] += 1
-            found = getattr(self._client, method)(QueueUrl=url, Entries=entries)
+            self.counts[action] += 1
+            found = self._calls.call(action, {"QueueUrl": url, "Entries": entries})
         except Exception as error:  # noqa: BLE001 - tried again, and it would end a duty
             if isinstance(error, BOTO_ERRORS):
                 error = translation(error, self._place, "queue", queue)
-            _log.warning("queue %s: %s, tried again: %s", queue, method, describe(error))
+            _log.warning("queue %s: %s, tried again: %s", queue, action, describe(error))
             return Answer((), failed=batch)
         faults = {int(each["Id"]): each for each in found.get("Failed", ())}
         refused = [held for at, held in enumerate(batch) if _is_refused(faults.get(at))]
@@ -155,7 +168,7 @@ class Requests:
             _log.warning(
                 "queue %s: %s of a message is refused: %s %s",
                 queue,
-                method,
+                action,
                 fault.get("Code"),
                 fault.get("Message", ""),
             )

@@ -29,6 +29,7 @@ from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import side_by_side
 from qdo.brokers.sqs_messages import entry, pointing, size_of
 from qdo.brokers.sqs_queues import SqsQueues
+from qdo.describe import few
 from qdo.errors import (
     AwsError,
     AwsUnreachableError,
@@ -36,6 +37,7 @@ from qdo.errors import (
     PartlySentError,
     QdoError,
     ThrottledError,
+    UnreachableError,
     UnsupportedError,
 )
 
@@ -52,9 +54,9 @@ MAX_PAUSE_SECONDS = 3.0
 SEND_SECONDS = 30.0
 """After this long no further try begins."""
 
+_UNSAID = {"Message": "its answer does not mention it"}
 _POINTER_BYTES = 2048
 """More than what stands for a body in S3 takes."""
-_NAMED_AT_MOST = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,10 @@ class _Results:
         if not sent:
             raise self.error
         unsent = tuple(index for index, each in enumerate(self.sent) if each is None)
-        more = f" and {len(unsent) - _NAMED_AT_MOST} more" if len(unsent) > _NAMED_AT_MOST else ""
         raise PartlySentError(
             done=len(sent),
             total=len(self.sent),
-            rest=", ".join(map(str, unsent[:_NAMED_AT_MOST])) + more,
+            rest=f"those with the numbers {few(unsent)}, counted from 0",
             reason=str(self.error),
             unsent=unsent,
             sent=tuple(self.sent),
@@ -225,18 +226,17 @@ class SqsSender:
         for done in answer.get("Successful", ()):
             sequence = int(done.get("SequenceNumber") or 0)
             sent[int(done["Id"])] = Sent(done["MessageId"], sequence)
+        left = [each for each in entries if sent[int(each["Id"])] is None]
         failed = {each["Id"]: each for each in answer.get("Failed", ())}
-        if not failed:
-            return [], None
-        said = self._failure(name, next(iter(failed.values())))
-        for each in failed.values():
-            if each.get("SenderFault") and not is_throttling_code(each.get("Code", "")):
-                raise self._failure(name, each)
-        return [each for each in entries if each["Id"] in failed], said
+        failures = [self._failure(name, failed.get(each["Id"], _UNSAID)) for each in left]
+        for failure in failures:
+            if not isinstance(failure, UnreachableError):
+                raise failure
+        return left, failures[0] if failures else None
 
     def _failure(self, name: str, failed: Mapping[str, Any]) -> QdoError:
         """Return the error for one message of a batch that SQS did not take."""
-        code = str(failed.get("Code", ""))
+        code = str(failed.get("Code", "no code"))
         reason = " ".join(str(failed.get("Message") or "no reason was given").split()).rstrip(".")
         where = {"service": "SQS", "action": "sqs:SendMessage", "resource": f"queue {name!r}"}
         if is_throttling_code(code):

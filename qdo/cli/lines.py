@@ -9,8 +9,9 @@ from io import BufferedReader
 from typing import Any
 
 from qdo.brokers.base import Broker, Outgoing, Terms
+from qdo.describe import few
 from qdo.encoding import decode_strictly
-from qdo.errors import BodyError, LineError, QdoError, QueueNameError
+from qdo.errors import BodyError, LineError, PartlySentError, QdoError, QueueNameError
 from qdo.names import check_queue_name
 
 BATCH_MESSAGES = 1000
@@ -101,6 +102,7 @@ class Sending:
     _number: int = 0
     _size: int = 0
     _batch: list[Outgoing] = field(default_factory=list)
+    _lines: list[int] = field(default_factory=list)
 
     def run(self, chunks: Iterable[list[bytes]], told: Callable[[int], object]) -> int:
         """Send all lines; return how many messages. Empty lines are passed over.
@@ -133,15 +135,24 @@ class Sending:
             where = f"line {number} of {self.source}"
             raise message.kind(where=where, reason=message.reason, sent=self.sent)
         self._batch.append(message)
+        self._lines.append(self._number)
         self._size += len(line)
         if len(self._batch) >= BATCH_MESSAGES or self._size >= BATCH_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         if self._batch:
-            self.broker.send_many(self._batch)
+            try:
+                self.broker.send_many(self._batch)
+            except PartlySentError as error:
+                self.sent += error.details["done"]
+                lines = [self._lines[index] for index in error.details["unsent"]]
+                raise PartlySentError(
+                    **{**error.details, "rest": f"lines {few(lines)} of {self.source}"}
+                ) from error
             self.sent += len(self._batch)
             self._batch = []
+            self._lines = []
             self._size = 0
         self.line = self._number
 

@@ -56,13 +56,16 @@ def look_at(claim: Claim, source: Subscription) -> Callable[[], None]:
 
 
 def note_end(slot: Slot, claim: Claim) -> None:
-    """Take note that all is done of a queue to which nothing can be added any more.
+    """Take note of how far a queue is done beyond its last message, be it to its very end.
 
     For a queue of which everything that was fetched is done.
     """
     source = slot.subscription
-    if source is not None and source.end is not None and claim.done < source.end:
-        claim.done = source.end
+    if source is None:
+        return
+    far = source.reached if source.end is None else source.end
+    if far is not None and claim.done < far:
+        claim.done = far
 
 
 def _expired(slot: Slot, position: int, batch: int) -> None:

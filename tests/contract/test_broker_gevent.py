@@ -49,7 +49,7 @@ import sys
 from qdo.brokers import open_broker
 from qdo.brokers.base import Outgoing
 
-broker = open_broker("sqlite:" + sys.argv[1], "app")
+broker = open_broker(sys.argv[1], "app")
 broker.listen(print)()
 broker.send(Outgoing("q", b"1"))
 broker.close()
@@ -70,7 +70,9 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("part", ["test_broker", "test_broker_terms", "test_broker_letters"])
+@pytest.mark.parametrize(
+    "part", ["test_broker", "test_broker_terms", "test_broker_letters", "test_broker_sqs"]
+)
 def test_the_contract_holds_under_gevent(tmp_path: Path, part: str) -> None:
     """Every test of these files passes in a process that gevent has patched."""
     contract = Path(__file__).with_name(f"{part}.py")
@@ -90,4 +92,10 @@ def test_waiting_for_the_write_lock_does_not_stop_other_greenlets(tmp_path: Path
 
 def test_gevent_is_not_imported_where_it_is_not_used(tmp_path: Path) -> None:
     """A plain process that only sends does without it."""
-    assert run(_PLAIN, str(tmp_path / "m.db")).strip() == "False"
+    assert run(_PLAIN, f"sqlite:{tmp_path / 'm.db'}").strip() == "False"
+
+
+def test_nor_by_who_sends_to_sqs(moto_url: str, aws_prefix: str) -> None:
+    """boto3 does without it as well."""
+    url = f"sqs://eu-west-1/{aws_prefix}?create=standard&endpoint={moto_url}"
+    assert run(_PLAIN, url).strip() == "False"

@@ -4,32 +4,62 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from qdo.brokers import open_broker
-from qdo.brokers.base import Broker
+from qdo.brokers.base import Broker, Row
+from qdo.errors import NotFoundError
 from qdo.testing.broker import MemoryBroker, MemoryStore
 
 KINDS = ["embedded", "memory"]
+MAILBOXES = ["sqs"]
+"""Brokers whose messages only the owner of their queue may see."""
 TICK_SECONDS = 0.005
 
 
 @contextlib.contextmanager
-def opening(kind: str, folder: Path) -> Iterator[Callable[..., Broker]]:
-    """Give a function that opens a further connection to one broker; closes them in the end."""
+def opening(
+    kind: str, folder: Path, endpoint: str = ""
+) -> Iterator[Callable[..., Broker]]:
+    """Give a function that opens a further connection to one broker; closes them in the end.
+
+    :param endpoint: of a server that does as AWS does, for those that need it.
+    """
     opened: list[Broker] = []
     store = MemoryStore()
+    prefix = f"test-{uuid.uuid4().hex[:12]}"
 
     def connect(app: str = "app") -> Broker:
-        url = f"sqlite:{folder / 'messages.db'}"
-        opened.append(open_broker(url, app) if kind == "embedded" else MemoryBroker(store, app))
+        if kind == "memory":
+            opened.append(MemoryBroker(store, app))
+        elif kind == "sqs":
+            options = f"endpoint={endpoint}&create=standard&wait_seconds=0"
+            opened.append(open_broker(f"sqs://eu-west-1/{prefix}-{app}-?{options}", app))
+        else:
+            opened.append(open_broker(f"sqlite:{folder / 'messages.db'}", app))
         return opened[-1]
 
     with _ticking(store) if kind == "memory" else contextlib.nullcontext():
         yield connect
         for broker in opened:
             broker.close()
+
+
+def rows(broker: Broker, queue: str) -> list[Row]:
+    """Return what waits in a queue, in its order; a mailbox hides it from others for a while."""
+    if broker.capabilities.peek:
+        return [Row(*each) for each in broker.reader(queue, 0).fetch(100)]
+    from qdo.brokers.sqs import SqsBroker  # boto3 takes a while to import
+    from tests.support.aws.messages import received_all
+
+    if not isinstance(broker, SqsBroker):
+        raise TypeError(f"no way to look into {broker!r} is known")
+    try:
+        return received_all(broker, queue)
+    except NotFoundError:
+        return []
 
 
 @contextlib.contextmanager

@@ -1,0 +1,200 @@
+"""Requests in AWS's JSON protocol without the machinery of a boto3 client.
+
+A request through a boto3 client takes 0.8 ms of a core, twice for every ten messages, and that
+is most of what consuming costs; this takes 0.25 ms (`bench/sqs.py`). Credentials, their
+renewal, the endpoint, the signature and the certificates that are trusted are boto3's all the
+same. Where it is told of a proxy its client is used.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import ujson
+from botocore import exceptions as boto
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies
+
+CONTENT_TYPE = "application/x-amz-json-1.0"
+_STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+"""What a connection says that the other side closed while it was idle."""
+
+
+class Calls(Protocol):
+    """Makes requests."""
+
+    def call(self, action: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a request and return its answer; raises what boto3's clients raise."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+class ClientCalls:
+    """Makes requests through a client of boto3.
+
+    :param methods: its methods, by action.
+    """
+
+    def __init__(self, client: Any, methods: Mapping[str, str]) -> None:
+        self._client = client
+        self._methods = {action: getattr(client, name) for action, name in methods.items()}
+
+    def call(self, action: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._methods[action](**value)
+        return answer
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def is_direct(client: Any) -> bool:
+    """Return whether no proxy is between here and the endpoint of a client of boto3."""
+    return not get_environ_proxies(client.meta.endpoint_url) and not client.meta.config.proxies
+
+
+class WireCalls:
+    """Makes requests over connections of its own; for greenlets or threads.
+
+    :param client: of boto3, for its endpoint and region; not used for requests.
+    :param credentials: of a session of boto3.
+    :param certificates: file or folder of those to trust; None: those that boto3 brings along.
+    :param target: begins the name of every action, as in ``AmazonSQS``.
+    :param read_seconds: how long an answer may take.
+    :param connections: idle connections that are kept at most.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        credentials: Any,
+        certificates: str | None,
+        target: str,
+        *,
+        connect_seconds: float,
+        read_seconds: float,
+        connections: int,
+    ) -> None:
+        self._endpoint: str = client.meta.endpoint_url
+        parts = urlsplit(self._endpoint)
+        self._address = parts.hostname or "", parts.port
+        self._path = parts.path or "/"
+        self._url = f"{self._endpoint.rstrip('/')}/"
+        self._credentials = credentials
+        self._service = client.meta.service_model.signing_name
+        self._region = client.meta.region_name
+        self._headers = {
+            "Content-Type": CONTENT_TYPE,
+            "User-Agent": client.meta.config.user_agent.split(" ")[0]
+            + " "
+            + (client.meta.config.user_agent_extra or ""),
+        }
+        self._target = target
+        self._connect_seconds = connect_seconds
+        self._read_seconds = read_seconds
+        self._idle: deque[http.client.HTTPConnection] = deque(maxlen=connections)
+        self._tls = None
+        if parts.scheme == "https":
+            self._tls = _trusting(certificates or get_cert_path(True))
+
+    def call(self, action: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        headers = {**self._headers, "X-Amz-Target": f"{self._target}.{action}"}
+        body = ujson.dumps(value, ensure_ascii=False, escape_forward_slashes=False).encode()
+        request = AWSRequest("POST", self._url, headers=headers, data=body)
+        if self._credentials is None:
+            raise boto.NoCredentialsError
+        frozen = self._credentials.get_frozen_credentials()
+        SigV4Auth(frozen, self._service, self._region).add_auth(request)
+        status, content = self._exchange(body, dict(request.headers.items()))
+        if status != 200:
+            raise _refusal(action, status, content)
+        try:
+            answer: dict[str, Any] = ujson.loads(content) if content else {}
+        except ValueError as error:
+            raise boto.HTTPClientError(error=error) from error
+        return answer
+
+    def _exchange(self, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Send a request, again if it went to a connection that was closed already."""
+        while True:
+            kept = self._idle.pop() if self._idle else None
+            connection = kept if kept is not None else self._connected()
+            try:
+                connection.request("POST", self._path, body, headers)
+                response = connection.getresponse()
+                content = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                if kept is not None and isinstance(error, _STALE):
+                    continue
+                raise self._unreachable(error) from error
+            except BaseException:
+                connection.close()  # an answer may still come: nobody else must get it
+                raise
+            if response.will_close:
+                connection.close()
+            else:
+                self._idle.append(connection)
+            return response.status, content
+
+    def _connected(self) -> http.client.HTTPConnection:
+        host, port = self._address
+        connection: http.client.HTTPConnection
+        if self._tls is None:
+            connection = http.client.HTTPConnection(host, port, timeout=self._connect_seconds)
+        else:
+            connection = http.client.HTTPSConnection(
+                host, port, timeout=self._connect_seconds, context=self._tls
+            )
+        try:
+            connection.connect()
+        except ssl.SSLError as error:
+            raise boto.SSLError(endpoint_url=self._endpoint, error=error) from error
+        except TimeoutError as error:
+            raise boto.ConnectTimeoutError(endpoint_url=self._endpoint, error=error) from error
+        except OSError as error:
+            raise boto.EndpointConnectionError(endpoint_url=self._endpoint, error=error) from error
+        connection.sock.settimeout(self._read_seconds)
+        return connection
+
+    def _unreachable(self, error: Exception) -> boto.BotoCoreError:
+        late = isinstance(error, TimeoutError)
+        kind = boto.ReadTimeoutError if late else boto.ConnectionClosedError
+        made: boto.BotoCoreError = kind(endpoint_url=self._endpoint, error=error)
+        return made
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+def _trusting(certificates: str) -> ssl.SSLContext:
+    if os.path.isdir(certificates):
+        return ssl.create_default_context(capath=certificates)
+    return ssl.create_default_context(cafile=certificates)
+
+
+def _refusal(action: str, status: int, content: bytes) -> boto.ClientError:
+    """Return the error of an answer that is none."""
+    try:
+        value = ujson.loads(content)
+    except ValueError:
+        value = None
+    value = value if isinstance(value, dict) else {}
+    code = str(value.get("__type", "") or status).rsplit("#", 1)[-1]
+    reason = value.get("message") or value.get("Message") or ""
+    return boto.ClientError(
+        {
+            "Error": {"Code": code, "Message": str(reason)},
+            "ResponseMetadata": {"HTTPStatusCode": status},
+        },
+        action,
+    )

@@ -1,0 +1,95 @@
+"""Reading a shard for those who do not own it: operators' tools. A few requests, then no more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from qdo.brokers.base import Backlog
+from qdo.brokers.kinesis_poller import Read, ShardPoll, Taken
+from qdo.brokers.kinesis_reading import Paces, ShardReading, seen
+
+FETCH_BYTES = 16 * 1024 * 1024
+"""A fetch of large bodies ends there."""
+BACKLOG_REQUESTS = 4
+"""Requests for one look at what waits: an iterator, and a few answers that may be empty."""
+
+Begin = Callable[[int], ShardReading]
+
+
+class PassingReader:
+    """Reads on from a position, at the rate that all readers of a shard share.
+
+    :param begin: makes the reading behind a position; it may ask Kinesis.
+    :param stopped: ends waiting for the next request.
+    """
+
+    def __init__(
+        self, shard: str, after: int, begin: Begin, paces: Paces, stopped: threading.Event
+    ) -> None:
+        self._shard = shard
+        self._after = after
+        self._begin = begin
+        self._paces = paces
+        self._stopped = stopped
+        self._reading: ShardReading | None = None
+        self._rows: list[Taken] = []
+
+    def fetch(self, limit: int) -> list[Taken]:
+        """Return the next messages, at most `limit`, fewer at the tip and of large bodies."""
+        size = 0
+        while len(self._rows) < limit and size < FETCH_BYTES:
+            rows = self._more()
+            if rows is None:
+                break
+            self._rows += rows
+            size += sum(len(row[1]) for row in rows)
+        found, self._rows = self._rows[:limit], self._rows[limit:]
+        return found
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def poll(self) -> ShardPoll:
+        """The state of reading; asks where the shard begins the first time."""
+        return self._begun().poll
+
+    def _begun(self) -> ShardReading:
+        if self._reading is None:
+            self._reading = self._begin(self._after)
+        return self._reading
+
+    def _more(self) -> list[Taken] | None:
+        """Make the next request; return what came, None at the tip."""
+        reading = self._begun()
+        while not self._stopped.is_set():
+            now = time.time()
+            request = reading.poll.next(now)
+            if request is None:
+                return None
+            pause = reading.poll.not_before - now
+            if pause <= 0 and isinstance(request, Read):
+                pause = self._paces.wait(self._shard, now)
+            if pause > 0:
+                self._stopped.wait(pause)
+                continue
+            rows = reading.step(request, now)
+            if rows:
+                return rows
+            if reading.poll.at_tip:
+                return None
+        return None
+
+    def look(self) -> Backlog:
+        """Return whether anything waits, after a few requests at most."""
+        reading = self._begun()
+        rows: list[Taken] = []
+        for _ in range(BACKLOG_REQUESTS):
+            request = reading.poll.next(time.time())
+            if request is None or rows or reading.poll.at_tip or self._stopped.is_set():
+                break
+            self._stopped.wait(max(0.0, reading.poll.not_before - time.time()))
+            rows = reading.step(request, time.time())
+        return seen(rows[0][0] if rows else None, reading.poll, time.time())

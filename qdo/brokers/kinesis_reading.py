@@ -1,0 +1,272 @@
+"""Asking Kinesis for the records of a shard, one request at a time."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from qdo.brokers.aws_address import KinesisAddress
+from qdo.brokers.aws_errors import (
+    BOTO_ERRORS,
+    code_of,
+    is_passing,
+    is_throttling,
+    translated,
+    translation,
+)
+from qdo.brokers.base import Backlog
+from qdo.brokers.kinesis_aggregation import is_aggregated, unpack
+from qdo.brokers.kinesis_poller import Answer, Gone, Keeping, Read, Seek, ShardPoll, Taken
+from qdo.brokers.kinesis_positions import pack, sequence_of, time_in, whole
+from qdo.brokers.kinesis_records import decoded, key_of
+from qdo.errors import PositionTrimmedError
+from qdo.message import format_position, position_of_time
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 4
+"""So many failures in a row that may pass by themselves are only logged."""
+SUMMARY_SECONDS = 60.0
+"""How long what the stream says of itself is believed."""
+
+_INVALID = "InvalidArgumentException"
+_EXPIRED = "ExpiredIteratorException"
+
+
+class Paces:
+    """When each shard may be read again by this process, whoever reads it."""
+
+    def __init__(self, pause_seconds: float) -> None:
+        self.pause_seconds = pause_seconds
+        self._next: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def wait(self, shard: str, now: float) -> float:
+        """Return how many seconds a read must wait; 0: it may be made, which is counted."""
+        with self._lock:
+            left = self._next.get(shard, 0.0) - now
+            if left > 0:
+                return left
+            self._next[shard] = now + self.pause_seconds
+        return 0.0
+
+    def forget(self, shard: str) -> None:
+        """Drop a shard that nobody here reads any more."""
+        with self._lock:
+            self._next.pop(shard, None)
+
+
+class Source:
+    """The stream, as those see it who read. Safe to use from several threads.
+
+    :param client: of boto3; repeats nothing by itself.
+    """
+
+    def __init__(self, client: Any, address: KinesisAddress) -> None:
+        self._client = client
+        self.address = address
+        self._said: tuple[Mapping[str, Any], float] | None = None
+
+    def seek(self, shard: str, seek: Seek) -> str:
+        """Return an iterator; raises what boto3 raises."""
+        request: dict[str, Any] = {
+            "StreamName": self.address.stream,
+            "ShardId": shard,
+            "ShardIteratorType": seek.kind,
+        }
+        if seek.sequence is not None:
+            request["StartingSequenceNumber"] = str(seek.sequence)
+        if seek.time is not None:
+            request["Timestamp"] = datetime.datetime.fromtimestamp(seek.time, datetime.timezone.utc)
+        return str(self._client.get_shard_iterator(**request)["ShardIterator"])
+
+    def read(self, read: Read, hash_keys: tuple[int, int] | None) -> Answer:
+        """Return records; raises what boto3 raises.
+
+        :param hash_keys: of the shard.
+        """
+        response = self._client.get_records(ShardIterator=read.iterator, Limit=read.limit)
+        return answer_of(response, hash_keys)
+
+    def keeping(self) -> Keeping:
+        """Return what the stream keeps.
+
+        :raises QdoError: see `aws_errors.translation`.
+        """
+        said = self._summary()
+        created = said.get("StreamCreationTimestamp")
+        return Keeping(
+            seconds=float(said["RetentionPeriodHours"]) * 3600,
+            since=0.0 if created is None else created.timestamp(),
+        )
+
+    def record_bytes(self) -> int:
+        """Return how large a record of the stream may be.
+
+        :raises: as `keeping`.
+        """
+        return int(self._summary().get("MaxRecordSizeInKiB") or 1024) * 1024
+
+    def _summary(self) -> Mapping[str, Any]:
+        known = self._said
+        if known is not None and known[1] > time.monotonic():
+            return known[0]
+        with translated(self.address.place, "stream", self.address.stream):
+            answer = self._client.describe_stream_summary(StreamName=self.address.stream)
+        said: Mapping[str, Any] = answer["StreamDescriptionSummary"]
+        self._said = said, time.monotonic() + SUMMARY_SECONDS
+        return said
+
+
+def answer_of(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> Answer:
+    """Return what GetRecords said, with messages in the place of records."""
+    records = response["Records"]
+    rows: list[Taken] = []
+    size = 0
+    for record in records:
+        size += len(record["Data"])
+        rows += _messages(record, hash_keys)
+    last = whole(int(records[-1]["SequenceNumber"]), _arrival(records[-1])) if records else 0
+    return Answer(
+        first=int(records[0]["SequenceNumber"]) if records else None,
+        last=last,
+        rows=rows,
+        records=len(records),
+        size=size,
+        next_iterator=response.get("NextShardIterator"),
+        behind_seconds=(response.get("MillisBehindLatest") or 0) / 1000,
+    )
+
+
+def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> list[Taken]:
+    data: bytes = record["Data"]
+    sequence, arrival = int(record["SequenceNumber"]), _arrival(record)
+    unpacked = unpack(data, hash_keys) if is_aggregated(data) else None
+    if unpacked is None:
+        body, headers = decoded(data)
+        # A stream that distributes records by itself may name no partition key.
+        key = key_of(record.get("PartitionKey"))
+        return [(pack(sequence, 0, arrival), body, key, headers)]
+    rows: list[Taken] = []
+    for each in unpacked:
+        body, headers = decoded(each.data)
+        position = pack(sequence, each.subsequence, arrival)
+        rows.append((position, body, key_of(each.partition_key), headers))
+    return rows
+
+
+def _arrival(record: Mapping[str, Any]) -> int:
+    moment: datetime.datetime = record["ApproximateArrivalTimestamp"]
+    return position_of_time(moment.timestamp())
+
+
+class ShardReading:
+    """Makes the requests of a `ShardPoll`, and decides on their failures.
+
+    :param hash_keys: of the shard; None: not known, messages of other shards are kept.
+    :param strict: a position that is gone is an error, else the oldest record comes next.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        shard: str,
+        hash_keys: tuple[int, int] | None,
+        poll: ShardPoll,
+        strict: bool,
+    ) -> None:
+        self._source = source
+        self._shard = shard
+        self._hash_keys = hash_keys
+        self.poll = poll
+        self._strict = strict
+
+    def step(self, request: Seek | Read, now: float) -> list[Taken]:
+        """Make one request of the poll; return the messages that came.
+
+        :param now: Unix time.
+        :raises PositionTrimmedError: the record after which to go on is gone.
+        :raises QdoError: what does not pass by itself, or did not for a while.
+        """
+        try:
+            if isinstance(request, Seek):
+                self.poll.found(self._source.seek(self._shard, request))
+                return []
+            return self.poll.answered(self._source.read(request, self._hash_keys), now)
+        except Gone:
+            self._gone(now)
+        except BOTO_ERRORS as error:
+            self._failed(error, request, now)
+        return []
+
+    def _failed(self, error: Exception, request: Seek | Read, now: float) -> None:
+        if code_of(error) == _EXPIRED:
+            log.info("queue %s: its iterator expired, a new one is asked for", self._shard)
+            self.poll.expired()
+        elif code_of(error) == _INVALID and isinstance(request, Seek) and request.sequence:
+            self._gone(now)
+        elif is_throttling(error):
+            pause = self.poll.refused(now)
+            log.warning("queue %s: Kinesis throttles, read again in %.1f s", self._shard, pause)
+        else:
+            pause = self.poll.doubted(now)
+            address = self._source.address
+            found = translation(error, address.place, "shard", f"{address.stream}/{self._shard}")
+            if not is_passing(error) or self.poll.failures > PATIENCE:
+                raise found from error
+            log.warning("queue %s: %s; read again in %.1f s", self._shard, found, pause)
+
+    def _gone(self, now: float) -> None:
+        keeping = self._source.keeping()
+        poll = self.poll
+        if poll.proves_complete(now, keeping):
+            log.info(
+                "queue %s: its last record is too old to be kept; none was missed", self._shard
+            )
+            poll.accept()
+            return
+        error = self._lost(keeping)
+        if self._strict:
+            poll.doubted(now)
+            raise error
+        log.warning("%s: it goes on with the oldest", error)
+        poll.accept()
+
+    def expired(self) -> None:
+        """Take note that the shard is gone, and everything that was in it.
+
+        :raises PositionTrimmedError: it was not processed to its end.
+        """
+        poll = self.poll
+        if poll.ended:
+            return
+        if self._strict:
+            raise self._lost(self._source.keeping())
+        log.warning("queue %s: its shard has expired, it ends here", self._shard)
+        poll.finish()
+
+    def _lost(self, keeping: Keeping) -> PositionTrimmedError:
+        after = self.poll.after
+        return PositionTrimmedError(
+            queue=self._shard,
+            position=sequence_of(after),
+            time=format_position(time_in(after)) if after else "never",
+            stream=self._source.address.stream,
+            hours=f"{keeping.seconds / 3600:g}",
+        )
+
+
+def seen(oldest: int | None, poll: ShardPoll, now: float) -> Backlog:
+    """Return what is known of what waits in a shard.
+
+    :param oldest: position of the first message that waits, as far as it was read.
+    :param now: Unix time.
+    """
+    behind = poll.behind_seconds(now, oldest)
+    nothing = oldest is None and (poll.ended or poll.at_tip)
+    head = position_of_time(now)
+    return Backlog(0 if nothing else 1, oldest, head, approximate=True, behind_seconds=behind)

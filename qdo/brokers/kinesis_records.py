@@ -1,0 +1,145 @@
+"""How messages are written into Kinesis records, and read from them.
+
+A message without headers is its body as it is: JSON text, which every other consumer can read. One
+with headers is a JSON object in which the body stands as it is, or in base64 where it is bytes::
+
+    {"qdo-headers":{"trace":"7"},"body":{"n":1}}
+    {"qdo-headers":{"content-type":"image/png"},"base64":"iVBORw0KGgo="}
+
+The key is the record's partition key. A message without one gets a random partition key that says
+so, and is spread over the shards. Records of foreign producers are messages without headers, and
+those that are no JSON become bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import uuid
+
+import ujson
+
+from qdo.errors import MessageTooLargeError, UsageError
+from qdo.headers import CONTENT_TYPE, RAW, is_raw, parsed
+
+MAX_KEY = 256
+"""Characters of a partition key."""
+RECORD_BYTES = 1_048_576
+"""Body, envelope and partition key, where the stream was not set to allow larger records."""
+MAX_BODY_BYTES = RECORD_BYTES - 4 * MAX_KEY
+"""Bytes of a body without headers that fit beside any key."""
+
+_KEYLESS = "qdo-no-key-"
+_OPENING = b'{"qdo-headers":'
+_JSON_PART = b',"body":'
+_RAW_PART = b',"base64":"'
+_JSON_STARTS = frozenset(b'{["-0123456789tfnNI \t\r\n')
+_RAW_HEADERS = ujson.dumps({CONTENT_TYPE: RAW}, escape_forward_slashes=False)
+_decoder = json.JSONDecoder()
+
+
+def partition_key(key: str | None, queue: str) -> str:
+    """Return the partition key of a message.
+
+    :raises UsageError: Kinesis cannot take this key.
+    """
+    if key is None:
+        return _KEYLESS + uuid.uuid4().hex
+    reason = _key_fault(key)
+    if reason:
+        raise UsageError(reason=f"key {key[:300]!r} of a message for queue {queue!r} {reason}")
+    return key
+
+
+def _key_fault(key: str) -> str | None:
+    if not 1 <= len(key) <= MAX_KEY:
+        return f"has {len(key)} characters: Kinesis takes 1 to {MAX_KEY}"
+    if not _is_storable(key):
+        return "cannot be encoded in UTF-8"
+    return None
+
+
+def key_of(partition: str | None) -> str | None:
+    """Return the key of a message, None where its sender gave none."""
+    return None if partition is None or partition.startswith(_KEYLESS) else partition
+
+
+def encoded(body: bytes, headers: str | None, queue: str) -> bytes:
+    """Return what is stored of a message.
+
+    :raises UsageError: headers that no text can hold.
+    """
+    if headers is None and not body.startswith(_OPENING):
+        return body
+    text = headers or "{}"
+    if not _is_storable(text):
+        raise UsageError(
+            reason=f"the headers of a message for queue {queue!r} cannot be encoded in UTF-8:"
+            f" {text[:300]!r}"
+        )
+    if is_raw(parsed(headers) or {}):
+        return _OPENING + text.encode() + _RAW_PART + base64.b64encode(body) + b'"}'
+    return _OPENING + text.encode() + _JSON_PART + body + b"}"
+
+
+def check_size(queue: str, data: bytes, partition: str, limit: int) -> int:
+    """Return the size of a record; raise MessageTooLargeError where it is too large."""
+    size = len(data) + len(partition.encode())
+    if size > limit:
+        raise MessageTooLargeError(queue=queue, size=size, limit=limit)
+    return size
+
+
+def decoded(data: bytes) -> tuple[bytes, str | None]:
+    """Return body and headers of what was stored."""
+    if data.startswith(_OPENING):
+        found = _opened(data)
+        if found is not None:
+            return found
+    return (data, None) if _is_json(data) else (data, _RAW_HEADERS)
+
+
+def _opened(data: bytes) -> tuple[bytes, str | None] | None:
+    """Return what is in an envelope; None for what only begins like one."""
+    try:
+        text = data[len(_OPENING) :].decode()
+        headers, end = _decoder.raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    written = text[:end]
+    rest = text[end:].encode()
+    body = _body(rest)
+    if body is None or not isinstance(headers, dict):
+        return None
+    return body, written if headers else None
+
+
+def _body(rest: bytes) -> bytes | None:
+    if rest.startswith(_JSON_PART) and rest.endswith(b"}"):
+        return rest[len(_JSON_PART) : -1]
+    if rest.startswith(_RAW_PART) and rest.endswith(b'"}'):
+        try:
+            return base64.b64decode(rest[len(_RAW_PART) : -2], validate=True)
+        except binascii.Error:
+            return None
+    return None
+
+
+def _is_json(data: bytes) -> bool:
+    """Return whether the engine can decode a body; the first byte rules out most of what is not."""
+    if not data or data[0] not in _JSON_STARTS:
+        return False
+    try:
+        ujson.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a stray surrogate
+        return False
+    return True

@@ -1,0 +1,207 @@
+"""What boto3 raises becomes one line that says who must act, with its exit code."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from botocore import exceptions as boto
+
+from qdo.brokers.aws import make_client, regions
+from qdo.brokers.aws_address import Place
+from qdo.brokers.aws_errors import BOTO_ERRORS, is_passing, translated, translation
+from qdo.errors import (
+    AccessDeniedError,
+    AwsError,
+    AwsNotFoundError,
+    AwsUnreachableError,
+    CredentialsError,
+    ExpiredCredentialsError,
+    QdoError,
+    ThrottledError,
+    UnreachableError,
+)
+
+AWS = Place("sqs", "eu-west-1")
+
+
+class Answers(ThreadingHTTPServer):
+    """Answers every request in the same way."""
+
+    status = 200
+    body = b"{}"
+    hangs = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked = 0
+        self.released = threading.Event()
+        self.place = Place("sqs", "eu-west-1", f"http://127.0.0.1:{self.server_address[1]}")
+
+    def refuse(self, status: int, code: str, message: str) -> None:
+        """Answer as SQS does when it refuses."""
+        self.status = status
+        self.body = json.dumps({"__type": f"com.amazonaws.sqs#{code}", "message": message}).encode()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        server = self.server
+        assert isinstance(server, Answers)
+        server.asked += 1
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if server.hangs:
+            server.released.wait(30)
+        self.send_response(server.status)
+        self.send_header("Content-Type", "application/x-amz-json-1.0")
+        self.send_header("Content-Length", str(len(server.body)))
+        self.end_headers()
+        self.wfile.write(server.body)
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def answers() -> Iterator[Answers]:
+    server = Answers()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def asked(place: Place, **options: Any) -> QdoError:
+    """Return the error that receiving from a queue ends with."""
+    client = make_client(place, **{"attempts": 1, **options})
+    with pytest.raises(QdoError) as caught, translated(place, "queue", "shop-t1"):
+        client.receive_message(QueueUrl="http://127.0.0.1/1/shop-t1")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "exit_code", "words"),
+    [
+        (403, "ExpiredTokenException", ExpiredCredentialsError, 2, "have expired"),
+        (403, "InvalidClientTokenId", CredentialsError, 2, "AWS_PROFILE"),
+        (403, "UnrecognizedClientException", CredentialsError, 2, "cannot be used"),
+        (403, "SignatureDoesNotMatch", CredentialsError, 2, "cannot be used"),
+        (403, "AccessDeniedException", AccessDeniedError, 5, "sqs:ReceiveMessage on queue"),
+        (400, "QueueDoesNotExist", AwsNotFoundError, 6, "'shop-t1' does not exist in region"),
+        (400, "AWS.SimpleQueueService.NonExistentQueue", AwsNotFoundError, 6, "create=fifo"),
+        (400, "ThrottlingException", ThrottledError, 3, "sqs:ReceiveMessage on queue"),
+        (403, "RequestThrottled", ThrottledError, 3, "was throttled"),
+        (400, "OverLimit", ThrottledError, 3, "was throttled"),
+        (500, "InternalFailure", AwsUnreachableError, 3, "it answered 500 InternalFailure"),
+        (503, "ServiceUnavailable", AwsUnreachableError, 3, "it answered 503"),
+        (400, "InvalidMessageContents", AwsError, 1, "InvalidMessageContents: it was so"),
+    ],
+)
+def test_every_answer(
+    answers: Answers, status: int, code: str, kind: type, exit_code: int, words: str
+) -> None:
+    """Its kind decides over the exit code; the reason that AWS gave is told if it says more."""
+    answers.refuse(status, code, "it was so\nindeed.")
+    error = asked(answers.place)
+    assert type(error) is kind
+    assert error.exit_code == exit_code
+    assert words in str(error)
+    assert "it was so indeed" in str(error) or kind is AwsNotFoundError
+    assert answers.asked == 1
+
+
+def test_an_answer_that_is_none(answers: Answers) -> None:
+    """A proxy's page instead of an answer is something out of reach."""
+    answers.status, answers.body = 502, b"<html>Bad Gateway</html>"
+    assert isinstance(asked(answers.place), AwsUnreachableError)
+
+
+def test_no_answer_in_time(answers: Answers) -> None:
+    """The time-out is the caller's to choose."""
+    answers.hangs = True
+    assert isinstance(asked(answers.place, read_seconds=0.05), AwsUnreachableError)
+
+
+def test_nobody_there(answers: Answers) -> None:
+    """Region and endpoint are what to check."""
+    place = Place("sqs", "eu-west-1", "http://127.0.0.1:1")
+    error = asked(place)
+    assert isinstance(error, AwsUnreachableError)
+    assert error.exit_code == 3
+    assert "SQS in region eu-west-1 is out of reach" in str(error)
+    assert "http://127.0.0.1:1" in str(error)
+    assert isinstance(error, UnreachableError)
+
+
+def test_what_may_be_repeated_is(answers: Answers) -> None:
+    """By botocore's standard retries, as often as the caller says."""
+    answers.refuse(500, "InternalFailure", "")
+    assert "no reason was given" in str(asked(answers.place, attempts=2))
+    assert answers.asked == 2
+
+
+def test_missing_credentials(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request is made; the line says where boto3 looks."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setattr("qdo.brokers.aws._sessions", {})
+    error = asked(answers.place)
+    assert isinstance(error, CredentialsError)
+    assert "Unable to locate credentials; give them where boto3 looks" in str(error)
+    assert answers.asked == 0
+
+
+def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told when the client is made, or before."""
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    monkeypatch.setattr("qdo.brokers.aws._sessions", {})
+    with pytest.raises(CredentialsError, match="nobody"):
+        make_client(AWS)
+
+
+def test_a_misspelt_region_is_named() -> None:
+    """Only where boto3 does not know it, and AWS itself is meant."""
+    assert "eu-west-1" in regions()
+    failure = boto.EndpointConnectionError(endpoint_url="https://sqs.eu-wset-1.amazonaws.com/")
+    said = str(translation(failure, Place("sqs", "eu-wset-1"), "queue", "q"))
+    assert "boto3 knows no region 'eu-wset-1': did you mean 'eu-west-1'?" in said
+    assert "did you mean" not in str(translation(failure, AWS, "queue", "q"))
+    local = Place("sqs", "eu-wset-1", "http://127.0.0.1:1")
+    assert "did you mean" not in str(translation(failure, local, "queue", "q"))
+
+
+def test_mistakes_of_ours_are_named_as_what_they_are() -> None:
+    """A parameter that botocore refuses names itself."""
+    client = make_client(Place("sqs", "eu-west-1", "http://127.0.0.1:1"))
+    with pytest.raises(AwsError, match="ParamValidationError"), translated(AWS, "queue", "q"):
+        client.receive_message(QueueUrl=3)
+
+
+def test_what_passes_by_itself(answers: Answers) -> None:
+    """Throttling, faults of the service and of the network; not what AWS refuses."""
+
+    def passing(call: Callable[[], Any]) -> bool:
+        with pytest.raises(BOTO_ERRORS) as caught:
+            call()
+        return is_passing(caught.value)
+
+    client = make_client(answers.place, attempts=1)
+    lost = make_client(Place("sqs", "eu-west-1", "http://127.0.0.1:1"), attempts=1)
+    assert passing(lost.list_queues)
+    for status, code, passes in (
+        (400, "ThrottlingException", True),
+        (500, "InternalFailure", True),
+        (403, "AccessDenied", False),
+        (400, "QueueDoesNotExist", False),
+    ):
+        answers.refuse(status, code, "")
+        assert passing(client.list_queues) is passes

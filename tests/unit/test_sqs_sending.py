@@ -1,0 +1,338 @@
+"""Sending to SQS: what is one request, what is sent again, and what its sender is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from botocore import exceptions as boto
+
+from qdo.brokers import sqs_sending
+from qdo.brokers.aws_address import SqsAddress, sqs_address
+from qdo.brokers.base import Outgoing, Terms
+from qdo.brokers.sqs_messages import Pointer, pointer_of
+from qdo.brokers.sqs_queues import SqsQueues
+from qdo.brokers.sqs_sending import MAX_SQS_MESSAGE, SqsSender
+from qdo.errors import (
+    AwsError,
+    AwsNotFoundError,
+    AwsUnreachableError,
+    MessageTooLargeError,
+    PartlySentError,
+    SqsNameError,
+    ThrottledError,
+    UnsupportedError,
+)
+
+ADDRESS = sqs_address("sqs://eu-west-1/p-?bucket=large-bodies&max_body=1048576")
+
+
+def refused(code: str, fault: bool = True) -> dict[str, Any]:
+    return {"Code": code, "Message": f"because of {code}", "SenderFault": fault}
+
+
+def failing(code: str) -> boto.ClientError:
+    return boto.ClientError({"Error": {"Code": code, "Message": "because"}}, "SendMessageBatch")
+
+
+class Service:
+    """Stands for SQS: takes everything, but for what a script says of the next requests."""
+
+    def __init__(self, *script: Callable[[str], Any] | BaseException) -> None:
+        self.script = list(script)
+        self.requests: list[list[str]] = []
+        self.stored: list[str] = []
+        self.entries: list[dict[str, Any]] = []
+        self.missing: set[str] = set()
+        self.created: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+
+    def get_queue_url(self, QueueName: str) -> dict[str, str]:
+        if QueueName in self.missing:
+            raise failing("AWS.SimpleQueueService.NonExistentQueue")
+        return {"QueueUrl": f"http://x/1/{QueueName}"}
+
+    def create_queue(self, **parameters: Any) -> dict[str, str]:
+        self.created.append(parameters)
+        self.missing.discard(parameters["QueueName"])
+        return {"QueueUrl": f"http://x/1/{parameters['QueueName']}"}
+
+    def send_message_batch(self, QueueUrl: str, Entries: list[dict[str, Any]]) -> Any:
+        with self.lock:
+            bodies = [each["MessageBody"] for each in Entries]
+            self.requests.append(bodies)
+            if QueueUrl.rsplit("/", 1)[1] in self.missing:
+                raise failing("AWS.SimpleQueueService.NonExistentQueue")
+            step = self.script.pop(0) if self.script else lambda body: None
+            if isinstance(step, BaseException):
+                raise step
+            answer: dict[str, list[Any]] = {"Successful": [], "Failed": []}
+            for each in Entries:
+                fault = step(each["MessageBody"])
+                if fault is not None:
+                    answer["Failed"].append({"Id": each["Id"], **fault})
+                    continue
+                self.stored.append(each["MessageBody"])
+                self.entries.append(each)
+                done = {"Id": each["Id"], "MessageId": f"id of {each['MessageBody']}"}
+                answer["Successful"].append(done)
+            return answer
+
+
+class Bucket:
+    """Stands for a bucket of S3."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    def put(self, queue: str, body: bytes) -> Pointer:
+        self.bodies.append(body)
+        return Pointer("large-bodies", f"{queue}/{len(self.bodies)}")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqs_sending, "FIRST_PAUSE_SECONDS", 0.0)
+
+
+def sender(
+    service: Service, address: SqsAddress = ADDRESS, bucket: Bucket | None = None
+) -> SqsSender:
+    objects: Any = bucket
+    queues = SqsQueues(service, address)
+    return SqsSender(service, address, queues, objects, threading.Event())
+
+
+def messages(count: int, queue: str = "a.fifo") -> list[Outgoing]:
+    return [Outgoing(queue, str(number).encode(), "k") for number in range(count)]
+
+
+def ids(sent: Sequence[Any]) -> list[str]:
+    return [each.id for each in sent]
+
+
+def test_ten_in_a_request() -> None:
+    """In their order; the ids come back in it."""
+    service = Service()
+    assert ids(sender(service).send(messages(25))) == [f"id of {n}" for n in range(25)]
+    assert [len(each) for each in service.requests] == [10, 10, 5]
+    assert service.stored == list(map(str, range(25)))
+    assert sender(service).send([]) == []
+
+
+def test_one_mebibyte_in_a_request() -> None:
+    """Attributes count."""
+    service = Service()
+    half = MAX_SQS_MESSAGE // 2
+    sender(service).send([Outgoing("a", b"x" * half)] * 3)
+    assert [len(each) for each in service.requests] == [2, 1]
+    service = Service()
+    sender(service).send([Outgoing("a", b"x" * half, key="k")] * 3)
+    assert [len(each) for each in service.requests] == [1, 1, 1]
+
+
+def test_what_failed_is_sent_again_before_what_stands_behind_it() -> None:
+    """So that an order can be lost within one request only, where SQS itself loses it."""
+    service = Service(
+        lambda body: refused("InternalError", False) if body in "37" else None,
+        lambda body: refused("RequestThrottled") if body == "7" else None,
+    )
+    assert ids(sender(service).send(messages(12))) == [f"id of {n}" for n in range(12)]
+    assert service.requests[1:3] == [["3", "7"], ["7"]]
+    assert service.requests[3] == ["10", "11"]
+
+
+def test_a_request_that_failed_as_a_whole_is_made_again_with_the_same_ids() -> None:
+    """SQS may have taken it: in a FIFO queue it takes nothing twice."""
+    service = Service(failing("ThrottlingException"), boto.ReadTimeoutError(endpoint_url="x"))
+    seen: list[list[str]] = []
+    take = service.send_message_batch
+
+    def watched(QueueUrl: str, Entries: list[dict[str, Any]]) -> Any:
+        seen.append([each["MessageDeduplicationId"] for each in Entries])
+        return take(QueueUrl, Entries)
+
+    service.send_message_batch = watched  # type: ignore[method-assign]
+    sender(service).send(messages(3))
+    assert len(seen) == 3
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_all_tries_in_vain() -> None:
+    """The sender is told of the reason; nothing was sent."""
+    script = [failing("ThrottlingException")] * sqs_sending.TRIES
+    service = Service(*script)
+    with pytest.raises(ThrottledError):
+        sender(service).send(messages(3))
+    assert len(service.requests) == sqs_sending.TRIES
+    service = Service(*[lambda body: refused("InternalError", False)] * sqs_sending.TRIES)
+    with pytest.raises(AwsUnreachableError, match="because of InternalError"):
+        sender(service).send(messages(1))
+
+
+def test_an_answer_that_mentions_no_message() -> None:
+    """Such as the page of a proxy: what is not said to be stored is sent again."""
+    service = Service()
+    take = service.send_message_batch
+    empty = [{}, {}]
+
+    def forgetful(**parameters: Any) -> Any:
+        return empty.pop() if empty else take(**parameters)
+
+    service.send_message_batch = forgetful  # type: ignore[method-assign]
+    assert ids(sender(service).send(messages(1))) == ["id of 0"]
+    assert empty == []
+
+
+def test_a_message_that_sqs_refuses_for_good_ends_the_sending_to_its_queue() -> None:
+    """What stands behind it must not overtake it; the error says what was not sent."""
+    service = Service(
+        lambda body: None,
+        lambda body: refused("InvalidMessageContents") if body == "13" else None,
+    )
+    with pytest.raises(PartlySentError) as caught:
+        sender(service).send(messages(25))
+    error = caught.value
+    assert error.exit_code == 4
+    assert "19 of 25 messages were sent" in str(error)
+    assert "not those with the numbers 13, 20, 21, 22, 23 and 1 more" in str(error)
+    assert "InvalidMessageContents" in str(error)
+    assert error.details["unsent"] == (13, 20, 21, 22, 23, 24)
+    assert error.details["sent"][0].id == "id of 0"
+
+
+def test_a_queue_that_is_refused_does_not_hold_up_others() -> None:
+    """They are sent side by side."""
+    service = Service()
+    service.missing = {"p-b"}
+    mixed = [Outgoing("ab"[number % 2], str(number).encode()) for number in range(6)]
+    with pytest.raises(PartlySentError, match="'p-b' does not exist") as caught:
+        sender(service).send(mixed)
+    assert caught.value.details["unsent"] == (1, 3, 5)
+    assert service.stored == ["0", "2", "4"]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_missing_queue_is_created_if_the_address_says_so(known: bool) -> None:
+    """Also where it was deleted after its address was asked for."""
+    service = Service()
+    address = replace(ADDRESS, create="fifo", tag=("team", "a"), visibility_seconds=33)
+    own = sender(service, address)
+    if known:
+        own.send(messages(1))
+    service.missing = {"p-a.fifo"}
+    own.send(messages(1))
+    (created,) = service.created
+    assert created["QueueName"] == "p-a.fifo"
+    assert created["tags"] == {"team": "a"}
+    assert created["Attributes"] == {
+        "FifoQueue": "true",
+        "MessageRetentionPeriod": "1209600",
+        "VisibilityTimeout": "33",
+    }
+
+
+def test_a_missing_queue_is_not_created_as_what_its_name_is_not() -> None:
+    """A FIFO queue is one by its name."""
+    service = Service()
+    service.missing = {"p-a", "p-a.fifo"}
+    with pytest.raises(SqsNameError, match="create=fifo"):
+        sender(service, replace(ADDRESS, create="fifo")).send(messages(1, "a"))
+    with pytest.raises(SqsNameError, match="create=standard"):
+        sender(service, replace(ADDRESS, create="standard")).send(messages(1))
+    with pytest.raises(AwsNotFoundError, match="create it, or send to it with create=standard"):
+        sender(service).send(messages(1))
+    assert service.created == []
+
+
+@pytest.mark.parametrize(
+    ("queue", "terms", "words"),
+    [
+        ("a.fifo", Terms(due=2e9), "delay single messages of a FIFO queue"),
+        ("a", Terms(due=2e10), "delay a message by more than 900 s"),
+        ("a", Terms(dedup_key="x"), "deduplicate messages of a standard queue"),
+        ("a.fifo", Terms(dedup_key="x", dedup_seconds=60), "deduplicate for 60 s"),
+    ],
+)
+def test_what_sqs_cannot_do_is_refused_before_anything_is_sent(
+    queue: str, terms: Terms, words: str
+) -> None:
+    """Nothing of the call is sent."""
+    service = Service()
+    with pytest.raises(UnsupportedError, match=words) as caught:
+        sender(service).send([Outgoing("a", b"1"), Outgoing(queue, b"2", terms=terms)])
+    assert caught.value.exit_code == 5
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("queue", ["a/b", "ö", "x" * 79, "a.b", "dead-letters"])
+def test_names_that_sqs_does_not_take(queue: str) -> None:
+    """Nor those of qdo's own dead-letter queues."""
+    with pytest.raises(SqsNameError) as caught:
+        sender(Service()).send([Outgoing(queue, b"1")])
+    assert caught.value.exit_code == 2
+
+
+def test_a_delay_is_rounded_up_to_whole_seconds() -> None:
+    """No message is ever too early; one that was due already is sent at once."""
+    service = Service()
+    now = time.time()
+    for due in (now + 2.5, now - 10):
+        sender(service).send([Outgoing("a", b"1", terms=Terms(due=due))])
+    assert [each["DelaySeconds"] for each in service.entries] == [3, 0]
+
+
+def test_bodies_over_the_limit_are_refused_without_a_bucket() -> None:
+    """The limit of bodies is the address's, that of a whole message is SQS's."""
+    small = replace(ADDRESS, max_body=10)
+    with pytest.raises(MessageTooLargeError, match="has 11 bytes, the limit of this broker is 10"):
+        sender(Service(), small).send([Outgoing("a", b"x" * 11)])
+    with pytest.raises(MessageTooLargeError, match="limit of this broker is 1048576"):
+        sender(Service()).send([Outgoing("a", b"x" * MAX_SQS_MESSAGE, key="k")])
+
+
+def test_bodies_over_the_limit_go_to_s3() -> None:
+    """Once, however often their message is sent; also where only the attributes are too much."""
+    service, bucket = Service(failing("ThrottlingException")), Bucket()
+    small = replace(ADDRESS, max_body=10)
+    sent = [Outgoing("a", b"x" * size, key="k") for size in (10, 11)]
+    sender(service, small, bucket).send(sent)
+    assert bucket.bodies == [b"x" * 11]
+    first, second = service.entries
+    assert first["MessageBody"] == "x" * 10
+    assert pointer_of(second["MessageBody"]) == Pointer("large-bodies", "a/1")
+    assert second["MessageAttributes"]["ExtendedPayloadSize"]["StringValue"] == "11"
+    assert second["MessageAttributes"]["qdo-key"]["StringValue"] == "k"
+    sender(service, ADDRESS, bucket).send([Outgoing("a", b"x" * MAX_SQS_MESSAGE, key="k")])
+    assert len(bucket.bodies[1]) == MAX_SQS_MESSAGE
+
+
+def test_headers_too_long_for_any_message() -> None:
+    """They cannot go to S3."""
+    head = '{"a":"%s"}' % ("x" * MAX_SQS_MESSAGE)
+    with pytest.raises(MessageTooLargeError):
+        sender(Service(), bucket=Bucket()).send([Outgoing("a", b"1", headers=head)])
+
+
+def test_closing_ends_the_waiting_between_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that waits is told that its message was not sent."""
+    monkeypatch.setattr(sqs_sending, "FIRST_PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr(sqs_sending, "MAX_PAUSE_SECONDS", 60.0)
+    service = Service(*[failing("ThrottlingException")] * 9)
+    stopped = threading.Event()
+    own = SqsSender(service, ADDRESS, SqsQueues(service, ADDRESS), None, stopped)
+    stopped.set()
+    with pytest.raises(ThrottledError):
+        own.send(messages(1))
+    assert len(service.requests) == 1
+
+
+def test_refusals_name_action_and_queue() -> None:
+    """An entry's own error reads as that of a request."""
+    service = Service(lambda body: refused("AWS.SimpleQueueService.SomethingElse"))
+    with pytest.raises(AwsError, match=r"sqs:SendMessage on queue 'p-a\.fifo'"):
+        sender(service).send(messages(1))
