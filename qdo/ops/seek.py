@@ -146,7 +146,7 @@ def _own_place(target: str, broker: Broker, queue: str) -> Place | None:
     if target == broker.finished_text:
         return Place(position_now(), target)
     try:
-        position = broker.positions.begin(0, target)
+        position = broker.positions.begin(position_now(), target)
     except ValueError:
         return None
     reader = broker.reader(queue, position)
