@@ -58,6 +58,7 @@ class SqsBroker(Broker):
     list_seconds = 60.0
     vanish_misses = 3
     polled = True
+    backlog_budget = 100
 
     def __init__(self, address: SqsAddress) -> None:
         self.address = address
