@@ -36,6 +36,8 @@ class Capabilities:
     peek: bool
     max_body_bytes: int
     dedup: bool = False
+    dedup_seconds: float | None = None
+    """The window of all deduplication keys, None: the sender chooses."""
     hold_seconds: float | None = None
     """How long a message can be held at most, None for ever: no job may take longer."""
 
@@ -212,6 +214,9 @@ class Broker(abc.ABC):
     """`Positions.text` of the end of a queue that gets no messages any more; None: none ends."""
     polled: bool = False
     """Owners ask for new messages, ever less often while there are none: a sender may ring."""
+    backlog_budget: int | None = None
+    """A look at all queues asks for so many backlogs at most, for each is a request that is paid
+    for or counted; None: for all of them."""
     on_sent: Callable[[Iterable[str]], None] | None = None
     """Told by a `polled` broker to which queues messages were sent that can be had now; it returns
     at once and raises nothing."""
