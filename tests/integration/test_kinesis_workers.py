@@ -108,14 +108,13 @@ class Fleet:
         )
 
     def nodes(self) -> dict[str, QueueNode]:
+        """Return the queue nodes, none before the first worker has come."""
         client = connect(self.coordinator, handler="threading")
         client.open(10.0)
         try:
             layout = Layout.of("streams")
-            return {
-                name: QueueNode.parse(client.get(layout.queue(name))[0])
-                for name in client.get_children(layout.queues)
-            }
+            found = client.get_children(layout.queues) if client.exists(layout.queues) else []
+            return {name: QueueNode.parse(client.get(layout.queue(name))[0]) for name in found}
         finally:
             client.stop()
             client.close()
