@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import zookeeper
 from tests.support.aws import clients
+from tests.support.aws.kinesis_stub import KinesisStub, kinesis_stub
 from tests.support.aws.moto import moto_server as running_moto
 from tests.support.aws.server import ServerProcess, serving
 from tests.support.zookeeper import Ensemble
@@ -101,6 +102,20 @@ def sqs_stub() -> Iterator[ServerProcess]:
 def sqs_url(sqs_stub: ServerProcess) -> str:
     """The endpoint of the fast SQS server."""
     return sqs_stub.url
+
+
+@pytest.fixture(scope="session")
+def kinesis_process() -> Iterator[KinesisStub]:
+    """One faithful Kinesis server for all tests (`tests.support.aws.kinesis_stub`)."""
+    with kinesis_stub() as stub:
+        yield stub
+
+
+@pytest.fixture
+def kinesis(kinesis_process: KinesisStub) -> KinesisStub:
+    """That server, as it is at first; tests use streams of their own."""
+    kinesis_process.reset()
+    return kinesis_process
 
 
 @pytest.fixture

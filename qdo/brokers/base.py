@@ -36,6 +36,8 @@ class Capabilities:
     peek: bool
     max_body_bytes: int
     dedup: bool = False
+    dedup_seconds: float | None = None
+    """The window of all deduplication keys, None: the sender chooses."""
     hold_seconds: float | None = None
     """How long a message can be held at most, None for ever: no job may take longer."""
 

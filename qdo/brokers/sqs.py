@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from qdo.brokers.aws import make_calls, make_client
 from qdo.brokers.aws_address import FIFO, SqsAddress
 from qdo.brokers.base import (
+    DEDUP_SECONDS,
     Backlog,
     Broker,
     Capabilities,
@@ -69,6 +70,7 @@ class SqsBroker(Broker):
             peek=False,
             max_body_bytes=MAX_S3_BODY if address.bucket else address.max_body,
             dedup=True,
+            dedup_seconds=DEDUP_SECONDS,
             hold_seconds=HOLD_SECONDS,
         )
         self._stopped = threading.Event()

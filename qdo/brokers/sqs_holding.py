@@ -30,6 +30,9 @@ MOST_UNCONFIRMED = 500
 """Names of done messages that are recorded at most: about 20 KB in the queue node."""
 _EXTEND_SHARE = 0.5
 """A message is hidden anew when so much of its visibility time-out is over."""
+_ON_ITS_WAY_SHARE = 0.1
+"""An answer is taken to arrive within so much of the visibility time-out. Where it took longer,
+SQS refuses to extend or to delete what it brought."""
 
 
 @dataclass(slots=True)
@@ -98,13 +101,15 @@ class Holding:
     def take(self, messages: Iterable[Received], asked_at: float) -> Taken:
         """Take in the messages of an answer.
 
-        :param asked_at: clock time at which the request was sent: no earlier were they hidden.
+        :param asked_at: clock time at which the request was sent: no earlier were they hidden, and
+            later where it waited for them, maybe for longer than they are hidden.
         """
+        until = max(asked_at, self._clock() - _ON_ITS_WAY_SHARE * self._visibility)
+        until += self._visibility
         taken = Taken()
         for message in messages:
             name = name_of(message.sequence, message.message_id)
             known = self._by_name.get(name)
-            until = asked_at + self._visibility
             if known is not None:
                 # Its time was over, and SQS gave it again, to us: nobody else has it.
                 known.receipt = message.receipt

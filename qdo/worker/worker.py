@@ -49,7 +49,7 @@ from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock
 from qdo.filters import QueueFilter
 from qdo.message import Message
-from qdo.policies import check_policies
+from qdo.policies import check_policies, policy_for
 from qdo.policy import Policy
 from qdo.ringing import ring_for
 from qdo.settings import Settings
@@ -167,7 +167,7 @@ class Worker:
                     if each is not None:
                         stack.callback(each.close)
                 takes = QueueFilter(self.settings.queues, self.settings.exclude).matcher()
-                check_jobs(self.app, self._broker, takes)
+                check_jobs(self.app, self._broker, takes, self._policy_of)
                 code = self._serve()
             _log.info("step 6: the broker is closed; exit code %d", code)
             return code
@@ -177,6 +177,10 @@ class Worker:
             self._alarm.stop()
             self._alarm.close()
             self._alarm = None
+
+    def _policy_of(self, queue: str) -> Policy:
+        job = self.app.job_for(queue)
+        return policy_for(queue, job, self.settings.policies, self._policy)
 
     def _serve(self) -> int:
         settings = self.settings

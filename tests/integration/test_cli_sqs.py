@@ -137,7 +137,7 @@ def test_no_permission(send: Send, proxy: Proxy, made: Callable[[str], str]) -> 
     assert send("a", "1").code == 0
     proxy.spoil("denied", "SendMessageBatch", count=0)
     line = said(send("a", "1"), 5)
-    assert "SQS does not allow sqs:SendMessageBatch on queue 'test-" in line
+    assert "SQS does not allow sqs:SendMessage on queue 'test-" in line
     assert "no identity-based policy allows the sqs:sendmessagebatch action" in line
 
 
@@ -168,7 +168,7 @@ def test_throttling_without_end(send: Send, proxy: Proxy, made: Callable[[str], 
     made("a")
     proxy.spoil("throttle", "SendMessageBatch", count=0)
     line = said(send("a", "1"), 3)
-    assert "sqs:SendMessageBatch on queue" in line
+    assert "sqs:SendMessage on queue" in line
     assert "was throttled (RequestThrottled: Rate exceeded)" in line
 
 
