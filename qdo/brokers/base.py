@@ -133,6 +133,14 @@ class Backlog:
     """Age of what is read next, where the broker says it, 0 at the tip."""
 
 
+class ReceiptBook(Protocol):
+    """Where receipts of held messages are kept; see `qdo.worker.receipts`."""
+
+    def keep(self, queue: str, receipt: str) -> int: ...
+
+    def drop(self, place: int) -> None: ...
+
+
 class Reader(Protocol):
     """Reads one queue on behalf of its owner, in order, from a position on."""
 
@@ -278,6 +286,16 @@ class Broker(abc.ABC):
         :return: None where there is no need: `reader` and `listen` do.
         """
         return None
+
+    def keep_receipts(self, receipts: ReceiptBook) -> None:  # noqa: B027 - most have none
+        """Keep there what subscriptions hold, as long as they hold it; before the first one."""
+
+    def give_back(self, held: Sequence[tuple[str, str]]) -> None:  # noqa: B027 - as above
+        """Let messages be received again that a dead process held.
+
+        :param held: queue and receipt of each. One that is not held any more is passed over.
+        :raises: as `queues`.
+        """
 
     @abc.abstractmethod
     def reader(self, queue: str, after: int) -> Reader:

@@ -139,6 +139,7 @@ class SqsSubscription(Subscription):
         """Delete what is done and give the rest back, so that the next owner need not wait."""
         self._flush()
         self._give_back(self._holding.undone())
+        self._holding.given_back()
 
     def _give_back(self, held: Sequence[Held]) -> None:
         """Let SQS show messages again, to whoever asks.
@@ -213,7 +214,7 @@ class SqsSubscription(Subscription):
             self._delete(taken.again)
         if self._closed:
             # What an open poll brings after the end of the claim goes back at once.
-            self._begin(lambda: self._give_back(self._holding.undone()))
+            self._begin(self._leave)
             return
         if len(messages):
             self._empty = 0
