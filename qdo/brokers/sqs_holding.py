@@ -175,6 +175,10 @@ class Holding:
         """
         self._forget(held)
 
+    def given_back(self, held: Held) -> None:
+        """Take note that SQS is to show a message again, to whoever asks."""
+        self._forget(held)
+
     def _forget(self, held: Held) -> None:
         self._held.pop(held.position, None)
         self._by_name.pop(_name(held), None)
