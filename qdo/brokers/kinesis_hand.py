@@ -57,6 +57,8 @@ class Hand:
 
     def done(self, position: int) -> None:
         """Take note that a message is done; those before it need not be."""
+        if place_of(position) <= place_of(self._floor):
+            return
         self._done.add(position)
         while self._first < self._given and self._rows[self._first][0] in self._done:
             self._drop()

@@ -9,7 +9,7 @@ it answers, in JSON:
   `record_kib`;
 - ``POST /_advance`` with `seconds`: let time pass at once;
 - ``POST /_refuse`` with `seed` and `share`: of the records of each PutRecords refuse this share;
-- ``GET /_log``: reads as [time, shard, records], and requests by action.
+- ``GET /_log``: reads as [time, stream, shard, records], and requests by action.
 
 Tests use it as `KinesisStub`, by `kinesis_stub`.
 """
@@ -62,7 +62,7 @@ class Stub:
         self._page = 1000
         self._dice = random.Random(0)
         self._share = 0.0
-        self._reads: list[tuple[float, str, int]] = []
+        self._reads: list[tuple[float, str, str, int]] = []
         self._requests: Counter[str] = Counter()
         self._actions: dict[str, Callable[[Json], Json]] = {
             "CreateStream": self.create,
@@ -197,7 +197,7 @@ class Stub:
         if empty and "NextShardIterator" in answer:
             self._empty_left[answer["NextShardIterator"]] = empty - 1
             answer["MillisBehindLatest"] = max(1000, answer["MillisBehindLatest"])
-        self._reads.append((time.time(), shard_name, len(answer["Records"])))
+        self._reads.append((time.time(), name, shard_name, len(answer["Records"])))
         return answer
 
     # --- the side for those who test
@@ -243,6 +243,21 @@ class KinesisStub:
         """Change how it behaves; see the module."""
         self._process.ask("/_set", terms)
 
+    def reset(self) -> None:
+        """Behave as AWS does; streams and the time stay."""
+        self.set(
+            iterator_seconds=ITERATOR_SECONDS,
+            reads_per_second=READS_PER_SECOND,
+            empty=0,
+            page=1000,
+        )
+        self.refuse(0.0)
+
+    def make(self, stream: str, shards: int = 1) -> list[str]:
+        """Create a stream; return its shards."""
+        self.client.create_stream(StreamName=stream, ShardCount=shards)
+        return sorted(self.shards(stream))
+
     def advance(self, seconds: float) -> None:
         """Let time pass at once."""
         self._process.ask("/_advance", {"seconds": seconds})
@@ -251,12 +266,12 @@ class KinesisStub:
         """Refuse a share of the records of each PutRecords."""
         self._process.ask("/_refuse", {"share": share, "seed": seed})
 
-    def reads(self, shard: str = "") -> list[tuple[float, int]]:
-        """Return time and records of each read of a shard, or of all."""
+    def reads(self, stream: str, shard: str) -> list[tuple[float, int]]:
+        """Return time and records of each answered read of a shard."""
         return [
             (at, count)
-            for at, name, count in self._process.ask("/_log")["reads"]
-            if shard in ("", name)
+            for at, of, name, count in self._process.ask("/_log")["reads"]
+            if (of, name) == (stream, shard)
         ]
 
     def requests(self) -> dict[str, int]:

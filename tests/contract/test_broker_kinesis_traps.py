@@ -1,0 +1,595 @@
+"""The traps of Kinesis, by the numbers of the table in docs/kinesis.rst.
+
+On the project's own server: moto moves records when a shard is split, and ends no shard.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+from aws_kinesis_agg.aggregator import RecordAggregator
+
+from qdo.brokers.base import DeadLetterRecord, Outgoing
+from qdo.brokers.kinesis import KinesisBroker
+from qdo.brokers.kinesis_aggregation import hash_key
+from qdo.brokers.kinesis_positions import pack, sequence_of
+from qdo.errors import AwsNotFoundError, PositionTrimmedError, UnsupportedError, UsageError
+from qdo.message import position_now
+from tests.support.aws.clients import client
+from tests.support.aws.kinesis_stub import KinesisStub, kinesis_stub
+from tests.support.kinesis import BRISK, Owner, opened, outgoing
+from tests.support.procs import wait_until
+
+SHARD = "shardId-000000000000"
+OTHER = "shardId-000000000001"
+DAY = 86_400.0
+
+
+@pytest.fixture
+def stream(kinesis: KinesisStub, aws_stream: str) -> str:
+    """A stream of one shard."""
+    kinesis.make(aws_stream)
+    return aws_stream
+
+
+@pytest.fixture
+def broker(kinesis: KinesisStub, stream: str) -> Iterator[KinesisBroker]:
+    broker = opened(kinesis.url, stream)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def later() -> Iterator[KinesisStub]:
+    """A server of the test's own, whose time the test moves up to the present."""
+    with kinesis_stub() as stub:
+        yield stub
+
+
+def long_ago(stub: KinesisStub, seconds: float) -> None:
+    """Make a stream at a time in the past, which is the present of the server."""
+    stub.advance(-seconds)
+    stub.make("s")
+
+
+def numbers(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def recorded(broker: KinesisBroker, position: int, age_seconds: float = 0.0) -> int:
+    """Return a position as the next owner finds it in the queue node."""
+    time_of_last = position_now() - round(age_seconds * 10_000_000)
+    return broker.positions.begin(time_of_last, broker.positions.text(position))
+
+
+# --- 1: reads are shared ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [2.0, 4.0])
+def test_trap_1_a_shard_is_read_no_faster_than_configured(
+    kinesis: KinesisStub, stream: str, rate: float
+) -> None:
+    """Full or empty, and whoever reads it in this process."""
+    broker = opened(kinesis.url, stream, f"reads_per_second={rate:g}")
+    owner = Owner(broker, SHARD)
+    broker.send_many(outgoing(SHARD, range(50)))
+    reader = broker.reader(SHARD, 0)
+    owner.read_until(lambda: bool(reader.fetch(1)) and len(kinesis.reads(stream, SHARD)) >= 8)
+    broker.close()
+    times = [at for at, _ in kinesis.reads(stream, SHARD)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert len(gaps) >= 7
+    assert min(gaps) > 0.9 / rate
+
+
+def test_trap_1_other_consumers_slow_it_down_and_nothing_is_lost(
+    kinesis: KinesisStub, broker: KinesisBroker, stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refused reads are made again later, and the log says so."""
+    kinesis.set(reads_per_second=1)
+    broker.send_many(outgoing(SHARD, range(20)))
+    owner = Owner(broker, SHARD)
+    with caplog.at_level(logging.INFO):
+        owner.read_to_tip()
+        broker.send_many(outgoing(SHARD, range(20, 25)))
+        assert owner.read(25) == numbers(25)
+        owner.read_until(lambda: "Kinesis throttles" in caplog.text)
+
+
+# --- 2: iterators expire ------------------------------------------------------------
+
+
+def test_trap_2_expired_iterators_are_replaced(kinesis: KinesisStub, broker: KinesisBroker) -> None:
+    """A job may take longer than the five minutes of an iterator."""
+    kinesis.set(iterator_seconds=0.05)
+    broker.send_many(outgoing(SHARD, range(10)))
+    owner = Owner(broker, SHARD)
+    owner.read(10)
+    for count in (11, 12):
+        broker.send(Outgoing(SHARD, b"%d" % (count - 1)))
+        kinesis.set(iterator_seconds=0.05)
+        time.sleep(0.06)  # the iterator gets older; nothing else is waited for
+        kinesis.set(iterator_seconds=300)
+        assert owner.read(count) == numbers(count)
+    assert kinesis.requests()["GetShardIterator"] >= 2
+
+
+# --- 3: empty answers ---------------------------------------------------------------
+
+
+def test_trap_3_empty_answers_are_not_the_tip(kinesis: KinesisStub, broker: KinesisBroker) -> None:
+    """It takes several reads to get to the first record: for the owner, and for onlookers."""
+    broker.send_many(outgoing(SHARD, range(5)))
+    kinesis.set(empty=3)
+    assert [row[1] for row in broker.reader(SHARD, 0).fetch(10)] == numbers(5)
+    owner = Owner(broker, SHARD)
+    assert owner.read_to_tip() == numbers(5)
+    after = owner.rows[2][0]
+    owner.close()
+    next_owner = Owner(broker, SHARD, recorded(broker, after))
+    assert next_owner.read_to_tip() == numbers(2, 3)
+
+
+# --- 4: lag -------------------------------------------------------------------------
+
+
+def test_trap_4_lag_grows_while_a_message_is_not_done(broker: KinesisBroker) -> None:
+    """It is the age of the oldest of them; at the tip it is nothing."""
+    broker.send_many(outgoing(SHARD, range(3)))
+    owner = Owner(broker, SHARD, confirm=False)
+    owner.read_to_tip()
+    first = broker.backlog(SHARD, 0).behind_seconds
+    assert first is not None
+    wait_until(
+        lambda: (broker.backlog(SHARD, 0).behind_seconds or 0) > first + 0.5, "the lag grows"
+    )
+    owner.subscription.done_through(owner.rows[-1][0])
+    owner.read_to_tip()
+    behind = broker.backlog(SHARD, owner.rows[-1][0]).behind_seconds
+    assert behind is not None
+    assert behind < first + 0.5
+
+
+# --- 5: numbers and aggregates ------------------------------------------------------
+
+
+def packed(*messages: tuple[str, bytes]) -> bytes:
+    aggregator = RecordAggregator()
+    for key, body in messages:
+        aggregator.add_user_record(key, body)
+    contents: bytes = aggregator.clear_and_get().get_contents()[2]
+    return contents
+
+
+def test_trap_5_aggregated_records_are_messages_each(
+    kinesis: KinesisStub, broker: KinesisBroker, stream: str
+) -> None:
+    """With keys and positions of their own, between ordinary ones; one can be resumed within."""
+    broker.send(Outgoing(SHARD, b"0", "a"))
+    data = packed(("a", b"1"), ("b", b"2"), ("a", b"3"))
+    kinesis.client.put_record(StreamName=stream, Data=data, PartitionKey="a")
+    broker.send(Outgoing(SHARD, b"4", "c"))
+    owner = Owner(broker, SHARD)
+    assert owner.read_to_tip() == numbers(5)
+    assert [row[2] for row in owner.rows] == ["a", "a", "b", "a", "c"]
+    found = [row[0] for row in owner.rows]
+    assert found == sorted(set(found))
+    assert sequence_of(found[1]) == sequence_of(found[3])
+    owner.close()
+    for done in range(1, 6):
+        after = recorded(broker, found[done - 1])
+        next_owner = Owner(broker, SHARD, after)
+        assert next_owner.read_to_tip() == numbers(5 - done, done)
+        next_owner.close()
+
+
+def test_trap_5_messages_that_a_reshard_led_astray_are_left_out(
+    kinesis: KinesisStub, broker: KinesisBroker, stream: str
+) -> None:
+    """Their producer sends them again to the shard of their key."""
+    kinesis.split(stream, SHARD)
+    keys = {name: each["HashKeyRange"] for name, each in kinesis.shards(stream).items()}
+    low = int(keys[OTHER]["EndingHashKey"])
+    mine = next(key for key in map(str, range(100)) if hash_key(key) <= low)
+    other = next(key for key in map(str, range(100)) if hash_key(key) > low)
+    data = packed((mine, b"1"), (other, b"2"), (mine, b"3"))
+    kinesis.client.put_record(StreamName=stream, Data=data, PartitionKey=mine)
+    owner = Owner(broker, OTHER)
+    assert owner.read_to_tip() == [b"1", b"3"]
+
+
+# --- 6 and 7: resharding ------------------------------------------------------------
+
+
+def test_trap_6_children_name_their_parents(kinesis: KinesisStub, aws_stream: str) -> None:
+    """One after a split, two after a merge; whoever creates queues waits for these."""
+    kinesis.make(aws_stream, 2)
+    broker = opened(kinesis.url, aws_stream)
+    kinesis.split(aws_stream, SHARD)
+    kinesis.merge(aws_stream, "shardId-000000000003", OTHER)
+    assert broker.parents("shardId-000000000002") == (SHARD,)
+    assert set(broker.parents("shardId-000000000004")) == {"shardId-000000000003", OTHER}
+    assert broker.queues() == [f"shardId-{number:012d}" for number in range(5)]
+    broker.close()
+
+
+def test_trap_6_parents_stay_named_when_they_have_expired(later: KinesisStub) -> None:
+    """Whoever waits for them can tell by the list that they are gone."""
+    long_ago(later, 2 * DAY)
+    broker = opened(later.url, "s")
+    later.split("s", SHARD)
+    later.advance(2 * DAY)
+    assert broker.queues() == [OTHER, "shardId-000000000002"]
+    assert broker.parents(OTHER) == (SHARD,)
+    broker.close()
+
+
+def test_trap_7_a_shard_ends_after_its_last_message(
+    kinesis: KinesisStub, broker: KinesisBroker, stream: str
+) -> None:
+    """Not before everything was fetched; its position then is its end."""
+    broker.send_many(outgoing(SHARD, range(40)))
+    kinesis.split(stream, SHARD)
+    owner = Owner(broker, SHARD)
+    ends = []
+    owner.read_until(
+        lambda: ends.append(owner.subscription.end) or len(owner.rows) == 40  # type: ignore[func-returns-value]
+    )
+    assert set(ends[:-1]) <= {None}
+    assert owner.read_to_end() == numbers(40)
+    end = owner.subscription.end
+    assert end is not None
+    assert end > owner.rows[-1][0]
+    assert broker.positions.text(end) == broker.finished_text == "SHARD_END"
+
+
+def test_trap_7_an_owner_that_goes_back_is_not_at_the_end(
+    kinesis: KinesisStub, broker: KinesisBroker, stream: str
+) -> None:
+    """A message that failed is not done, though Kinesis has said its last."""
+    broker.send_many(outgoing(SHARD, range(5)))
+    kinesis.split(stream, SHARD)
+    owner = Owner(broker, SHARD, confirm=False)
+    owner.read_to_end()
+    owner.back_to(owner.rows[1][0])
+    assert owner.subscription.end is None
+    assert owner.read_to_end() == numbers(3, 2)
+
+
+@pytest.mark.parametrize("start", ["oldest", "latest"])
+def test_trap_7_children_begin_with_their_first_message(
+    kinesis: KinesisStub, stream: str, start: str
+) -> None:
+    """Also where shards begin with the newest: these messages came after everything else."""
+    broker = opened(kinesis.url, stream, f"{BRISK}&start={start}")
+    kinesis.split(stream, SHARD)
+    broker.send_many(outgoing(OTHER, range(5)))
+    owner = Owner(broker, OTHER)
+    assert owner.read_to_tip() == numbers(5)
+    broker.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_trap_7_no_reshard_loses_or_repeats_a_message(
+    kinesis: KinesisStub, aws_stream: str, seed: int
+) -> None:
+    """Splits and merges while messages come; parents are read to their end before children."""
+    dice = random.Random(seed)
+    kinesis.make(aws_stream, 2)
+    broker = opened(kinesis.url, aws_stream)
+    sent = 0
+    for _ in range(6):
+        broker.send_many(outgoing(aws_stream, range(sent, sent + 30), keys=10))
+        sent += 30
+        shards = sorted(
+            (each for each in broker.shards.list() if not each.closed), key=lambda x: x.hash_keys
+        )
+        if len(shards) > 1 and dice.random() < 0.5:
+            index = dice.randrange(len(shards) - 1)
+            kinesis.merge(aws_stream, shards[index].name, shards[index + 1].name)
+        else:
+            kinesis.split(aws_stream, dice.choice(shards).name)
+    found = _read_in_order(broker, dice)
+    assert sorted(map(int, (body for body, _ in found))) == list(range(sent))
+    for key in {key for _, key in found}:
+        mine = [int(body) for body, of in found if of == key]
+        assert mine == sorted(mine)
+    broker.close()
+
+
+def _read_in_order(broker: KinesisBroker, dice: random.Random) -> list[tuple[bytes, str | None]]:
+    """Read each shard once its parents are read, in any order that allows."""
+    left, found = broker.queues(), []
+    finished: set[str] = set()
+    while left:
+        ready = [name for name in left if set(broker.parents(name)) <= finished]
+        name = dice.choice(ready)
+        owner = Owner(broker, name)
+        shard = broker.shards.known(name)
+        if shard is not None and shard.closed:
+            owner.read_to_end()
+        else:
+            owner.read_to_tip()
+        found += [(row[1], row[2]) for row in owner.rows]
+        owner.close()
+        left.remove(name)
+        finished.add(name)
+    return found
+
+
+def test_trap_7_sending_to_a_closed_shard_is_refused(
+    kinesis: KinesisStub, broker: KinesisBroker, stream: str
+) -> None:
+    """With the remedy; one that was closed a moment ago takes nothing either: its child does."""
+    kinesis.split(stream, SHARD)
+    broker.send(Outgoing(SHARD, b"0"))  # it was open when it was listed
+    with pytest.raises(UsageError, match=f"shard '{SHARD}' of stream '{stream}' is closed"):
+        broker.send(Outgoing(SHARD, b"1"))
+    assert [row[1] for row in broker.reader(OTHER, 0).fetch(10)] == [b"0"]
+
+
+# --- 8 and 9: shards that are over --------------------------------------------------
+
+
+def test_trap_8_a_finished_shard_is_not_read_again(
+    kinesis: KinesisStub, broker: KinesisBroker, stream: str
+) -> None:
+    """Its tombstone says that it is done, as long as it is kept."""
+    broker.send_many(outgoing(SHARD, range(5)))
+    kinesis.split(stream, SHARD)
+    after = broker.positions.begin(position_now(), broker.finished_text)
+    owner = Owner(broker, SHARD, after)
+    assert owner.read_to_end() == []
+    assert kinesis.reads(stream, SHARD) == []
+    assert broker.backlog(SHARD, after).count == 0
+
+
+def test_trap_9_an_empty_closed_shard_ends_with_the_first_look(
+    kinesis: KinesisStub, broker: KinesisBroker, stream: str
+) -> None:
+    """Changing the number of shards makes such in between."""
+    kinesis.split(stream, SHARD)
+    kinesis.merge(stream, OTHER, "shardId-000000000002")
+    owner = Owner(broker, OTHER)
+    assert owner.read_to_end() == []
+    assert len(kinesis.reads(stream, OTHER)) == 1
+
+
+# --- 10: positions that are gone ----------------------------------------------------
+
+
+def half_read(stub: KinesisStub, seconds: float) -> int:
+    """Return the position of the third of five messages that were sent so long ago."""
+    long_ago(stub, seconds)
+    broker = opened(stub.url, "s")
+    broker.send_many(outgoing(SHARD, range(5)))
+    position: int = broker.reader(SHARD, 0).fetch(10)[2][0]
+    broker.close()
+    return position
+
+
+def test_trap_10_a_position_that_was_trimmed_away_stops_the_queue(later: KinesisStub) -> None:
+    """It says so each time that it is tried; nothing behind the gap is given out."""
+    after = half_read(later, 2 * DAY)
+    later.advance(2 * DAY)
+    broker = opened(later.url, "s")
+    broker.send(Outgoing(SHARD, b"new"))
+    owner = Owner(broker, SHARD, recorded(broker, after, age_seconds=2 * DAY))
+    for _ in range(2):
+        with pytest.raises(PositionTrimmedError, match="keeps records for 24 hours"):
+            owner.read(1)
+    assert owner.rows == []
+    broker.close()
+
+
+def test_trap_10_it_goes_on_with_the_oldest_if_so_configured(
+    later: KinesisStub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the log says what may be lost."""
+    after = half_read(later, 2 * DAY)
+    later.advance(2 * DAY)
+    broker = opened(later.url, "s", f"{BRISK}&trimmed=oldest")
+    broker.send_many([Outgoing(SHARD, b"new"), Outgoing(SHARD, b"newer")])
+    owner = Owner(broker, SHARD, recorded(broker, after, age_seconds=2 * DAY))
+    assert owner.read_to_tip() == [b"new", b"newer"]
+    assert "messages may be lost" in caplog.text
+    broker.close()
+
+
+def test_trap_10_a_quiet_shard_lost_nothing(later: KinesisStub) -> None:
+    """Its last record is long gone, but its tip was recorded not long ago."""
+    after = half_read(later, 2 * DAY)
+    later.advance(2 * DAY)
+    broker = opened(later.url, "s")
+    owner = Owner(broker, SHARD, recorded(broker, after, age_seconds=0.5 * DAY))
+    assert owner.read_to_tip() == []
+    broker.send(Outgoing(SHARD, b"new"))
+    assert owner.read(1) == [b"new"]
+    broker.close()
+
+
+def test_trap_14_the_tip_of_a_quiet_shard_is_recorded_now_and_then(later: KinesisStub) -> None:
+    """By a position that names the same record and a later time."""
+    half_read(later, 3600)
+    broker = opened(later.url, "s")
+    last = broker.reader(SHARD, 0).fetch(10)[-1][0]
+    later.advance(3600)
+    owner = Owner(broker, SHARD, last)
+    owner.read_until(lambda: owner.subscription.reached is not None)
+    reached = owner.subscription.reached
+    assert reached is not None
+    assert reached > last
+    assert broker.positions.text(reached) == broker.positions.text(last)
+    assert abs(broker.positions.last(reached) - position_now()) < 600_000_000
+    reads = len(later.reads("s", SHARD))
+    owner.read_until(lambda: len(later.reads("s", SHARD)) > reads + 3)
+    assert owner.subscription.reached == reached
+    owner.back_to(last)  # as owners do that had nothing to do for a while
+    owner.fetch()
+    assert owner.subscription.reached == reached
+    owner.back_to(reached)
+    assert owner.read_to_tip() == []
+    broker.close()
+
+
+def test_trap_10_a_stream_made_anew_is_not_read_as_the_old_one(later: KinesisStub) -> None:
+    """Same names, other records: the position means nothing there."""
+    after = half_read(later, 120)
+    later.client.delete_stream(StreamName="s")
+    later.advance(60)
+    later.make("s")
+    later.advance(60)
+    broker = opened(later.url, "s")
+    broker.send(Outgoing(SHARD, b"new"))
+    owner = Owner(broker, SHARD, recorded(broker, after, age_seconds=120))
+    with pytest.raises(PositionTrimmedError, match=SHARD):
+        owner.read(1)
+    broker.close()
+
+
+@pytest.mark.parametrize("trimmed", ["stop", "oldest"])
+def test_trap_10_a_shard_that_expired_unread_is_told_or_ended(
+    later: KinesisStub, trimmed: str
+) -> None:
+    """Its children wait for one or the other."""
+    after = half_read(later, 2 * DAY)
+    later.split("s", SHARD)
+    later.advance(2 * DAY)
+    broker = opened(later.url, "s", f"{BRISK}&trimmed={trimmed}")
+    owner = Owner(broker, SHARD, recorded(broker, after, age_seconds=2 * DAY))
+    if trimmed == "stop":
+        with pytest.raises(PositionTrimmedError, match=SHARD):
+            owner.read(1)
+    else:
+        assert owner.read_to_end() == []
+    broker.close()
+
+
+# --- 11: dead letters ---------------------------------------------------------------
+
+
+def letter(position: int, queue: str = SHARD) -> DeadLetterRecord:
+    return DeadLetterRecord(
+        queue=queue,
+        position=position,
+        body=b"\x00\xff{}",
+        key="k",
+        headers='{"content-type": "a/b"}',
+        error="ValueError: no",
+        traceback="Traceback ...",
+        attempts=10,
+        worker="worker-0000000001",
+        fence=42,
+        dead_at=1_700_000_000.5,
+    )
+
+
+@pytest.fixture
+def keeping(moto_url: str, aws_stream: str, aws_bucket: str) -> Iterator[KinesisBroker]:
+    """A stream on moto, which has a bucket as well."""
+    client("kinesis", moto_url).create_stream(StreamName=aws_stream, ShardCount=2)
+    client("s3", moto_url).create_bucket(Bucket=aws_bucket)
+    broker = opened(moto_url, aws_stream, f"{BRISK}&dead_letters=s3://{aws_bucket}/some/where")
+    yield broker
+    broker.close()
+
+
+def test_trap_11_dead_letters_are_kept_whole(keeping: KinesisBroker) -> None:
+    """By queue, oldest first; the first one stays where a message is buried twice."""
+    one, two = letter(pack(2**185, 3, 5)), letter(pack(7, 0, 5), OTHER)
+    keeping.bury(one)
+    keeping.bury(two)
+    keeping.bury(letter(one.position))
+    assert keeping.dead_letters() == [two, one]
+    assert keeping.dead_letters(SHARD) == [one]
+    assert keeping.dead_letter(OTHER, two.position) == two
+    assert keeping.dead_letter(OTHER, one.position) is None
+    assert keeping.dead_letter_counts() == {SHARD: 1, OTHER: 1}
+    assert [each.body_bytes for each in keeping.find_dead_letters(error="VALUE")] == [4, 4]
+
+
+def test_trap_11_dead_letters_are_sent_again_or_discarded(keeping: KinesisBroker) -> None:
+    """Sent to the end of their queue, with the id of the first time; gone afterwards."""
+    position = pack(2**185, 3, 5)
+    keeping.bury(letter(position))
+    keeping.bury(letter(pack(8, 0, 5)))
+    (moved, missing) = keeping.retry_dead_letters([(SHARD, position), (SHARD, 99)])
+    assert missing is None
+    (row,) = keeping.reader(SHARD, 0).fetch(10)
+    assert moved is not None
+    assert sequence_of(moved) == sequence_of(row[0])
+    assert row[1:3] == (b"\x00\xff{}", "k")
+    assert f'"qdo-id":"{2**185}:3"' in str(row[3])
+    assert keeping.discard_dead_letters([(SHARD, pack(8, 0, 5)), (SHARD, 1)]) == [True, False]
+    assert keeping.dead_letters() == []
+
+
+def test_trap_11_without_a_place_dead_letters_are_refused(broker: KinesisBroker) -> None:
+    """With the option that says where they could be."""
+    assert broker.dead_letters() == []
+    with pytest.raises(UnsupportedError, match="dead_letters=s3://BUCKET/PREFIX"):
+        broker.bury(letter(5))
+
+
+def test_trap_11_a_missing_bucket_is_named_at_the_start(moto_url: str, aws_stream: str) -> None:
+    """Not when the first message has failed."""
+    client("kinesis", moto_url).create_stream(StreamName=aws_stream, ShardCount=1)
+    with pytest.raises(AwsNotFoundError, match="no-such-bucket"):
+        opened(moto_url, aws_stream, "dead_letters=s3://no-such-bucket/x")
+
+
+# --- 15: where to begin -------------------------------------------------------------
+
+
+def test_trap_15_shards_begin_with_the_oldest_unless_told(
+    kinesis: KinesisStub, stream: str
+) -> None:
+    """With the newest, or a time; a position counts more than either."""
+    broker = opened(kinesis.url, stream)
+    broker.send(Outgoing(SHARD, b"0"))
+    middle = broker.reader(SHARD, 0).fetch(1)[0][0]
+    assert Owner(broker, SHARD).read_to_tip() == [b"0"]
+    broker.close()
+    for start in ("latest", "2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"):
+        broker = opened(kinesis.url, stream, f"{BRISK}&start={start}")
+        broker.send(Outgoing(SHARD, b"1"))
+        assert Owner(broker, SHARD, recorded(broker, middle)).read_to_tip()[:1] == [b"1"]
+        broker.close()
+
+
+def test_trap_15_the_newest_is_recorded_before_the_first_message(
+    later: KinesisStub,
+) -> None:
+    """So that an owner that comes after a restart does not skip what came meanwhile."""
+    long_ago(later, 30)
+    broker = opened(later.url, "s", f"{BRISK}&start=latest")
+    broker.send(Outgoing(SHARD, b"old"))
+    later.advance(30)
+    owner = Owner(broker, SHARD)
+    owner.read_until(lambda: owner.subscription.reached is not None)
+    assert owner.rows == []
+    reached = owner.subscription.reached
+    assert reached is not None
+    owner.close()
+    assert broker.positions.text(reached) is None
+    broker.send(Outgoing(SHARD, b"meanwhile"))
+    next_owner = Owner(broker, SHARD, broker.positions.begin(reached, None))
+    assert next_owner.read_to_tip() == [b"meanwhile"]
+    broker.close()
+
+
+# --- lists --------------------------------------------------------------------------
+
+
+def test_lists_of_shards_are_read_to_their_end(kinesis: KinesisStub, aws_stream: str) -> None:
+    """Page by page."""
+    kinesis.make(aws_stream, 25)
+    kinesis.set(page=10)
+    broker = opened(kinesis.url, aws_stream)
+    assert len(broker.queues()) == 25
+    broker.close()

@@ -1,0 +1,317 @@
+"""What is asked of Kinesis next about a shard: pure decisions on answers and a clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qdo.brokers.kinesis_poller import (
+    ANSWER_BYTES,
+    FIRST_RECORDS,
+    MAX_BACKOFF_SECONDS,
+    MOST_RECORDS,
+    SLACK_SECONDS,
+    Answer,
+    Gone,
+    Keeping,
+    Read,
+    Seek,
+    ShardPoll,
+    Start,
+    Taken,
+)
+from qdo.brokers.kinesis_positions import POSITIONS, end, pack, whole
+from qdo.message import position_of_time
+
+NOW = 1_700_000_000.0
+DAY = 86_400.0
+
+
+def at(sequence: int, sub: int = 0, time: float = NOW) -> int:
+    return pack(sequence, sub, position_of_time(time))
+
+
+def row(sequence: int, sub: int = 0, time: float = NOW) -> Taken:
+    return (at(sequence, sub, time), b"%d" % sequence, None, None)
+
+
+def answer(*rows: Taken, more: str | None = "next", behind: float = 0.0, size: int = 0) -> Answer:
+    sequences = [found[0] >> 96 for found in rows]
+    return Answer(
+        first=sequences[0] if rows else None,
+        last=whole(sequences[-1], rows[-1][0] & (2**64 - 1)) if rows else 0,
+        rows=rows,
+        records=len(set(sequences)),
+        size=size or sum(len(found[1]) for found in rows),
+        next_iterator=more,
+        behind_seconds=behind,
+    )
+
+
+def poll(after: int = 0, start: Start | None = None, **terms: Any) -> ShardPoll:
+    return ShardPoll(after, start or Start(), 1.0, dice=lambda: 1.0, **terms)
+
+
+def reading(after: int = 0) -> ShardPoll:
+    """Return a poll that has an iterator."""
+    made = poll(after)
+    assert isinstance(made.next(NOW), Seek)
+    made.found("first")
+    return made
+
+
+# --- where to begin -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start", "asked"),
+    [
+        (Start("oldest"), Seek("TRIM_HORIZON")),
+        (Start("oldest", inherits=True), Seek("TRIM_HORIZON")),
+        (Start("latest"), Seek("AT_TIMESTAMP", time=NOW - SLACK_SECONDS)),
+        (Start("latest", inherits=True), Seek("TRIM_HORIZON")),
+        (Start(123.5), Seek("AT_TIMESTAMP", time=123.5)),
+        (Start(123.5, inherits=True), Seek("AT_TIMESTAMP", time=123.5)),
+    ],
+)
+def test_a_shard_without_position_begins_as_configured(start: Start, asked: Seek) -> None:
+    """But a child of a reshard never at its newest: what came before the first look is not lost."""
+    assert poll(0, start).next(NOW) == asked
+
+
+def test_the_newest_stays_where_it_was_at_first() -> None:
+    """A second iterator, before anything came, leaves no gap."""
+    made = poll(0, Start("latest"))
+    first = made.next(NOW)
+    made.found("one")
+    made.expired()
+    assert made.next(NOW + 400) == first
+
+
+def test_the_start_does_not_matter_where_there_is_a_position() -> None:
+    """Neither by a sequence number nor by a time that an operator sought."""
+    for start in (Start("latest"), Start(5.0)):
+        assert poll(at(7), start).next(NOW) == Seek("AT_SEQUENCE_NUMBER", sequence=7)
+        sought = position_of_time(NOW - 100)
+        assert poll(sought, start).next(NOW) == Seek("AT_TIMESTAMP", time=NOW - 100)
+
+
+def test_the_earliest_is_the_oldest_record_whatever_the_start() -> None:
+    """An operator wants what is there, not what was configured for new shards."""
+    after = POSITIONS.begin(POSITIONS.earliest, None)
+    assert poll(after, Start("latest")).next(NOW) == Seek("TRIM_HORIZON")
+
+
+def test_no_time_to_come_is_asked_for() -> None:
+    """AWS refuses these, and its clock may be the later one; what is too old is left out."""
+    made = poll(position_of_time(NOW))
+    assert made.next(NOW) == Seek("AT_TIMESTAMP", time=NOW - SLACK_SECONDS)
+    made.found("one")
+    rows = [row(1, time=NOW - 2), row(2, time=NOW + 1), row(3, time=NOW - 1)]
+    assert made.answered(answer(*rows), NOW) == [row(2, time=NOW + 1)]
+    assert made.answered(answer(row(4, time=NOW - 1)), NOW) == [row(4, time=NOW - 1)]
+
+
+def test_a_time_stays_the_beginning_until_something_is_taken() -> None:
+    """Records from before it do not become the position."""
+    made = poll(position_of_time(NOW - 50))
+    made.next(NOW)
+    made.found("one")
+    assert made.answered(answer(row(1, time=NOW - 60)), NOW) == []
+    made.expired()
+    assert made.next(NOW) == Seek("AT_TIMESTAMP", time=NOW - 50)
+
+
+# --- reading on ---------------------------------------------------------------------
+
+
+def test_reads_follow_each_other_at_the_configured_rate() -> None:
+    """Each with the iterator of the answer before."""
+    made = reading()
+    assert made.next(NOW) == Read("first", FIRST_RECORDS)
+    assert made.answered(answer(row(1), row(2), more="second"), NOW) == [row(1), row(2)]
+    assert made.not_before == NOW + 1.0
+    assert made.next(NOW + 1) == Read("second", MOST_RECORDS)
+
+
+def test_an_empty_answer_is_not_the_tip() -> None:
+    """Only one that is not behind is; the next read comes at the read rate, not later."""
+    made = reading()
+    made.answered(answer(behind=3600.0, more="second"), NOW)
+    assert not made.at_tip
+    assert made.not_before == NOW + 1.0
+    made.answered(answer(more="third"), NOW + 1)
+    assert made.at_tip
+    assert made.not_before == NOW + 2.0
+
+
+def test_a_full_answer_is_not_the_tip() -> None:
+    """Whatever it says of itself: there may be more at the same millisecond."""
+    made = reading()
+    rows = [row(number) for number in range(1, FIRST_RECORDS + 1)]
+    made.answered(answer(*rows, behind=0.0), NOW)
+    assert not made.at_tip
+
+
+@pytest.mark.parametrize(
+    ("each", "limit"), [(1, MOST_RECORDS), (10_000, ANSWER_BYTES // 10_000), (9_000_000, 1)]
+)
+def test_large_records_are_asked_for_in_small_numbers(each: int, limit: int) -> None:
+    """What is in memory stays bounded."""
+    made = reading()
+    made.answered(answer(row(1), row(2), size=2 * each), NOW)
+    assert made.next(NOW + 60) == Read("next", limit)
+
+
+def test_what_a_shard_cannot_give_is_not_asked_for() -> None:
+    """After an answer of 10 MiB AWS refuses all reads for five seconds."""
+    made = reading()
+    made.answered(answer(row(1), size=10 * 1024 * 1024), NOW)
+    assert made.not_before == NOW + 5.0
+
+
+def test_the_end_of_a_closed_shard_comes_with_its_last_records() -> None:
+    """Then there is nothing more to ask."""
+    made = reading()
+    assert made.answered(answer(row(1), more=None), NOW) == [row(1)]
+    assert made.ended
+    assert made.next(NOW) is None
+
+
+def test_a_finished_shard_is_not_read_again() -> None:
+    """Its recorded position says so."""
+    made = poll(end(5))
+    assert made.ended
+    assert made.next(NOW) is None
+
+
+# --- iterators ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", ["expired", "doubted"])
+def test_a_new_iterator_begins_at_the_last_record_taken(trouble: str) -> None:
+    """What came of it already is not taken again, what is left of it is."""
+    made = reading()
+    made.answered(answer(row(5), row(6)), NOW)
+    made.expired() if trouble == "expired" else made.doubted(NOW)
+    assert made.next(NOW) == Seek("AT_SEQUENCE_NUMBER", sequence=6)
+    made.found("again")
+    assert made.answered(answer(row(6), row(7)), NOW) == [row(7)]
+
+
+def test_the_rest_of_an_aggregated_record_is_taken() -> None:
+    """A position may be within one; sequence numbers alone would skip the rest or repeat it."""
+    made = reading(at(6, sub=1))
+    rows = [row(6, 0), row(6, 1), row(6, 2), row(7)]
+    assert made.answered(answer(*rows), NOW) == [row(6, 2), row(7)]
+
+
+def test_throttling_keeps_the_iterator_and_slows_down() -> None:
+    """Pauses double up to a limit, and begin anew after an answer."""
+    made = reading()
+    pauses = [made.refused(NOW) for _ in range(8)]
+    assert pauses == [1, 2, 4, 8, 16, MAX_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS]
+    assert made.throttled == 8
+    assert made.next(NOW) == Read("first", FIRST_RECORDS)
+    made.answered(answer(), NOW)
+    assert made.refused(NOW) == 1
+
+
+def test_pauses_are_spread_out() -> None:
+    """Readers that were refused together do not come back together."""
+    calm = ShardPoll(0, Start(), 1.0, dice=lambda: 0.0)
+    assert calm.refused(NOW) == 0.5
+    assert calm.not_before == NOW + 0.5
+
+
+# --- records that are gone ----------------------------------------------------------
+
+
+def test_a_position_that_is_gone_is_noticed() -> None:
+    """The first record behind it is another one, and nothing of the answer is taken."""
+    made = reading(at(5))
+    with pytest.raises(Gone):
+        made.answered(answer(row(9)), NOW)
+    assert made.after == at(5)
+    with pytest.raises(Gone):
+        made.answered(answer(), NOW)  # nothing at all before the tip
+
+
+def test_empty_answers_before_the_record_say_nothing() -> None:
+    """It takes several reads to get to it."""
+    made = reading(at(5))
+    assert made.answered(answer(behind=10.0), NOW) == []
+    assert made.answered(answer(behind=5.0), NOW) == []
+    assert made.answered(answer(row(5), row(6)), NOW) == [row(6)]
+
+
+def test_a_shard_that_was_read_to_its_tip_lost_nothing() -> None:
+    """Its last record is too old to be kept; what came after the look at the tip is not."""
+    made = poll(at(5, time=NOW - 10 * DAY))
+    assert not made.proves_complete(NOW, Keeping(DAY))
+    made.found("one")
+    made.answered(answer(row(5, time=NOW - 10 * DAY)), NOW - 100)
+    assert made.at_tip
+    assert made.proves_complete(NOW, Keeping(DAY))
+    assert not made.proves_complete(NOW + DAY, Keeping(DAY))
+
+
+def test_a_young_position_lost_nothing() -> None:
+    """Whatever became of its record: all behind it is kept."""
+    assert poll(at(5, time=NOW - 100)).proves_complete(NOW, Keeping(DAY))
+
+
+def test_a_stream_made_anew_is_another_one() -> None:
+    """Its records are not those that come after the position."""
+    made = poll(at(5, time=NOW - 100))
+    assert not made.proves_complete(NOW, Keeping(DAY, since=NOW - 50))
+    assert made.proves_complete(NOW, Keeping(DAY, since=NOW - 150))
+
+
+def test_who_accepts_a_gap_goes_on_with_the_oldest() -> None:
+    """And from there as always."""
+    made = reading(at(5))
+    with pytest.raises(Gone):
+        made.answered(answer(row(9)), NOW)
+    made.accept()
+    assert made.answered(answer(row(9)), NOW) == [row(9)]
+    made.expired()
+    assert made.next(NOW) == Seek("AT_SEQUENCE_NUMBER", sequence=9)
+
+
+def test_who_accepts_a_gap_without_an_iterator_asks_for_the_oldest() -> None:
+    """The position itself was refused."""
+    made = poll(at(5))
+    made.next(NOW)
+    made.accept()
+    assert made.next(NOW) == Seek("TRIM_HORIZON")
+
+
+# --- lag ----------------------------------------------------------------------------
+
+
+def test_lag_is_the_age_of_the_oldest_message_not_done() -> None:
+    """It grows while a job runs, whatever Kinesis said about its last answer."""
+    made = reading()
+    made.answered(answer(row(1), behind=0.0), NOW)
+    oldest = at(1, time=NOW - 30)
+    assert made.behind_seconds(NOW, oldest) == pytest.approx(30)
+    assert made.behind_seconds(NOW + 100, oldest) == pytest.approx(130)
+
+
+def test_lag_without_messages_is_what_kinesis_said_and_the_time_since() -> None:
+    """It does not freeze when the shard is not read."""
+    made = reading()
+    assert made.behind_seconds(NOW, None) is None
+    made.answered(answer(behind=20.0), NOW)
+    assert made.behind_seconds(NOW + 5, None) == pytest.approx(25)
+    made.answered(answer(), NOW + 6)
+    assert made.behind_seconds(NOW + 6, None) == 0
+
+
+def test_a_shard_at_its_end_has_no_lag() -> None:
+    """Nothing can come any more."""
+    made = reading()
+    made.answered(answer(row(1), more=None), NOW)
+    assert made.behind_seconds(NOW + 500, None) == 0

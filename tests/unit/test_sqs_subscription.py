@@ -1,0 +1,333 @@
+"""What is asked of SQS for one owned queue, and when: polls, deletes, extensions, giving back."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from qdo.brokers.base import Row
+from qdo.brokers.sqs_holding import Held, Holding
+from qdo.brokers.sqs_messages import Received
+from qdo.brokers.sqs_positions import sequence_of
+from qdo.brokers.sqs_requests import Answer
+from qdo.brokers.sqs_subscription import SqsSubscription
+from qdo.errors import UnreachableError
+
+VISIBILITY = 0.4
+WAIT_SECONDS = 10.0
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Let greenlets run until a condition holds."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        gevent.sleep(0.005)
+
+
+def message(number: int, group: str = "g") -> Received:
+    return Received(
+        1000 + number, number, number, b"%d" % number, group, None, f"r{number}", group, 1, None
+    )
+
+
+class FakeRequests:
+    """SQS as tests want it to answer; keeps what it was asked for.
+
+    :ivar answers: to receives, in turn: messages, or an error; a poll waits while there is none.
+    """
+
+    def __init__(self) -> None:
+        self.answers: list[list[Received] | Exception] = []
+        self.polls = 0
+        self.attempts: list[str] = []
+        self.open_polls = 0
+        self.deleted: list[list[int]] = []
+        self.extended: list[list[int]] = []
+        self.released: list[int] = []
+        self.refuse: set[int] = set()
+        self.fail_deletes = 0
+        self._news = Event()
+
+    def answer(self, *answers: list[Received] | Exception) -> None:
+        self.answers += answers
+        self._news.set()
+
+    def receive(self, queue: str, attempt: str) -> list[Received]:
+        self.polls += 1
+        self.attempts.append(attempt)
+        self.open_polls += 1
+        while not self.answers:
+            self._news.clear()
+            self._news.wait(WAIT_SECONDS)
+        self.open_polls -= 1
+        found = self.answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def delete(self, queue: str, batch: Sequence[Held]) -> Answer:
+        self.deleted.append(_numbers(batch))
+        if self.fail_deletes:
+            self.fail_deletes -= 1
+            return Answer(batch[1:], failed=batch[:1])
+        return self._answer(batch)
+
+    def extend(self, queue: str, batch: Sequence[Held]) -> Answer:
+        self.extended.append(_numbers(batch))
+        return self._answer(batch)
+
+    def release(self, queue: str, batch: Sequence[Held]) -> Answer:
+        self.released += _numbers(batch)
+        return Answer(batch)
+
+    def _answer(self, batch: Sequence[Held]) -> Answer:
+        refused = [held for held in batch if sequence_of(held.position) in self.refuse]
+        return Answer([held for held in batch if held not in refused], refused)
+
+
+def _numbers(batch: Sequence[Held]) -> list[int]:
+    return [sequence_of(held.position) for held in batch]
+
+
+class Bench:
+    """A subscription, and what it said."""
+
+    def __init__(self, idle_seconds: float = 0.0, visibility: float = 60.0) -> None:
+        self.requests = FakeRequests()
+        self.lost: list[int] = []
+        self.news = 0
+        self.closed = False
+        self.holding = Holding(0, (), visibility, time.monotonic)
+        self.subscription = SqsSubscription(
+            "q.fifo",
+            self.requests,  # type: ignore[arg-type]
+            self.holding,
+            idle_seconds=idle_seconds,
+            on_lost=lambda position: self.lost.append(sequence_of(position)),
+            on_news=self._note_news,
+            on_closed=self._note_closed,
+            clock=time.monotonic,
+            chance=lambda: 0.5,
+        )
+        self.reader = self.subscription.reader(0)
+
+    def _note_news(self) -> None:
+        self.news += 1
+
+    def _note_closed(self, subscription: SqsSubscription) -> None:
+        self.closed = True
+
+    def fetched(self, *numbers: int) -> list[Row]:
+        """Have these messages received and fetch them."""
+        if not self.requests.polls:
+            assert self.reader.fetch(10) == []
+        self.requests.answer([message(number) for number in numbers])
+        news = self.news
+        until(lambda: self.news > news)
+        rows = self.reader.fetch(100)
+        assert [sequence_of(row.position) for row in rows] == list(numbers)
+        return rows
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    _end(bench)
+
+
+def _end(bench: Bench) -> None:
+    bench.subscription.close()
+    bench.requests.answer([], [], [])
+    until(lambda: bench.closed)
+
+
+# --- polls --------------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_before_somebody_fetches(bench: Bench) -> None:
+    """A claim that is not worked on costs nothing."""
+    gevent.sleep(0)
+    assert bench.requests.polls == 0
+
+
+def test_the_next_poll_is_open_while_messages_are_processed(bench: Bench) -> None:
+    """Fetching the last ones at hand has more asked for."""
+    bench.fetched(1, 2)
+    until(lambda: bench.requests.open_polls == 1)
+
+
+def test_a_fetch_never_waits(bench: Bench) -> None:
+    """It returns what is at hand, nothing while a poll is open."""
+    assert bench.reader.fetch(10) == []
+    until(lambda: bench.requests.open_polls == 1)
+    assert bench.reader.fetch(10) == []
+    assert bench.requests.polls == 1
+
+
+def test_nothing_is_asked_while_messages_are_not_fetched(bench: Bench) -> None:
+    """The polls of a queue that is blocked or paused stop."""
+    bench.reader.fetch(10)
+    bench.requests.answer([message(1)])
+    until(lambda: bench.news == 1)
+    assert bench.requests.polls == 1
+    assert bench.requests.open_polls == 0
+
+
+def test_an_empty_queue_is_polled_again(bench: Bench) -> None:
+    """Without idle_seconds at once; it is at its tip meanwhile."""
+    bench.reader.fetch(10)
+    assert not bench.subscription.at_tip()
+    bench.requests.answer([])
+    until(lambda: bench.requests.polls == 2)
+    assert bench.subscription.at_tip()
+
+
+def test_an_idle_queue_rests_longer_and_longer() -> None:
+    """Twice as long from poll to poll, up to idle_seconds; the first message ends that."""
+    bench = Bench(idle_seconds=0.02)
+    started = time.monotonic()
+    bench.reader.fetch(10)
+    bench.requests.answer(*([[]] * 5))
+    until(lambda: bench.requests.polls == 6)
+    assert time.monotonic() - started >= 5 * 0.9 * 0.02
+    bench.fetched(1)
+    _end(bench)
+
+
+def test_a_ring_ends_the_rest() -> None:
+    """Somebody has sent: the owner need not wait."""
+    bench = Bench(idle_seconds=600.0)
+    bench.reader.fetch(10)
+    # The pause after the tenth poll is minutes, but no poll before it is waited for here.
+    for polls in itertools.count(1):
+        until(lambda polls=polls: bench.requests.polls == polls)  # type: ignore[misc]
+        bench.requests.answer([])
+        until(lambda: bench.requests.open_polls == 0)
+        if polls == 4:
+            break
+        bench.subscription.ring()
+    _end(bench)
+
+
+def test_an_error_is_raised_where_rows_are_fetched_once(bench: Bench) -> None:
+    """Then the poll is repeated after a pause, whoever fetches."""
+    bench.reader.fetch(10)
+    bench.requests.answer(UnreachableError(what="SQS", reason="no"))
+    until(lambda: bench.news == 1)
+    with pytest.raises(UnreachableError):
+        bench.reader.fetch(10)
+    assert bench.reader.fetch(10) == []
+    until(lambda: bench.requests.polls == 2)
+    assert not bench.subscription.at_tip()
+    bench.fetched(1)
+
+
+# --- deletes ------------------------------------------------------------------------------
+
+
+def test_ten_done_messages_are_deleted_in_one_request(bench: Bench) -> None:
+    """And not one by one."""
+    rows = bench.fetched(*range(1, 13))
+    for row in rows[:10]:
+        bench.subscription.done(row.position)
+    until(lambda: bool(bench.requests.deleted))
+    assert bench.requests.deleted == [list(range(1, 11))]
+    assert bench.subscription.unconfirmed() == ()
+
+
+def test_the_last_message_in_hand_is_deleted_at_once(bench: Bench) -> None:
+    """There is nothing to wait for."""
+    (row,) = bench.fetched(1)
+    bench.subscription.done(row.position)
+    until(lambda: bench.requests.deleted == [[1]])
+
+
+def test_a_done_message_does_not_wait_long_for_others(bench: Bench) -> None:
+    """It is deleted while the job of the next one goes on."""
+    first, _ = bench.fetched(1, 2)
+    bench.subscription.done_through(first.position)
+    assert bench.subscription.unconfirmed() == ("1",)
+    until(lambda: bench.requests.deleted == [[1]])
+    until(lambda: bench.subscription.unconfirmed() == ())
+
+
+def test_entries_that_fail_are_deleted_again(bench: Bench) -> None:
+    """The request as a whole was answered with success; only those are repeated."""
+    bench.requests.fail_deletes = 1
+    rows = bench.fetched(1, 2)
+    bench.subscription.done_through(rows[-1].position)
+    until(lambda: bench.requests.deleted == [[1, 2], [1]])
+    until(lambda: bench.subscription.unconfirmed() == ())
+
+
+def test_a_refused_delete_is_remembered(bench: Bench) -> None:
+    """The message may come again: it is deleted then, and not run."""
+    (row,) = bench.fetched(1)
+    bench.requests.refuse = {1}
+    bench.subscription.done(row.position)
+    until(lambda: bench.requests.deleted == [[1]])
+    until(lambda: not bench.subscription.is_held(row.position))
+    assert bench.subscription.unconfirmed() == ("1",)
+    bench.requests.refuse = set()
+    bench.requests.answer([message(1)])
+    until(lambda: bench.requests.deleted == [[1], [1]])
+    until(lambda: bench.subscription.unconfirmed() == ())
+    assert bench.reader.fetch(10) == []
+
+
+# --- extensions ---------------------------------------------------------------------------
+
+
+def test_what_is_in_hand_is_extended_again_and_again() -> None:
+    """All that were received, not only the one whose job runs."""
+    bench = Bench(visibility=VISIBILITY)
+    bench.fetched(1, 2)
+    until(lambda: len(bench.requests.extended) >= 3)
+    assert all(each == [1, 2] for each in bench.requests.extended)
+    assert bench.lost == []
+    _end(bench)
+
+
+def test_a_refused_extension_takes_the_message_away() -> None:
+    """With those behind it in its group, which are given back to come in their order."""
+    bench = Bench(visibility=VISIBILITY)
+    rows = bench.fetched(1, 2, 3)
+    bench.requests.refuse = {2}
+    until(lambda: bench.lost == [2, 3])
+    until(lambda: bench.requests.released == [3])
+    assert bench.subscription.is_held(rows[0].position)
+    bench.subscription.done(rows[1].position)
+    assert bench.requests.deleted == []
+    _end(bench)
+
+
+# --- the end ------------------------------------------------------------------------------
+
+
+def test_closing_deletes_what_is_done_and_gives_the_rest_back(bench: Bench) -> None:
+    """So that the next owner need not wait for the visibility time-out."""
+    rows = bench.fetched(1, 2, 3)
+    bench.subscription.done(rows[0].position)
+    bench.subscription.close()
+    until(lambda: bench.requests.released == [2, 3])
+    assert bench.requests.deleted == [[1]]
+
+
+def test_what_an_open_poll_brings_after_the_end_is_given_back(bench: Bench) -> None:
+    """It is closed only when that is done."""
+    bench.reader.fetch(10)
+    until(lambda: bench.requests.open_polls == 1)
+    bench.subscription.close()
+    gevent.sleep(0.01)
+    assert not bench.closed
+    bench.requests.answer([message(1)])
+    until(lambda: bench.closed)
+    assert bench.requests.released == [1]
+    assert bench.requests.polls == 1
