@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -186,9 +187,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--idle", type=int, default=IDLE, help="empty queues of one worker")
     parser.add_argument(
-        "--warm-up", type=float, default=420.0, help="seconds until pauses have grown"
+        "--warm-up", type=float, default=240.0, help="seconds until pauses have grown"
     )
-    parser.add_argument("--seconds", type=float, default=240.0, help="stretch that is counted")
+    parser.add_argument("--seconds", type=float, default=200.0, help="stretch that is counted")
     parser.add_argument("--only", choices=("load", "rest"), help="one half of it")
     parser.add_argument("--no-peers", action="store_true", help="qdo and the bare loop alone")
     parser.add_argument("--peers-venv", type=Path, default=services.PEERS)
@@ -219,14 +220,18 @@ def measured_loads(
 def measured_rests(
     wanted: Iterable[Consumer], given: argparse.Namespace, failures: list[str]
 ) -> dict[str, Rest]:
-    """Return what each consumer does at rest."""
+    """Return what each consumer does at rest: all at the same time, each with its own server."""
     found = {}
-    for consumer in wanted:
-        report.say(f"{consumer.name}, {consumer.queues:,} empty queues")
-        try:
-            found[consumer.name] = rest(consumer, given.warm_up, given.seconds)
-        except ProgramError as error:
-            failures.append(f"{consumer.name}: {error}")
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        begun = []
+        for consumer in wanted:
+            report.say(f"{consumer.name}, {consumer.queues:,} empty queues")
+            begun.append((consumer, pool.submit(rest, consumer, given.warm_up, given.seconds)))
+        for consumer, result in begun:
+            try:
+                found[consumer.name] = result.result()
+            except ProgramError as error:
+                failures.append(f"{consumer.name}: {error}")
     return found
 
 
