@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdo.brokers.sqs_advice import LONGEST_RETENTION_SECONDS, advice
-from qdo.brokers.sqs_queues import QueueFacts, Redrive
+from qdo.brokers.sqs_facts import QueueFacts, Redrive
 from qdo.policy import Policy, Rule
 
 DAY = 86_400
