@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -168,6 +168,12 @@ class Subscription(abc.ABC):
 
     end: int | None = None
     reached: int | None = None
+    may_start: Callable[[], bool] = staticmethod(lambda: True)
+    """Whether jobs may be started: not while the queue is blocked, or the lease is over and the
+    queue perhaps another worker's. Said by the engine; a broker from which one owner takes what
+    another could have is to leave it there meanwhile."""
+    in_hand: Callable[[], Collection[int]] = staticmethod(lambda: ())
+    """Positions of the messages whose jobs run; said by the engine."""
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:

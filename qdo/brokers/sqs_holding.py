@@ -194,10 +194,9 @@ class Holding:
         """
         self._forget(held)
 
-    def given_back(self) -> None:
-        """Take note that nothing is held any more."""
-        for held in list(self._held.values()):
-            self._forget(held)
+    def given_back(self, held: Held) -> None:
+        """Take note that SQS is to show a message again, to whoever asks."""
+        self._forget(held)
 
     def _forget(self, held: Held) -> None:
         if self._receipts is not None:

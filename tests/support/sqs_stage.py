@@ -196,7 +196,7 @@ class Stage:
     def counts(self, queue: str) -> dict[str, int]:
         """Return how many messages of a queue are ``waiting``, and how many ``hidden``."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        url = self.urls.get(queue) or self.sqs.get_queue_url(QueueName=self.prefix + queue)["QueueUrl"]
+        url = self.urls[queue]
         found = self.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
         return {"waiting": int(found[names[0]]), "hidden": int(found[names[1]])}
 
