@@ -413,7 +413,7 @@ def test_trap_10_a_quiet_shard_lost_nothing(later: KinesisStub) -> None:
     broker.close()
 
 
-def test_trap_10_the_tip_of_a_quiet_shard_is_recorded_now_and_then(later: KinesisStub) -> None:
+def test_trap_14_the_tip_of_a_quiet_shard_is_recorded_now_and_then(later: KinesisStub) -> None:
     """By a position that names the same record and a later time."""
     half_read(later, 3600)
     broker = opened(later.url, "s")
