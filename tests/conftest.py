@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +18,9 @@ from tests.support.aws.kinesis_stub import KinesisStub, kinesis_stub
 from tests.support.aws.moto import moto_server as running_moto
 from tests.support.aws.server import ServerProcess, serving
 from tests.support.zookeeper import Ensemble
+
+if TYPE_CHECKING:
+    from tests.support.sqs_stage import Stage
 
 _running: list[Ensemble] = []
 
@@ -116,6 +120,15 @@ def kinesis(kinesis_process: KinesisStub) -> KinesisStub:
     """That server, as it is at first; tests use streams of their own."""
     kinesis_process.reset()
     return kinesis_process
+
+
+@pytest.fixture
+def sqs_stage(tmp_path: Path, sqs_stub: ServerProcess, aws_prefix: str) -> Iterator[Stage]:
+    """Whole workers on queues of the fast SQS server."""
+    from tests.support.sqs_stage import Stage  # imports boto3, and most tests do without
+
+    with contextlib.closing(Stage(tmp_path, sqs_stub, aws_prefix)) as stage:
+        yield stage
 
 
 @pytest.fixture

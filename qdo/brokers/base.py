@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -133,6 +133,14 @@ class Backlog:
     """Age of what is read next, where the broker says it, 0 at the tip."""
 
 
+class ReceiptBook(Protocol):
+    """Where receipts of held messages are kept; see `qdo.worker.receipts`."""
+
+    def keep(self, queue: str, receipt: str) -> int: ...
+
+    def drop(self, place: int) -> None: ...
+
+
 class Reader(Protocol):
     """Reads one queue on behalf of its owner, in order, from a position on."""
 
@@ -160,6 +168,12 @@ class Subscription(abc.ABC):
 
     end: int | None = None
     reached: int | None = None
+    may_start: Callable[[], bool] = staticmethod(lambda: True)
+    """Whether jobs may be started: not while the queue is blocked, or the lease is over and the
+    queue perhaps another worker's. Said by the engine; a broker from which one owner takes what
+    another could have is to leave it there meanwhile."""
+    in_hand: Callable[[], Collection[int]] = staticmethod(lambda: ())
+    """Positions of the messages whose jobs run; said by the engine."""
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:
@@ -278,6 +292,16 @@ class Broker(abc.ABC):
         :return: None where there is no need: `reader` and `listen` do.
         """
         return None
+
+    def keep_receipts(self, receipts: ReceiptBook) -> None:  # noqa: B027 - most have none
+        """Keep there what subscriptions hold, as long as they hold it; before the first one."""
+
+    def give_back(self, held: Sequence[tuple[str, str]]) -> None:  # noqa: B027 - as above
+        """Let messages be received again that a dead process held.
+
+        :param held: queue and receipt of each. One that is not held any more is passed over.
+        :raises: as `queues`.
+        """
 
     @abc.abstractmethod
     def reader(self, queue: str, after: int) -> Reader:

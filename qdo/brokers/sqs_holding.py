@@ -20,7 +20,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from qdo.brokers.base import Row
+from qdo.brokers.base import ReceiptBook, Row
 from qdo.brokers.sqs_messages import Pointer, Received
 from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
 
@@ -39,6 +39,7 @@ SQS refuses to extend or to delete what it brought."""
 class Held:
     """A message that was received.
 
+    :ivar kept: where its receipt is kept for whoever survives this process.
     :ivar until: clock time up to which SQS hides it for certain.
     :ivar extend_at: clock time at which it should be hidden for longer.
     :ivar forever: clock time beyond which it cannot be hidden.
@@ -53,6 +54,7 @@ class Held:
     extend_at: float
     forever: float
     done: bool = False
+    kept: int = 0
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class Holding:
     :param after: position after which those of this owner come.
     :param unconfirmed: names of messages that are done, as an earlier owner recorded them.
     :param visibility_seconds: for how long a receipt or an extension hides a message.
+    :param receipts: where to keep the receipts of what is held.
     """
 
     def __init__(
@@ -81,7 +84,11 @@ class Holding:
         unconfirmed: Iterable[str],
         visibility_seconds: float,
         clock: Callable[[], float],
+        queue: str = "",
+        receipts: ReceiptBook | None = None,
     ) -> None:
+        self._queue = queue
+        self._receipts = receipts
         self._moment = SQS_POSITIONS.last(after)
         self._visibility = visibility_seconds
         self._clock = clock
@@ -113,6 +120,7 @@ class Holding:
             if known is not None:
                 # Its time was over, and SQS gave it again, to us: nobody else has it.
                 known.receipt = message.receipt
+                self._keep(known)
                 self._hide(known, until)
                 if known.done:
                     taken.again.append(known)
@@ -140,7 +148,13 @@ class Holding:
         )
         self._hide(held, until)
         self._held[position] = self._by_name[name] = held
+        self._keep(held)
         return held
+
+    def _keep(self, held: Held) -> None:
+        if self._receipts is not None:
+            self._receipts.drop(held.kept)
+            held.kept = self._receipts.keep(self._queue, held.receipt)
 
     def _hide(self, held: Held, until: float) -> None:
         held.until = until
@@ -180,7 +194,14 @@ class Holding:
         """
         self._forget(held)
 
+    def given_back(self, held: Held) -> None:
+        """Take note that SQS is to show a message again, to whoever asks."""
+        self._forget(held)
+
     def _forget(self, held: Held) -> None:
+        if self._receipts is not None:
+            self._receipts.drop(held.kept)
+            held.kept = 0
         self._held.pop(held.position, None)
         self._by_name.pop(_name(held), None)
         at = bisect_left(self._order, held.position)

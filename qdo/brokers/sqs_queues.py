@@ -6,12 +6,15 @@ settings seldom, and its counts no more often than a budget allows.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
+import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import ujson
 
@@ -24,7 +27,7 @@ from qdo.names import name_fault
 log = logging.getLogger(__name__)
 
 SETTINGS_SECONDS = 3600.0
-"""How long a queue's settings and tags are taken for unchanged."""
+"""How long a queue's settings and tags are taken for unchanged, about."""
 COUNTS_SECONDS = 5.0
 COUNTS_PER_SECOND = 5.0
 """Counts are asked for again after `COUNTS_SECONDS`, or later where so many queues are asked
@@ -32,8 +35,6 @@ about that it would take more requests than this: 5 a second cost 5 dollars a mo
 RETENTION_SECONDS = 1_209_600
 """Of queues that are created: 14 days, the most SQS offers."""
 _PAGE = 1000
-
-_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,9 @@ class _Known:
 
     url: str | None = None
     facts: QueueFacts | None = None
-    tags: Mapping[str, str] | None = None
-    tags_at: float = 0.0
+    settings_until: float = -math.inf
+    tags: Mapping[str, str] = field(default_factory=dict)
+    tags_until: float = -math.inf
 
 
 class SqsQueues:
@@ -140,6 +142,14 @@ class SqsQueues:
         with self._lock:
             self._known.pop(name, None)
 
+    def _forget_all_but(self, names: Iterable[str]) -> None:
+        """Forget queues that are not listed any more, or memory would grow with their coming
+        and going; whoever means one asks for it anew."""
+        kept = {*names, *self._address.letter_queues}
+        with self._lock:
+            self._known = {name: each for name, each in self._known.items() if name in kept}
+        self._counted &= kept
+
     def create(self, name: str, kind: str) -> str:
         """Create a queue; return its URL.
 
@@ -177,11 +187,13 @@ class SqsQueues:
         Left out are qdo's own dead-letter queues, those that a redrive policy of another one
         names, those without the tag of the address, and names that no znode can have.
         """
-        found = [name for name in self._listed() if name not in self._address.letter_queues]
+        listed = self._listed()
+        self._forget_all_but(listed)
+        found = [name for name in listed if name not in self._address.letter_queues]
         if self._address.tag is not None:
-            found = [name for name, has in _asked(self._has_tag, found) if has]
-        facts = dict(_asked(self._settings_or_none, found))
-        targets = {each.redrive.target for each in facts.values() if each and each.redrive}
+            found = self._tagged(found, self._address.tag)
+        facts = self._settings(found)
+        targets = {each.redrive.target for each in facts.values() if each.redrive}
         bare = (name.removeprefix(self._address.prefix) for name in found if name not in targets)
         return sorted(name for name in bare if self._is_usable(name))
 
@@ -222,30 +234,20 @@ class SqsQueues:
             self._warned.add(name)
             log.warning("%s", text)
 
-    def _has_tag(self, name: str) -> bool:
-        known = self._entry(name)
-        now = self._clock()
-        tags = known.tags
-        if tags is None or now - known.tags_at > SETTINGS_SECONDS:
-            try:
-                answer = self._request("list_queue_tags", name)
-            except AwsNotFoundError:
-                return False  # deleted meanwhile; lists show it for a while
-            tags = known.tags = answer.get("Tags", {})
-            known.tags_at = now
-        return tags.get(self._address.tag[0]) == self._address.tag[1] if self._address.tag else True
-
     # --- what they are like ---
 
     def settings(self, queue: str) -> QueueFacts:
         """Return what a queue is like; its counts may be old."""
-        return self._facts(self.full_name(queue), SETTINGS_SECONDS)
+        known = self._entry(self.full_name(queue))
+        if known.facts is not None and known.settings_until > self._clock():
+            return known.facts
+        return self._read(self.full_name(queue))
 
     def settings_of(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
         """Return what queues are like, those left out that do not say it."""
-        found = _asked(self._settings_or_none, list(map(self.full_name, queues)))
-        facts = (each for _, each in found)
-        return {queue: each for queue, each in zip(queues, facts, strict=True) if each}
+        facts = self._settings(list(map(self.full_name, queues)))
+        named = ((queue, facts.get(self.full_name(queue))) for queue in queues)
+        return {queue: each for queue, each in named if each is not None}
 
     def counts(self, queue: str) -> QueueFacts:
         """Return what a queue is like, with counts as young as the budget allows."""
@@ -254,26 +256,52 @@ class SqsQueues:
     def counts_of(self, name: str) -> QueueFacts:
         """Do as `counts` for a queue by its full name."""
         self._counted.add(name)
-        return self._facts(name, max(COUNTS_SECONDS, len(self._counted) / COUNTS_PER_SECOND))
+        max_age = max(COUNTS_SECONDS, len(self._counted) / COUNTS_PER_SECOND)
+        facts = self._entry(name).facts
+        if facts is not None and self._clock() - facts.read_at <= max_age:
+            return facts
+        return self._read(name)
 
-    def _settings_or_none(self, name: str) -> QueueFacts | None:
-        """Return what a queue is like, None where it does not say: that must not stop discovery."""
-        try:
-            return self._facts(name, SETTINGS_SECONDS)
-        except AwsNotFoundError:
-            return None
-        except AwsError as error:
-            self._warn_once(name, f"{error}; its redrive policy stays unknown")
-            return None
-
-    def _facts(self, name: str, max_age: float) -> QueueFacts:
-        known = self._entry(name)
+    def _tagged(self, names: Sequence[str], tag: tuple[str, str]) -> list[str]:
+        """Return the queues that have a tag, by their full names."""
         now = self._clock()
-        if known.facts is not None and now - known.facts.read_at <= max_age:
-            return known.facts
+        side_by_side(self._read_tags, [n for n in names if self._entry(n).tags_until <= now])
+        return [name for name in names if self._entry(name).tags.get(tag[0]) == tag[1]]
+
+    def _read_tags(self, name: str) -> None:
+        with contextlib.suppress(AwsNotFoundError):  # deleted; lists show it for a while
+            tags = self._request("list_queue_tags", name).get("Tags", {})
+            known = self._entry(name)
+            known.tags, known.tags_until = tags, self._until()
+
+    def _settings(self, names: Sequence[str]) -> dict[str, QueueFacts]:
+        """Return what queues are like by their full names, those left out that do not say it."""
+        now = self._clock()
+        due = [name for name in names if self._entry(name).settings_until <= now]
+        side_by_side(self._read_if_told, due)
+        found = ((name, self._entry(name).facts) for name in names)
+        return {name: facts for name, facts in found if facts is not None}
+
+    def _read_if_told(self, name: str) -> None:
+        """Ask what a queue is like; that it does not say it must not stop discovery."""
+        try:
+            self._read(name)
+        except AwsNotFoundError:
+            pass  # see `_read_tags`
+        except AwsError as error:
+            self._entry(name).settings_until = self._until()
+            self._warn_once(name, f"{error}; its redrive policy stays unknown")
+
+    def _read(self, name: str) -> QueueFacts:
         answer = self._request("get_queue_attributes", name, AttributeNames=["All"])
-        known.facts = _facts_of(answer.get("Attributes", {}), now)
-        return known.facts
+        facts = _facts_of(answer.get("Attributes", {}), self._clock())
+        known = self._entry(name)
+        known.facts, known.settings_until = facts, self._until()
+        return facts
+
+    def _until(self) -> float:
+        """Return when to ask again: never for all queues at the same time."""
+        return self._clock() + SETTINGS_SECONDS * random.uniform(0.5, 1.5)
 
     def _request(self, method: str, name: str, **parameters: Any) -> Any:
         url = self.url_of(name)
@@ -283,11 +311,6 @@ class SqsQueues:
             if is_not_found(error):
                 self.forget(name)
             raise translation(error, self._address.place, "queue", name) from error
-
-
-def _asked(ask: Callable[[str], _R], names: Sequence[str]) -> list[tuple[str, _R]]:
-    """Return what is asked about each name; several requests are open at once."""
-    return list(zip(names, side_by_side(ask, names), strict=True))
 
 
 def _name_fault(name: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,9 +83,11 @@ class Requests:
 
     # --- receiving ----------------------------------------------------------------------
 
-    def receive(self, queue: str) -> list[Received]:
+    def receive(self, queue: str, attempt: str) -> list[Received]:
         """Wait for messages, in one long poll.
 
+        :param attempt: a new id; that of an earlier one to have its answer, if that got lost and
+            the queue is FIFO.
         :raises QdoError: SQS cannot be asked, or a body cannot be had.
         """
         options: dict[str, Any] = {
@@ -98,9 +99,7 @@ class Requests:
             "MessageAttributeNames": ("All",),
         }
         if queue.endswith(FIFO):
-            # A new one for each poll, so that only botocore's repetition of this very request,
-            # after an answer that got lost, is given the same messages.
-            options["ReceiveRequestAttemptId"] = str(uuid.uuid4())
+            options["ReceiveRequestAttemptId"] = attempt
         self.counts["ReceiveMessage"] += 1
         with self._polls, translated(self._place, "queue", queue):
             answer = self._polling.call("ReceiveMessage", options)
@@ -139,6 +138,20 @@ class Requests:
     def release(self, queue: str, batch: Sequence[Held]) -> Answer:
         """Have messages visible at once; raises nothing: they will be after a while anyway."""
         return self._change(queue, batch, 0)
+
+    def release_receipts(self, queue: str, receipts: Sequence[str]) -> None:
+        """Do as `release` with receipts of others; those that are not valid are passed over."""
+        for start in range(0, len(receipts), BATCH):
+            entries = [
+                {"Id": str(index), "ReceiptHandle": receipt, "VisibilityTimeout": 0}
+                for index, receipt in enumerate(receipts[start : start + BATCH])
+            ]
+            with translated(self._place, "queue", queue):
+                self.counts["ChangeMessageVisibilityBatch"] += 1
+                self._calls.call(
+                    "ChangeMessageVisibilityBatch",
+                    {"QueueUrl": self._url_of(queue), "Entries": entries},
+                )
 
     def _change(self, queue: str, batch: Sequence[Held], seconds: int) -> Answer:
         entries = [

@@ -25,18 +25,19 @@ from typing import Any
 import gevent
 
 from qdo.brokers.base import Row, Subscription
+from qdo.brokers.sqs_attempts import Attempts
+from qdo.brokers.sqs_deletes import TROUBLE, Deletes
 from qdo.brokers.sqs_holding import Held, Holding
-from qdo.brokers.sqs_requests import Requests
-from qdo.policy import Policy, backoff
+from qdo.brokers.sqs_requests import BATCH, Requests
+from qdo.errors import UnreachableError
+from qdo.policy import backoff
 
 FIRST_REST_SECONDS = 0.5
 """Pause after the first poll that found nothing; it doubles from poll to poll."""
-TROUBLE = Policy(backoff_seconds=0.2, backoff_max_seconds=30.0)
-"""Pauses after requests that failed."""
-LINGER_SECONDS = 0.5
-"""A done message waits so long at most for others to be deleted with it."""
-BATCH = 10
-"""Entries of one request at most."""
+UNWANTED_SECONDS = 1.0
+"""How often it is looked whether the queue may be polled again."""
+RELEASES = 4
+"""How often it is tried to give messages back; they are seen again after a while anyway."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,8 +78,8 @@ class SqsSubscription(Subscription):
         self._empty = 0
         self._failures = 0
         self._rest: Any = None
-        self._deleting: list[Held] = []
-        self._delete_timer: Any = None
+        self._attempts = Attempts()
+        self._deletes = Deletes(queue, requests, holding, self._begin, clock, chance)
         self._extend_timer: Any = None
         self._extending = False
         self._under_way = 0
@@ -109,10 +110,10 @@ class SqsSubscription(Subscription):
     def done(self, position: int) -> None:
         held = self._holding.done(position)
         if held is not None:
-            self._delete([held])
+            self._deletes.add([held], self._closed)
 
     def done_through(self, position: int) -> None:
-        self._delete(self._holding.done_through(position))
+        self._deletes.add(self._holding.done_through(position), self._closed)
 
     def is_held(self, position: int) -> bool:
         return self._holding.is_held(position)
@@ -133,21 +134,27 @@ class SqsSubscription(Subscription):
         self._closed = True
         self._wanted = False
         self._stop_resting()
-        self._begin(self._leave)
-
-    def _leave(self) -> None:
-        """Delete what is done and give the rest back, so that the next owner need not wait."""
-        self._flush()
-        self._give_back(self._holding.undone())
+        # The next owner need not wait for what is not done, nor that for deletes that fail.
+        self._begin(self._deletes.flush)
+        self._give_up(self._holding.undone())
 
     def _give_back(self, held: Sequence[Held]) -> None:
-        """Let SQS show messages again, to whoever asks.
+        """Let SQS show messages again, to whoever asks; returns at once.
 
         Of a message group none is given out while another one is hidden, so that the order in
         which they become visible is of no consequence.
         """
         for start in range(0, len(held), BATCH):
-            self._requests.release(self.queue, held[start : start + BATCH])
+            batch = held[start : start + BATCH]
+            self._begin(lambda batch=batch: self._release(batch))  # type: ignore[misc]
+
+    def _release(self, batch: Sequence[Held]) -> None:
+        """Give messages back, also when SQS is in trouble for a moment: they wait otherwise."""
+        for failures in range(1, RELEASES + 1):
+            batch = self._requests.release(self.queue, batch).failed
+            if not batch:
+                return
+            gevent.sleep(backoff(failures, TROUBLE, self._chance()))
 
     def _begin(self, task: Callable[[], None]) -> None:
         """Run something beside everything else, and take note when it was the last."""
@@ -164,31 +171,38 @@ class SqsSubscription(Subscription):
 
     def _look_closed(self) -> None:
         if self._closed and not self._under_way and not self._asking:
-            self._stop_timers()
+            self._stop_timer()
             self._on_closed(self)
 
-    def _stop_timers(self) -> None:
-        for timer in (self._delete_timer, self._extend_timer):
-            if timer is not None:
-                timer.kill(block=False)
-        self._delete_timer = self._extend_timer = None
+    def _stop_timer(self) -> None:
+        timer, self._extend_timer = self._extend_timer, None
+        if timer is not None:
+            timer.kill(block=False)
 
     # --- asking -------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        if not (self._asking or self._closed or self._rest is not None) and self._wanted:
-            self._asking = True
-            gevent.spawn(self._poll)
+        if self._asking or self._closed or self._rest is not None or not self._wanted:
+            return
+        if not self.may_start():
+            # What comes now would only be hidden from whoever may start it.
+            self._rest_for(UNWANTED_SECONDS)
+            return
+        self._asking = True
+        gevent.spawn(self._poll)
 
     def _poll(self) -> None:
         asked_at = self._clock()
         try:
-            messages = self._requests.receive(self.queue)
+            messages = self._requests.receive(self.queue, self._attempts.next(asked_at))
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
             self._asking = False
+            if not isinstance(error, UnreachableError):
+                self._attempts.answered()
             self._failed(error)
         else:
             self._asking = False
+            self._attempts.answered()
             self._answered(messages, asked_at)
         self._look_closed()
 
@@ -210,10 +224,14 @@ class SqsSubscription(Subscription):
                 self.queue,
                 len(taken.again),
             )
-            self._delete(taken.again)
+            self._deletes.add(taken.again, self._closed)
         if self._closed:
             # What an open poll brings after the end of the claim goes back at once.
-            self._begin(lambda: self._give_back(self._holding.undone()))
+            self._give_up(self._holding.undone())
+            return
+        if not self.may_start():
+            self._kept(self._holding.undone())
+            self._rest_for(UNWANTED_SECONDS)
             return
         if len(messages):
             self._empty = 0
@@ -248,50 +266,6 @@ class SqsSubscription(Subscription):
         if rest is not None:
             rest.kill(block=False)
 
-    # --- deleting -----------------------------------------------------------------------
-
-    def _delete(self, held: Sequence[Held]) -> None:
-        """Delete messages soon: ten at a time, or when no other is in hand, or after a while."""
-        if not held:
-            return
-        self._deleting += held
-        if len(self._deleting) >= BATCH or not len(self._holding) or self._closed:
-            self._begin(self._flush)
-        elif self._delete_timer is None:
-            self._delete_timer = gevent.spawn_later(LINGER_SECONDS, self._linger_over)
-
-    def _linger_over(self) -> None:
-        self._delete_timer = None
-        self._begin(self._flush)
-
-    def _flush(self) -> None:
-        """Delete what is done."""
-        timer, self._delete_timer = self._delete_timer, None
-        if timer is not None:
-            timer.kill(block=False)
-        while self._deleting:
-            batch, self._deleting = self._deleting[:BATCH], self._deleting[BATCH:]
-            self._delete_batch(batch)
-
-    def _delete_batch(self, batch: list[Held]) -> None:
-        failures = 0
-        while batch:
-            answer = self._requests.delete(self.queue, batch)
-            for held in answer.done:
-                self._holding.confirmed(held)
-            for held in answer.refused:
-                # Another receipt is valid now; with that it comes again, and is recognised.
-                self._holding.undeletable(held)
-            batch = list(answer.failed)
-            if not batch:
-                return
-            failures += 1
-            now = self._clock()
-            for held in [each for each in batch if each.until <= now]:
-                batch.remove(held)
-                self._holding.undeletable(held)
-            gevent.sleep(backoff(failures, TROUBLE, self._chance()) if batch else 0)
-
     # --- hiding for longer --------------------------------------------------------------
 
     def _schedule_extension(self) -> None:
@@ -312,6 +286,8 @@ class SqsSubscription(Subscription):
             due, over = self._holding.to_extend(self._clock())
             for held in over:
                 self._lose(held)
+            if not self.may_start():
+                due = self._kept(due)
             for start in range(0, len(due), BATCH):
                 asked_at = self._clock()
                 answer = self._requests.extend(self.queue, due[start : start + BATCH])
@@ -325,6 +301,22 @@ class SqsSubscription(Subscription):
             self._extending = False
             self._schedule_extension()
 
+    def _kept(self, due: Sequence[Held]) -> list[Held]:
+        """Return what is to be held on although nothing may be started; give back the rest.
+
+        The queue is blocked, or may be another worker's by now: it must be able to have them.
+        """
+        in_hand = self.in_hand()
+        kept = [held for held in due if held.done or held.position in in_hand]
+        back = [held for held in due if held not in kept]
+        self._give_up(back)
+        return kept
+
+    def _give_up(self, held: Sequence[Held]) -> None:
+        for each in held:
+            self._holding.given_back(each)
+        self._give_back(held)
+
     def _lose(self, held: Held) -> None:
         """Take note that a message may be somebody else's by now: its job must not go on."""
         if not self._holding.is_held(held.position):
@@ -332,9 +324,9 @@ class SqsSubscription(Subscription):
         if held.done:
             self._holding.undeletable(held)
             return
-        for gone in self._holding.lost(held):
-            if gone is not held:
-                self._begin(lambda gone=gone: self._give_back([gone]))  # type: ignore[misc]
+        lost = self._holding.lost(held)
+        self._give_back(lost[1:])
+        for gone in lost:
             self._on_lost(gone.position)
         self._on_news()
 

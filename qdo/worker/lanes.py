@@ -203,6 +203,8 @@ class Lanes:
     :param trouble: has a slot wait for its broker, which failed.
     :param note_expired: counts a message that the broker took back.
     :param limit: lanes that may run at once.
+    :param alone: there is one lane only, for the queue has an order of its own: where that is
+        blocked nothing is read.
     :param key_of: the lane of a row, by what it returns.
     """
 
@@ -215,6 +217,7 @@ class Lanes:
         trouble: Callable[[Slot, str, Exception], Turn],
         note_expired: Callable[[Slot, int], None],
         limit: int,
+        alone: bool,
         key_of: Callable[[Row], object],
         fetcher: Fetcher,
         places: Places,
@@ -230,6 +233,7 @@ class Lanes:
         self._note_expired = note_expired
         self._slot = slot
         self._limit = limit
+        self._alone = alone
         self._key_of = key_of
         self._fetcher = fetcher
         self._places = places
@@ -292,7 +296,7 @@ class Lanes:
         claim, now = self.claim, self._clock()
         if not claim.open or self._slot.claim is not claim:
             return Turn.ENDED
-        if self._stopping:
+        if self._stopping or (self._alone and self._is_blocked()):
             return Turn.HELD
         if now >= claim.lease.until:
             return Turn.PAUSED
@@ -310,6 +314,9 @@ class Lanes:
             self._slot.not_before = min(due)
             return Turn.WAIT
         return Turn.TIP
+
+    def _is_blocked(self) -> bool:
+        return any(_is_blocked(lane.claim.marks) for lane in self._lanes.values())
 
     def _start_ready(self) -> bool:
         """Start lanes while there are any and places are free; return whether places are left."""

@@ -45,6 +45,7 @@ class FakeRequests:
     def __init__(self) -> None:
         self.answers: list[list[Received] | Exception] = []
         self.polls = 0
+        self.attempts: list[str] = []
         self.open_polls = 0
         self.deleted: list[list[int]] = []
         self.extended: list[list[int]] = []
@@ -57,8 +58,9 @@ class FakeRequests:
         self.answers += answers
         self._news.set()
 
-    def receive(self, queue: str) -> list[Received]:
+    def receive(self, queue: str, attempt: str) -> list[Received]:
         self.polls += 1
+        self.attempts.append(attempt)
         self.open_polls += 1
         while not self.answers:
             self._news.clear()

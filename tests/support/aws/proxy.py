@@ -5,7 +5,7 @@ for the server itself. It answers, in JSON:
 
 - ``POST /_proxy/rule``: add a rule, see `Rule`; the first one that fits is applied;
 - ``POST /_proxy/clear``: forget all rules;
-- ``GET /_proxy/log``: every request: time, service, action, name, fault and status;
+- ``GET /_proxy/log``: every request: time, service, action, name, fault, status, attempt;
 - ``POST /_proxy/reset_log``: forget these.
 
 Tests use it as `Proxy`, by `proxying`.
@@ -101,6 +101,7 @@ class Entry:
 
     :ivar time: when it came, Unix seconds.
     :ivar status: 0 where nothing was answered, or not yet.
+    :ivar attempt: see `Call`.
     """
 
     time: float
@@ -109,6 +110,7 @@ class Entry:
     name: str
     fault: str
     status: int = 0
+    attempt: str = ""
 
 
 class Forwarder:
@@ -129,7 +131,9 @@ class Forwarder:
             return
         call = Call.of(request)
         rule = self._rules.next(call)
-        entry = Entry(time.time(), call.service, call.action, call.name, rule.fault)
+        entry = Entry(
+            time.time(), call.service, call.action, call.name, rule.fault, attempt=call.attempt
+        )
         self._log.append(entry)
         if rule.fault in REFUSALS:
             entry.status = refuse(request, call, rule.fault)

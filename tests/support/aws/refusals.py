@@ -21,23 +21,27 @@ class Call:
     :ivar service: ``sqs``, ``kinesis`` or ``s3``.
     :ivar action: as the API names it; for S3, which names none, the HTTP method.
     :ivar name: of the queue or stream, "" where the request has none; for S3 the path.
+    :ivar attempt: ReceiveRequestAttemptId, "" where the request has none.
     """
 
     service: str
     action: str
     name: str
     region: str
+    attempt: str = ""
 
     @classmethod
     def of(cls, request: Request) -> Call:
         target, _, action = request.header("x-amz-target").partition(".")
         service = _SERVICES.get(target, "s3")
         region = _REGION.search(request.header("authorization"))
+        attempt = ""
         if service == "s3":
             action, name = request.method, request.path.partition("?")[0]
         else:
-            name = _name(json.loads(request.body or b"{}"))
-        return cls(service, action, name, region[1] if region else "us-east-1")
+            asked = json.loads(request.body or b"{}")
+            name, attempt = _name(asked), str(asked.get("ReceiveRequestAttemptId", ""))
+        return cls(service, action, name, region[1] if region else "us-east-1", attempt)
 
     @property
     def arn(self) -> str:
