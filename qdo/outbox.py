@@ -216,14 +216,16 @@ class Relay:
     """Empties the outboxes of an app while its member leads.
 
     :ivar quiet: whether the last look found every outbox empty, or is up to another worker.
-    :raises UnsupportedError: the broker does not deduplicate.
+    :raises UnsupportedError: the broker does not deduplicate, or not for long enough.
     """
 
     def __init__(self, outboxes: Sequence[Outbox], broker: Broker) -> None:
-        if not broker.capabilities.dedup:
+        can = broker.capabilities
+        if not can.dedup or (can.dedup_seconds or DEDUP_SECONDS) < DEDUP_SECONDS:
             raise UnsupportedError(
                 broker="this broker",
-                what="relay an outbox: it does not deduplicate",
+                what="relay an outbox: it does not deduplicate for "
+                f"{DEDUP_SECONDS / 86_400:g} days",
                 remedy="send with App.send after the commit",
             )
         self._outboxes = outboxes

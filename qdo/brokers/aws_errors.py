@@ -126,6 +126,17 @@ _OUT_OF_REACH = (
 )
 
 
+_PERMISSIONS = {"HeadBucket": "ListBucket", "DeleteObjects": "DeleteObject"}
+"""Operations of S3 that are allowed under another name."""
+
+
+def permission(service: str, operation: str) -> str:
+    """Return what a policy has to allow for an operation."""
+    if service == "sqs":
+        return operation.removesuffix("Batch")
+    return _PERMISSIONS.get(operation, operation) if service == "s3" else operation
+
+
 def code_of(error: BaseException) -> str:
     """Return the code of an answer of AWS, without its namespace; "" where there was none."""
     if not isinstance(error, boto.ClientError):
@@ -195,7 +206,7 @@ def _of_answer(
         return ExpiredCredentialsError(service=service, region=place.region, reason=reason)
     if code in _CREDENTIALS:
         return CredentialsError(service=service, region=place.region, reason=f"{code}: {reason}")
-    action = f"{place.service}:{error.operation_name}"
+    action = f"{place.service}:{permission(place.service, str(error.operation_name))}"
     resource = f"{what} {name!r}"
     if code in _THROTTLED:
         return ThrottledError(

@@ -36,6 +36,8 @@ class Capabilities:
     peek: bool
     max_body_bytes: int
     dedup: bool = False
+    dedup_seconds: float | None = None
+    """The window of all deduplication keys, None: the sender chooses."""
     hold_seconds: float | None = None
     """How long a message can be held at most, None for ever: no job may take longer."""
 
@@ -131,6 +133,14 @@ class Backlog:
     """Age of what is read next, where the broker says it, 0 at the tip."""
 
 
+class ReceiptBook(Protocol):
+    """Where receipts of held messages are kept; see `qdo.worker.receipts`."""
+
+    def keep(self, queue: str, receipt: str) -> int: ...
+
+    def drop(self, place: int) -> None: ...
+
+
 class Reader(Protocol):
     """Reads one queue on behalf of its owner, in order, from a position on."""
 
@@ -218,6 +228,9 @@ class Broker(abc.ABC):
     """`Positions.text` of the end of a queue that gets no messages any more; None: none ends."""
     polled: bool = False
     """Owners ask for new messages, ever less often while there are none: a sender may ring."""
+    backlog_budget: int | None = None
+    """A look at all queues asks for so many backlogs at most, for each is a request that is paid
+    for or counted; None: for all of them."""
     on_sent: Callable[[Iterable[str]], None] | None = None
     """Told by a `polled` broker to which queues messages were sent that can be had now; it returns
     at once and raises nothing."""
@@ -279,6 +292,16 @@ class Broker(abc.ABC):
         :return: None where there is no need: `reader` and `listen` do.
         """
         return None
+
+    def keep_receipts(self, receipts: ReceiptBook) -> None:  # noqa: B027 - most have none
+        """Keep there what subscriptions hold, as long as they hold it; before the first one."""
+
+    def give_back(self, held: Sequence[tuple[str, str]]) -> None:  # noqa: B027 - as above
+        """Let messages be received again that a dead process held.
+
+        :param held: queue and receipt of each. One that is not held any more is passed over.
+        :raises: as `queues`.
+        """
 
     @abc.abstractmethod
     def reader(self, queue: str, after: int) -> Reader:

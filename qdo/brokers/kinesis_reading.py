@@ -28,7 +28,7 @@ from qdo.message import format_position, position_of_time
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 4
+PATIENCE = 3
 """So many failures in a row that may pass by themselves are only logged."""
 SUMMARY_SECONDS = 60.0
 """How long what the stream says of itself is believed."""

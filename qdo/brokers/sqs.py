@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from qdo.brokers.aws import make_calls, make_client
 from qdo.brokers.aws_address import FIFO, SqsAddress
 from qdo.brokers.base import (
+    DEDUP_SECONDS,
     Backlog,
     Broker,
     Capabilities,
@@ -20,6 +21,7 @@ from qdo.brokers.base import (
     DeadLetterRecord,
     Outgoing,
     Reader,
+    ReceiptBook,
     Subscription,
 )
 from qdo.brokers.s3 import Objects
@@ -57,6 +59,7 @@ class SqsBroker(Broker):
     list_seconds = 60.0
     vanish_misses = 3
     polled = True
+    backlog_budget = 100
 
     def __init__(self, address: SqsAddress) -> None:
         self.address = address
@@ -68,11 +71,13 @@ class SqsBroker(Broker):
             peek=False,
             max_body_bytes=MAX_S3_BODY if address.bucket else address.max_body,
             dedup=True,
+            dedup_seconds=DEDUP_SECONDS,
             hold_seconds=HOLD_SECONDS,
         )
         self._stopped = threading.Event()
         self._wakes: list[Wake] = []
         self._receiver: SqsReceiver | None = None
+        self._receipts: ReceiptBook | None = None
         self.client = make_client(address.place, connections=CONNECTIONS)
         # One that repeats nothing by itself: of a batch only what failed is sent again.
         self._sending = make_client(address.place, connections=CONNECTIONS, attempts=1)
@@ -155,6 +160,14 @@ class SqsBroker(Broker):
             self._receiver = self._made_receiver()
         return self._receiver.subscribe(queue, after, unconfirmed, on_lost)
 
+    def keep_receipts(self, receipts: ReceiptBook) -> None:
+        self._receipts = receipts
+
+    def give_back(self, held: Sequence[tuple[str, str]]) -> None:
+        if self._receiver is None:
+            self._receiver = self._made_receiver()
+        self._receiver.give_back(held)
+
     def _made_receiver(self) -> SqsReceiver:
         # Imported late: senders do without gevent.
         from qdo.brokers.sqs_receiver import SqsReceiver
@@ -182,6 +195,7 @@ class SqsBroker(Broker):
             visibility_seconds=address.visibility_seconds,
             idle_seconds=address.idle_seconds,
             wait_seconds=address.wait_seconds,
+            receipts=self._receipts,
         )
 
     def _wake(self, queues: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from qdo.brokers.base import Row
+from qdo.brokers.base import ReceiptBook, Row
 from qdo.brokers.sqs_messages import Pointer, Received
 from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
 
@@ -30,12 +30,16 @@ MOST_UNCONFIRMED = 500
 """Names of done messages that are recorded at most: about 20 KB in the queue node."""
 _EXTEND_SHARE = 0.5
 """A message is hidden anew when so much of its visibility time-out is over."""
+_ON_ITS_WAY_SHARE = 0.1
+"""An answer is taken to arrive within so much of the visibility time-out. Where it took longer,
+SQS refuses to extend or to delete what it brought."""
 
 
 @dataclass(slots=True)
 class Held:
     """A message that was received.
 
+    :ivar kept: where its receipt is kept for whoever survives this process.
     :ivar until: clock time up to which SQS hides it for certain.
     :ivar extend_at: clock time at which it should be hidden for longer.
     :ivar forever: clock time beyond which it cannot be hidden.
@@ -50,6 +54,7 @@ class Held:
     extend_at: float
     forever: float
     done: bool = False
+    kept: int = 0
 
 
 @dataclass(slots=True)
@@ -70,6 +75,7 @@ class Holding:
     :param after: position after which those of this owner come.
     :param unconfirmed: names of messages that are done, as an earlier owner recorded them.
     :param visibility_seconds: for how long a receipt or an extension hides a message.
+    :param receipts: where to keep the receipts of what is held.
     """
 
     def __init__(
@@ -78,7 +84,11 @@ class Holding:
         unconfirmed: Iterable[str],
         visibility_seconds: float,
         clock: Callable[[], float],
+        queue: str = "",
+        receipts: ReceiptBook | None = None,
     ) -> None:
+        self._queue = queue
+        self._receipts = receipts
         self._moment = SQS_POSITIONS.last(after)
         self._visibility = visibility_seconds
         self._clock = clock
@@ -98,16 +108,19 @@ class Holding:
     def take(self, messages: Iterable[Received], asked_at: float) -> Taken:
         """Take in the messages of an answer.
 
-        :param asked_at: clock time at which the request was sent: no earlier were they hidden.
+        :param asked_at: clock time at which the request was sent: no earlier were they hidden, and
+            later where it waited for them, maybe for longer than they are hidden.
         """
+        until = max(asked_at, self._clock() - _ON_ITS_WAY_SHARE * self._visibility)
+        until += self._visibility
         taken = Taken()
         for message in messages:
             name = name_of(message.sequence, message.message_id)
             known = self._by_name.get(name)
-            until = asked_at + self._visibility
             if known is not None:
                 # Its time was over, and SQS gave it again, to us: nobody else has it.
                 known.receipt = message.receipt
+                self._keep(known)
                 self._hide(known, until)
                 if known.done:
                     taken.again.append(known)
@@ -135,7 +148,13 @@ class Holding:
         )
         self._hide(held, until)
         self._held[position] = self._by_name[name] = held
+        self._keep(held)
         return held
+
+    def _keep(self, held: Held) -> None:
+        if self._receipts is not None:
+            self._receipts.drop(held.kept)
+            held.kept = self._receipts.keep(self._queue, held.receipt)
 
     def _hide(self, held: Held, until: float) -> None:
         held.until = until
@@ -180,6 +199,9 @@ class Holding:
         self._forget(held)
 
     def _forget(self, held: Held) -> None:
+        if self._receipts is not None:
+            self._receipts.drop(held.kept)
+            held.kept = 0
         self._held.pop(held.position, None)
         self._by_name.pop(_name(held), None)
         at = bisect_left(self._order, held.position)

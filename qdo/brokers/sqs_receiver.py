@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gevent.event import Event
 
+from qdo.brokers.base import ReceiptBook
 from qdo.brokers.sqs_holding import Holding
 from qdo.brokers.sqs_requests import Requests
 from qdo.brokers.sqs_subscription import SqsSubscription
@@ -23,6 +24,7 @@ class SqsReceiver:
     """Makes subscriptions, and waits for what they have begun.
 
     :param wake: told the queues for which there is something to fetch.
+    :param receipts: where to keep what is held for whoever survives this process.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class SqsReceiver:
         visibility_seconds: float,
         idle_seconds: float,
         wait_seconds: float,
+        receipts: ReceiptBook | None = None,
         clock: Callable[[], float] = boot_clock,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -41,6 +44,7 @@ class SqsReceiver:
         self._visibility_seconds = visibility_seconds
         self._idle_seconds = idle_seconds
         self._wait_seconds = wait_seconds
+        self._receipts = receipts
         self._clock = clock
         self._chance = chance
         self._open: dict[SqsSubscription, None] = {}
@@ -58,7 +62,14 @@ class SqsReceiver:
         made = SqsSubscription(
             queue,
             self._requests,
-            Holding(after, unconfirmed, self._visibility_seconds, self._clock),
+            Holding(
+                after,
+                unconfirmed,
+                self._visibility_seconds,
+                self._clock,
+                queue,
+                self._receipts,
+            ),
             idle_seconds=self._idle_seconds,
             on_lost=on_lost,
             on_news=lambda: self._wake((queue,)),
@@ -69,6 +80,14 @@ class SqsReceiver:
         self._open[made] = None
         self._all_closed.clear()
         return made
+
+    def give_back(self, held: Sequence[tuple[str, str]]) -> None:
+        """Have messages visible again that a dead process held."""
+        queues: dict[str, list[str]] = {}
+        for queue, receipt in held:
+            queues.setdefault(queue, []).append(receipt)
+        for queue, receipts in queues.items():
+            self._requests.release_receipts(queue, receipts)
 
     def _closed(self, subscription: SqsSubscription) -> None:
         self._open.pop(subscription, None)

@@ -139,6 +139,20 @@ class Requests:
         """Have messages visible at once; raises nothing: they will be after a while anyway."""
         return self._change(queue, batch, 0)
 
+    def release_receipts(self, queue: str, receipts: Sequence[str]) -> None:
+        """Do as `release` with receipts of others; those that are not valid are passed over."""
+        for start in range(0, len(receipts), BATCH):
+            entries = [
+                {"Id": str(index), "ReceiptHandle": receipt, "VisibilityTimeout": 0}
+                for index, receipt in enumerate(receipts[start : start + BATCH])
+            ]
+            with translated(self._place, "queue", queue):
+                self.counts["ChangeMessageVisibilityBatch"] += 1
+                self._calls.call(
+                    "ChangeMessageVisibilityBatch",
+                    {"QueueUrl": self._url_of(queue), "Entries": entries},
+                )
+
     def _change(self, queue: str, batch: Sequence[Held], seconds: int) -> Answer:
         entries = [
             {"Id": str(index), "ReceiptHandle": held.receipt, "VisibilityTimeout": seconds}

@@ -13,15 +13,16 @@ from typing import Any, TypeVar
 
 import click
 
+from qdo.brokers import positions_of
 from qdo.brokers.base import Broker
 from qdo.cli.output import emit, iso_time, say
 from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
 from qdo.cli.times import seconds_of
 from qdo.errors import NotFoundError, PartlyDoneError, UnconfirmedError, UsageError
-from qdo.message import format_position
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Done, Filter, Letter
+from qdo.positions import Positions
 from qdo.settings import Settings
 
 SCHEMA = "qdo.dead-letters/2"
@@ -144,7 +145,7 @@ def _exported(broker: Broker, letters: Iterable[Letter]) -> Iterator[dict[str, A
         except NotFoundError:
             say(f"{letter.id} of queue {letter.entry.queue} is gone meanwhile")
         else:
-            yield ops.exported(letter, record)
+            yield ops.exported(letter, record, broker.positions)
 
 
 @dead_letters.command()
@@ -158,7 +159,7 @@ def show(queue: str, id: str, form: str, settings: Settings) -> None:
         found = ops.named(broker, queue, [id]).letters if broker else ()
         if broker is None or not found:
             raise NotFoundError(what=f"dead letter of queue {queue}", name=id)
-        item = ops.exported(found[0], ops.read(broker, found[0]))
+        item = ops.exported(found[0], ops.read(broker, found[0]), broker.positions)
     if form == "table":
         click.echo(_page(item, found[0].entry.body_bytes))
     else:
@@ -237,7 +238,7 @@ def retry(
     with _broker(settings) as broker:
         letters, missing = _chosen(broker, queue, ids, every, wanted)
         done = ops.retry(broker, letters) if broker else iter(())
-        _report("retried", done, len(letters), missing, form)
+        _report("retried", done, len(letters), missing, form, positions_of(settings.broker))
 
 
 @dead_letters.command()
@@ -267,7 +268,7 @@ def discard(
         if len(letters) > 1 and not yes:
             _confirm(f"discarding {len(letters)} dead letters")
         done = ops.discard(broker, letters) if broker else iter(())
-        _report("discarded", done, len(letters), missing, form)
+        _report("discarded", done, len(letters), missing, form, positions_of(settings.broker))
 
 
 def _chosen(
@@ -303,7 +304,12 @@ def _confirm(what: str) -> None:
 
 
 def _report(
-    word: str, done: Iterator[Done], total: int, missing: tuple[str, ...], form: str
+    word: str,
+    done: Iterator[Done],
+    total: int,
+    missing: tuple[str, ...],
+    form: str,
+    positions: Positions,
 ) -> None:
     """Print what was done, also where an error ends it; raise for what was not."""
     results: list[Done] = []
@@ -311,7 +317,7 @@ def _report(
         for each in done:
             results.append(each)  # noqa: PERF402 - what came before an error counts
     finally:
-        items = [_done_item(each) for each in results if each.done]
+        items = [_done_item(each, positions) for each in results if each.done]
         emit(f"qdo.dead-letters-{word}/1", items, form, _columns(word))
         say(f"{len(items)} dead letters {word}")
     rest = [*missing, *(each.letter.id for each in results if not each.done)]
@@ -330,7 +336,7 @@ def _columns(word: str) -> dict[str, str]:
     return {**columns, "sent_time": "SENT AGAIN"} if word == "retried" else columns
 
 
-def _done_item(done: Done) -> dict[str, Any]:
+def _done_item(done: Done, positions: Positions) -> dict[str, Any]:
     entry = done.letter.entry
     item = {"queue": entry.queue, "id": done.letter.id, "was": str(entry.position)}
     if done.position is None:
@@ -338,5 +344,5 @@ def _done_item(done: Done) -> dict[str, Any]:
     return {
         **item,
         "position": str(done.position),
-        "sent_time": format_position(done.position),
+        "sent_time": ops.sent_time(done.position, positions),
     }

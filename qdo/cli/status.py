@@ -9,6 +9,7 @@ import click
 from qdo.cli.output import emit, iso_time, say
 from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
+from qdo.cli.times import short_duration
 from qdo.message import format_position
 from qdo.ops import status
 from qdo.settings import Settings
@@ -18,13 +19,20 @@ SHARED = ("app", "broker", "coordinator", "namespace", "connect_seconds")
 
 @click.command()
 @click.argument("glob", default="*")
+@click.option(
+    "--budget",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Ask for N backlogs at most where each is a request (default 100).",
+)
 @with_settings(*SHARED)
 @output_option
-def queues(glob: str, form: str, settings: Settings) -> None:
+def queues(glob: str, budget: int | None, form: str, settings: Settings) -> None:
     """List queues that match GLOB (default: all): owner, progress, backlog, dead letters."""
     app = require_app(settings)
     with reached(settings) as reach:
-        found = status.queue_statuses(reach.client, reach.layout, reach.broker, glob)
+        statuses = status.queue_statuses(reach.client, reach.layout, reach.broker, glob, budget)
+    found = statuses.queues
     if not found:
         say(f"hint: app {app!r} has no queue {'yet' if glob == '*' else f'that matches {glob!r}'}")
     items = [_queue_item(each) for each in found]
@@ -33,11 +41,14 @@ def queues(glob: str, form: str, settings: Settings) -> None:
             item["owner"] = _owner(item)
             item["last"] = item["fault"] or item["last_time"]
             item["failing"] = _trouble(item["failing"], item["blocked"])
+            item["backlog"] = _count(item["backlog"], item["approximate"])
+            item["age"] = _age(item["behind_seconds"])
     columns = {
         "queue": "QUEUE",
         "owner": "OWNER",
         "last": "LAST",
         "backlog": "BACKLOG",
+        "age": "AGE",
         "delayed": "DELAYED",
         "dead_letters": "DEAD LETTERS",
         "failing": "FAILING",
@@ -46,7 +57,15 @@ def queues(glob: str, form: str, settings: Settings) -> None:
         del columns["failing"]
     if not any(each.delayed for each in found):
         del columns["delayed"]  # most apps delay nothing
+    if all(each.behind_seconds is None for each in found):
+        del columns["age"]  # few brokers say it
     emit("qdo.queues/1", items, form, columns)
+    if statuses.unasked:
+        say(
+            f"{statuses.unasked} of {len(found)} backlogs were not asked for, each is a request:"
+            " failing queues, those without a worker and the longest unmoved come first;"
+            " --budget N asks for more"
+        )
 
 
 def _owner(item: dict[str, Any]) -> str | None:
@@ -54,7 +73,17 @@ def _owner(item: dict[str, Any]) -> str | None:
     owner: str | None = item["owner"]
     if owner is not None:
         return f"{owner} (gone)" if item["owner_gone"] else owner
+    if item["waits_for"]:
+        return f"waits for {', '.join(item['waits_for'])}"
     return "no worker takes it" if item["untaken"] else None
+
+
+def _count(backlog: int | None, approximate: bool) -> str | int | None:
+    return f"~{backlog}" if approximate and backlog is not None else backlog
+
+
+def _age(seconds: float | None) -> str | None:
+    return None if seconds is None else short_duration(seconds)
 
 
 def _trouble(failing: dict[str, Any] | None, blocked: dict[str, Any] | None) -> str | None:
@@ -72,9 +101,13 @@ def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
         "owner": each.owner,
         "owner_gone": each.owner_gone,
         "untaken": each.untaken,
+        "waits_for": each.waits_for,
         "last": str(each.last) if each.last else "",
         "last_time": format_position(each.last) if each.last else None,
+        "position": each.position,
         "backlog": each.backlog,
+        "approximate": each.approximate,
+        "behind_seconds": each.behind_seconds,
         "oldest": str(each.oldest) if each.oldest else None,
         "delayed": each.delayed,
         "dead_letters": each.dead_letters,

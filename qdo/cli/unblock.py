@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from qdo.brokers import positions_of
 from qdo.cli.output import emit
 from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
@@ -37,7 +38,7 @@ def unblock_queue(
     item = {
         "queue": queue,
         "position": str(marks.position),
-        "time": format_position(marks.position),
+        "time": format_position(positions_of(settings.broker).last(marks.position)),
         "attempts": marks.attempts,
         "error": marks.error,
         "verdict": verdict,

@@ -26,20 +26,35 @@ RETIRED = "retired"
 an operator marked has it not, and stays as it is when the broker lists the queue."""
 
 
-def seek(client: Client, layout: Layout, queue: str, last: int) -> QueueNode:
-    """Make `last` the position after which the queue goes on; return the node as it was.
+def seek(
+    client: Client,
+    layout: Layout,
+    queue: str,
+    last: int,
+    position: str | None = None,
+    finished: str | None = None,
+) -> QueueNode:
+    """Let a queue go on after `last`; return the node as it was.
 
     An owner finishes the message in hand and goes on from there; a node that held garbage is
     whole again.
 
+    :param position: the broker's own position, which wins over `last`; None for none.
+    :param finished: what stands there of a queue that was done to its end: it is brought back.
     :raises NotFoundError: the queue has no node.
     """
-    return _change(client, layout, queue, lambda node: sought(node, last))
+
+    def change(node: QueueNode) -> QueueNode:
+        if finished is not None and node.position == finished:
+            node = _unmarked(node)
+        return sought(node, last, position)
+
+    return _change(client, layout, queue, change)
 
 
-def sought(node: QueueNode, last: int) -> QueueNode:
+def sought(node: QueueNode, last: int, position: str | None = None) -> QueueNode:
     """Return a node as `seek` leaves it."""
-    return replace(node, last=last, position=None, fault=None, marks=None, above=None)
+    return replace(node, last=last, position=position, fault=None, marks=None, above=None)
 
 
 def unblock(client: Client, layout: Layout, queue: str, verdict: str) -> QueueNode:

@@ -203,7 +203,7 @@ class Play:
             ),
             moves=self._last_moves,
             fewest_moves=self._fewest_moves,
-            statuses=queue_statuses(stage.client, stage.layout, stage.broker),
+            statuses=queue_statuses(stage.client, stage.layout, stage.broker).queues,
         )
 
     # --- looking ------------------------------------------------------------------------------

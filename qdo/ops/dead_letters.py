@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,8 @@ from qdo.brokers.base import Broker, DeadLetterEntry, DeadLetterRecord
 from qdo.encoding import decode_strictly
 from qdo.errors import NotFoundError, UsageError
 from qdo.headers import ID, is_raw, parsed
-from qdo.message import format_position, message_id
+from qdo.message import format_position
+from qdo.positions import TIMES, Positions
 
 CHUNK_LETTERS = 100
 CHUNK_BYTES = 16 * 1024 * 1024
@@ -96,7 +98,9 @@ def named(broker: Broker, queue: str, names: Sequence[str]) -> Named:
     found: dict[int, Letter] = {}
     missing = []
     for name in names:
-        matching = [each for each in letters if _is_named(each, name, broker.id_node)]
+        matching = [each for each in letters if _is_named(each, name, broker)]
+        if not matching:
+            _check_name(name)
         if len(matching) > 1:
             positions = ", ".join(str(each.entry.position) for each in matching)
             raise UsageError(reason=f"{len(matching)} dead letters have the id {name}: {positions}")
@@ -107,16 +111,21 @@ def named(broker: Broker, queue: str, names: Sequence[str]) -> Named:
     return Named(tuple(found.values()), tuple(missing))
 
 
-def _is_named(letter: Letter, name: str, node: int) -> bool:
-    if name.isascii() and name.isdigit():
-        return letter.entry.position == int(name)
+def _is_named(letter: Letter, name: str, broker: Broker) -> bool:
+    # Also the id that its position would give: a log line may have named it so.
+    by_position = broker.positions.message_id(letter.entry.position, broker.id_node)
+    return name.lower() in (letter.id, by_position, str(letter.entry.position))
+
+
+def _check_name(name: str) -> None:
+    """Raise for what can be the name of no dead letter, whatever the broker."""
+    if re.fullmatch(r"[0-9]+(:[0-9]+)?", name):
+        return
     try:
         uuid.UUID(name)
     except ValueError as error:
         reason = f"{name!r} is neither the id of a message nor a position"
         raise UsageError(reason=reason) from error
-    # Also the id that its position would give: a log line may have named it so.
-    return name.lower() in (letter.id, message_id(letter.entry.position, node))
 
 
 def read(broker: Broker, letter: Letter) -> DeadLetterRecord:
@@ -150,7 +159,14 @@ def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[Done]:
             yield Done(letter, done)
 
 
-def exported(letter: Letter, record: DeadLetterRecord) -> dict[str, Any]:
+def sent_time(position: int, positions: Positions) -> str:
+    """Return when the message with a position was sent, in ISO 8601."""
+    return format_position(positions.last(position))
+
+
+def exported(
+    letter: Letter, record: DeadLetterRecord, positions: Positions = TIMES
+) -> dict[str, Any]:
     """Return everything of a dead letter as JSON can hold it.
 
     The body is `body` where it was sent as JSON, and `body_base64` where it is bytes, or cannot
@@ -161,7 +177,7 @@ def exported(letter: Letter, record: DeadLetterRecord) -> dict[str, Any]:
         "queue": record.queue,
         "id": letter.id,
         "position": str(record.position),
-        "time": format_position(record.position),
+        "time": sent_time(record.position, positions),
         "dead_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.dead_at)),
         "attempts": record.attempts,
         "error": record.error,
@@ -184,7 +200,7 @@ def exported(letter: Letter, record: DeadLetterRecord) -> dict[str, Any]:
 
 def _letter(broker: Broker, entry: DeadLetterEntry) -> Letter:
     known = (parsed(entry.headers) or {}).get(ID)
-    return Letter(known or message_id(entry.position, broker.id_node), entry)
+    return Letter(known or broker.positions.message_id(entry.position, broker.id_node), entry)
 
 
 def _key(letter: Letter) -> tuple[str, int]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from qdo.brokers.base import Broker
+from qdo.brokers.base import Backlog, Broker
 from qdo.coordination.client import Client
 from qdo.coordination.layout import Layout, Marks, QueueNode, WorkerNode
 from qdo.coordination.reads import read_children, read_nodes
 from qdo.filters import EVERYTHING, QueueFilter
+from qdo.ops.backlogs import ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,17 @@ class QueueStatus:
     :ivar owner: worker that its node names, None while it is free.
     :ivar owner_gone: that worker is no longer registered, so that the queue is free as well.
     :ivar last: position up to which everything is done, 0 before the first message.
-    :ivar backlog: messages behind `last`; None where the broker does not know the queue or
-        `last` cannot be read.
+    :ivar position: the broker's own position beside it, None where its positions are times.
+    :ivar backlog: messages behind `last`; None where the broker does not know the queue, cannot
+        count or was not asked, or where `last` cannot be read.
+    :ivar approximate: the broker knows the backlog only roughly.
+    :ivar behind_seconds: age of the next message, 0 at the tip; None where nobody says it.
     :ivar oldest: position of the first of them.
     :ivar delayed: messages that are not due yet; they are not in the backlog.
     :ivar dead_letters: messages set aside.
     :ivar fault: why the queue's node cannot be read; such a queue stands still.
     :ivar untaken: none of the registered workers takes queues of this name.
+    :ivar waits_for: queues that must be finished before this one may begin.
     :ivar marks: of the message that fails, None while none does; the queue stands still if they
         say that it is blocked.
     """
@@ -44,6 +49,21 @@ class QueueStatus:
     delayed: int = 0
     marks: Marks | None = None
     untaken: bool = False
+    position: str | None = None
+    approximate: bool = False
+    behind_seconds: float | None = None
+    waits_for: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Statuses:
+    """The status of queues, by name.
+
+    :ivar unasked: how many backlogs the broker was not asked for, to save requests.
+    """
+
+    queues: list[QueueStatus]
+    unasked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +84,20 @@ class WorkerStatus:
 
 
 def queue_statuses(
-    client: Client | None, layout: Layout, broker: Broker | None, glob: str = "*"
-) -> list[QueueStatus]:
-    """Return the status of every queue that matches, by name.
+    client: Client | None,
+    layout: Layout,
+    broker: Broker | None,
+    glob: str = "*",
+    budget: int | None = None,
+) -> Statuses:
+    """Return the status of every queue that matches.
 
-    A queue counts that has a node or a message. Without `client` nothing is known of owners
-    and positions, without `broker` nothing of messages.
+    A queue counts that has a node or a message; one that is done to its end, or that its broker
+    has no more, does not. Without `client` nothing is known of owners and positions, without
+    `broker` nothing of messages.
 
+    :param budget: ask the broker for so many backlogs at most, first for those of queues that
+        most probably need somebody; None: for as many as is good for this broker.
     :raises CoordinatorUnreachableError: the connection is lost.
     :raises UnreachableError: the broker cannot be read.
     """
@@ -79,17 +106,64 @@ def queue_statuses(
     takers = _takers(client, layout, workers) if client else []
     stored = frozenset(_matching(broker.queues(), glob)) if broker else frozenset()
     dead = broker.dead_letter_counts() if broker else {}
-    return [
+    if broker is not None:
+        nodes = {name: _told(node, broker) for name, node in nodes.items()}
+    over = {name for name, node in nodes.items() if _is_over(node, name, stored, broker)}
+    names = sorted(stored.union(nodes, _matching(dead, glob)) - over)
+    whole = [name for name in names if name in stored and nodes.get(name, _NEW).fault is None]
+    backlogs = ask(broker, whole, nodes, workers, budget) if broker else {}
+    found = [
         _queue_status(
-            queue,
-            nodes.get(queue, QueueNode()),
+            name,
+            nodes.get(name, _NEW),
             workers,
-            broker if queue in stored else None,
-            dead.get(queue, 0),
-            bool(takers) and not any(takes(queue) for takes in takers),
+            broker,
+            backlogs.get(name),
+            dead.get(name, 0),
+            bool(takers) and not any(takes(name) for takes in takers),
         )
-        for queue in sorted(stored.union(nodes, _matching(dead, glob)))
+        for name in names
     ]
+    if client is not None and broker is not None and broker.finished_text is not None:
+        found = [_with_parents(each, broker, nodes, stored) for each in found]
+    return Statuses(found, len(whole) - len(backlogs))
+
+
+_NEW = QueueNode()
+
+
+def _told(node: QueueNode, broker: Broker) -> QueueNode:
+    """Return a node with what keeps it from being processed as its fault."""
+    node = node.checked(broker.positions)
+    if node.deleted and node.fault is None:
+        return replace(node, fault="it is marked as deleted")
+    return node
+
+
+def _is_over(
+    node: QueueNode, name: str, stored: Collection[str], broker: Broker | None
+) -> bool:
+    """Return whether a queue is nobody's business any more, and only its node is left."""
+    return node.deleted and (name not in stored or _is_finished(node, broker))
+
+
+def _is_finished(node: QueueNode | None, broker: Broker | None) -> bool:
+    finished = None if broker is None else broker.finished_text
+    return node is not None and finished is not None and node.position == finished
+
+
+def _with_parents(
+    status: QueueStatus, broker: Broker, nodes: Mapping[str, QueueNode], stored: Collection[str]
+) -> QueueStatus:
+    """Return the status of a queue with what it waits for, if it was not begun yet."""
+    if status.queue in nodes or status.queue not in stored:
+        return status
+    parents = [
+        name
+        for name in broker.parents(status.queue)
+        if (name in nodes or name in stored) and not _is_finished(nodes.get(name), broker)
+    ]
+    return replace(status, waits_for=tuple(parents))
 
 
 def _takers(
@@ -104,8 +178,7 @@ def _takers(
 def _queue_nodes(client: Client, layout: Layout, glob: str) -> dict[str, QueueNode]:
     names = list(_matching(_names(client, layout.queues), glob))
     found = read_nodes(client, [layout.queue(name) for name in names])
-    nodes = {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in found}
-    return {name: node for name, node in nodes.items() if not node.deleted}
+    return {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in found}
 
 
 def _queue_status(
@@ -113,22 +186,26 @@ def _queue_status(
     node: QueueNode,
     workers: frozenset[str],
     broker: Broker | None,
+    backlog: Backlog | None,
     dead: int,
     untaken: bool,
 ) -> QueueStatus:
-    backlog = broker.backlog(queue, node.last) if broker and node.fault is None else None
+    countable = broker is not None and broker.capabilities.countable
     return QueueStatus(
         queue=queue,
         owner=node.owner or None,
         owner_gone=bool(node.owner) and node.owner not in workers,
         last=node.last,
-        backlog=backlog.count if backlog else None,
+        backlog=backlog.count if backlog and countable else None,
         oldest=backlog.oldest if backlog else None,
         dead_letters=dead,
         fault=node.fault,
         delayed=backlog.delayed if backlog else 0,
         marks=node.marks,
         untaken=untaken,
+        position=node.position,
+        approximate=backlog is not None and backlog.approximate,
+        behind_seconds=backlog.behind_seconds if backlog else None,
     )
 
 

@@ -1,9 +1,10 @@
 """The worker process itself: ``python -m qdo.worker.child``, started by `qdo-worker`.
 
 What it needs stands as JSON in the environment variable QDO_CHILD: ``settings``, ``target``
-(MODULE:APP or null), ``pipe``, the descriptor of a socket to the parent, and ``hands``, that of
-memory shared with it (`qdo.worker.hands`). gevent patches the
-process before anything else is imported, above all the app.
+(MODULE:APP or null), ``pipe``, the descriptor of a socket to the parent, ``hands`` and
+``receipts``, those of memory shared with it (`qdo.worker.hands`, `qdo.worker.receipts`), and
+``left``, those of receipts that dead processes left. gevent patches the process before anything
+else is imported, above all the app.
 
 SIGTERM or SIGINT drains; the second one aborts running jobs and releases; the third exits.
 
@@ -40,8 +41,9 @@ def main() -> int:
     del os.environ["QDO_CHILD"]
     pipe = socket.socket(fileno=told["pipe"])
     os.set_inheritable(pipe.fileno(), False)
-    if told.get("hands") is not None:
-        os.set_inheritable(told["hands"], False)
+    for fd in (told.get("hands"), told.get("receipts"), *told.get("left", ())):
+        if fd is not None:
+            os.set_inheritable(fd, False)
     return _run(told, pipe)
 
 
@@ -87,6 +89,8 @@ def _work(settings: Settings, told: dict[str, Any], pipe: socket.socket) -> int:
     from qdo.loading import prepare
     from qdo.worker.hands import Hands
     from qdo.worker.parent import Parent, tell_files_for_ever
+    from qdo.worker.receipts import Receipts
+    from qdo.worker.receipts import read as read_receipts
     from qdo.worker.registrar import Registrar
     from qdo.worker.worker import Worker
 
@@ -102,7 +106,11 @@ def _work(settings: Settings, told: dict[str, Any], pipe: socket.socket) -> int:
         target=target or "",
         # As many turns as lanes may be under way.
         hands=Hands(2 * settings.concurrency, told.get("hands")),
+        receipts=Receipts(told.get("receipts")),
+        left=[each for fd in told.get("left", ()) for each in read_receipts(fd)],
     )
+    for fd in told.get("left", ()):
+        os.close(fd)
     _obey_signals(worker)
     gevent.spawn(parent.watch, lambda: _parent_died(worker))
     if settings.reload:

@@ -109,10 +109,10 @@ def label(queue: str, worker: str, in_line: bool = True) -> bytes:
     return _LENGTHS.pack(*lengths) + b"".join(names)
 
 
-def make_memory() -> int:
+def make_memory(name: str = "qdo-hands") -> int:
     """Return the descriptor of memory for a child, which makes it as large as it needs."""
     if hasattr(os, "memfd_create"):  # Linux
-        return os.memfd_create("qdo-hands")
+        return os.memfd_create(name)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

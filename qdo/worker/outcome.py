@@ -118,9 +118,12 @@ class Outcomes:
         _log.warning(
             "%s: message %s is no longer held: %s",
             _where(slot),
-            self._broker.positions.message_id(position, self._broker.id_node),
+            self._id_of(position),
             EXPIRED_REASON,
         )
+
+    def _id_of(self, position: int) -> str:
+        return self._broker.positions.message_id(position, self._broker.id_node)
 
     def before(self, slot: Slot, claim: Claim, row: Row, marks: Marks) -> Turn | None:
         """Do what is due for a message that failed before it runs again; None: run it."""
@@ -144,10 +147,10 @@ class Outcomes:
         if delay <= 0:
             return None
         _log.warning(
-            "%s: %d attempts of the message at %d failed elsewhere, the next one in %.2f s: %s",
+            "%s: %d attempts of message %s failed elsewhere, the next one in %.2f s: %s",
             _where(slot),
             marks.attempts,
-            marks.position,
+            self._unread(slot, claim, row, marks.attempts).id,
             delay,
             marks.error,
         )
@@ -330,9 +333,9 @@ class Outcomes:
         if message is not None:
             self._observing.tell(message, "dead-letter", letter.error)
         _log.error(
-            "%s: message at %d is a dead letter after %d attempts: %s",
+            "%s: message %s is a dead letter after %d attempts: %s",
             _where(slot),
-            letter.position,
+            self._id_of(letter.position) if message is None else message.id,
             letter.attempts,
             letter.error,
         )

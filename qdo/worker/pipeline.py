@@ -328,7 +328,10 @@ class Pipeline:
             return turn
         if not work.every_message and not _is_marked(claim):
             return self._run(slot, claim, lane, until, work, 1)
-        turn = self._run_one(slot, claim, next(lane), until, work)
+        row = next(lane, None)
+        if row is None:  # the broker took back what the lane had
+            return Turn.MORE
+        turn = self._run_one(slot, claim, row, until, work)
         if work.every_message and turn is Turn.MORE and slot.claim is claim:
             lane.settle()
             member.record(whole)

@@ -33,13 +33,21 @@ class Child:
 
     :ivar files: what it imported, as far as it said; only with the setting `reload`.
     :ivar in_hand: after `reap`, the messages that it had in hand when it died.
+    :ivar receipts: after `reap`, the descriptor of what it held at the broker; whoever takes
+        it closes it.
+    :param left: such descriptors of dead processes, for this one to give back.
 
     Only the parent's main loop may reap it: until then its pid and group cannot be given
     to anybody else, so that a signal never meets a stranger.
     """
 
     def __init__(
-        self, name: str, argv: Sequence[str], settings: Settings, target: str | None
+        self,
+        name: str,
+        argv: Sequence[str],
+        settings: Settings,
+        target: str | None,
+        left: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.sessions: list[Session] = []
@@ -51,24 +59,28 @@ class Child:
         self.pipe, far_end = socket.socketpair()
         self.pipe.setblocking(False)
         self._hands = hands.make_memory()
+        self.receipts = hands.make_memory("qdo-receipts")
         self.in_hand: list[InHand] = []
         told = {
             "settings": dataclasses.asdict(settings),
             "target": target,
             "pipe": far_end.fileno(),
             "hands": self._hands,
+            "receipts": self.receipts,
+            "left": list(left),
         }
         try:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, CHILD_VARIABLE: json.dumps(told)},
-                pass_fds=(far_end.fileno(), self._hands),
+                pass_fds=(far_end.fileno(), self._hands, self.receipts, *left),
                 start_new_session=True,
             )
         except BaseException:
             self.pipe.close()
             os.close(self._hands)
+            os.close(self.receipts)
             raise
         finally:
             far_end.close()

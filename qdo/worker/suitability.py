@@ -13,6 +13,7 @@ from qdo.app import App, Job
 from qdo.brokers.base import Broker
 from qdo.describe import describe
 from qdo.errors import UnreachableError, UsageError
+from qdo.policy import Policy
 
 _log = logging.getLogger(__name__)
 
@@ -20,13 +21,16 @@ _STRICTNESS = {"none": 0, "key": 1, "queue": 2}
 NAMES_SHOWN = 5
 
 
-def check_jobs(app: App, broker: Broker, takes: Callable[[str], bool]) -> None:
-    """Refuse jobs that ask for more than the broker can give.
+def check_jobs(
+    app: App, broker: Broker, takes: Callable[[str], bool], policy: Callable[[str], Policy]
+) -> None:
+    """Refuse jobs that ask for more than the broker can give; pass on what it advises.
 
     A broker whose queues differ in their order is asked for them all, so that wrong rights or a
     wrong address come up at once, too.
 
     :param takes: whether this worker takes a queue.
+    :param policy: gives the failure policy of a queue.
     :raises UsageError: with the remedy, naming the first such job and its queues.
     :raises QdoError: the broker cannot list its queues, see `Broker.queues`.
     """
@@ -34,12 +38,15 @@ def check_jobs(app: App, broker: Broker, takes: Callable[[str], bool]) -> None:
     if not orders_differ(broker):
         return
     unfit: dict[Job, list[str]] = {}
-    for queue in sorted(filter(takes, broker.queues())):
+    taken = sorted(filter(takes, broker.queues()))
+    for queue in taken:
         job = app.job_for(queue)
         if job is not None and is_weaker(broker, queue, job):
             unfit.setdefault(job, []).append(queue)
     for job, queues in unfit.items():
         raise UsageError(reason=_reason(broker, job, queues))
+    for sentence in broker.advice({queue: policy(queue) for queue in taken}):
+        _log.warning("%s", sentence)
 
 
 def _check_time(jobs: Iterable[Job], broker: Broker) -> None:

@@ -97,6 +97,7 @@ class _Parent:
         self._children: dict[int, Child] = {}
         """By place."""
         self._graves: list[_Grave] = []
+        self._left: list[int] = []
         self._closers: list[Closer] = []
         self._presses = 0
         self._hung_up = False
@@ -241,6 +242,8 @@ class _Parent:
             # What an operator kills dies of no message.
             in_hand = [] if asked else child.in_hand
             self._graves.append(_Grave(child, give_up_at, in_hand, _how(child, code)))
+        else:
+            os.close(child.receipts)
         self._visit_graves()
         self._heard(place, child)
         _log.log(*_obituary(child, code, stopping=asked))
@@ -250,9 +253,11 @@ class _Parent:
         for grave in list(self._graves):
             if grave.child.group_gone():
                 self._graves.remove(grave)
+                self._left.append(grave.child.receipts)
                 self._close_sessions(grave)
             elif grave.give_up_at <= time.monotonic():
                 self._graves.remove(grave)
+                os.close(grave.child.receipts)
                 _log.warning(
                     "%s (pid %d): part of its process group could not be killed; its session is "
                     "left to time out",
@@ -298,11 +303,15 @@ class _Parent:
 
     def _spawn(self, place: int) -> None:
         try:
-            child = self._kind(_name(place), self._argv, self._settings, self._target)
+            left = self._left
+            child = self._kind(_name(place), self._argv, self._settings, self._target, left)
         except OSError as error:
             _log.error("%s could not be started: %s", _name(place), error)
             self._do(self._roster.exited(place, 1, time.monotonic()))
             return
+        self._left = []
+        for fd in left:
+            os.close(fd)
         self._children[place] = child
         self._selector.register(child.pipe, selectors.EVENT_READ, place)
         _log.info("%s started (pid %d)", child.name, child.pid)

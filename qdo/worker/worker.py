@@ -36,7 +36,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -47,9 +47,10 @@ from qdo.app import App
 from qdo.brokers import open_broker
 from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock
+from qdo.describe import describe
 from qdo.filters import QueueFilter
 from qdo.message import Message
-from qdo.policies import check_policies
+from qdo.policies import check_policies, policy_for
 from qdo.policy import Policy
 from qdo.ringing import ring_for
 from qdo.settings import Settings
@@ -67,6 +68,7 @@ from qdo.worker.executors.choice import Executors
 from qdo.worker.executors.limited import LimitedExecutor
 from qdo.worker.hands import Hands
 from qdo.worker.pipeline import Pipeline
+from qdo.worker.receipts import Receipts
 from qdo.worker.registrar import Enrolled, Registrar
 from qdo.worker.suitability import check_jobs
 from qdo.worker.wakes import Wakes
@@ -91,6 +93,8 @@ class Worker:
     :param target: the app as MODULE:APP, for jobs with the executor "process"; "" when it was
         made around the job that the settings name.
     :param hands: where to keep word of the messages in hand for whoever survives this process.
+    :param receipts: the same for what the broker lets it hold.
+    :param left: queue and receipt of what dead processes held, to be given back.
     """
 
     def __init__(
@@ -102,6 +106,8 @@ class Worker:
         exit_process: Callable[[int], None] | None = None,
         target: str | None = None,
         hands: Hands | None = None,
+        receipts: Receipts | None = None,
+        left: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.app = app
         self.settings = settings
@@ -110,6 +116,8 @@ class Worker:
         self._exit_process = exit_process
         self._executors = Executors(settings, target, self._may_start)
         self._hands = hands
+        self._receipts = receipts if receipts is not None else Receipts()
+        self._left = left
         self._policy = Policy(
             settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds
         )
@@ -167,7 +175,7 @@ class Worker:
                     if each is not None:
                         stack.callback(each.close)
                 takes = QueueFilter(self.settings.queues, self.settings.exclude).matcher()
-                check_jobs(self.app, self._broker, takes)
+                check_jobs(self.app, self._broker, takes, self._policy_of)
                 code = self._serve()
             _log.info("step 6: the broker is closed; exit code %d", code)
             return code
@@ -177,6 +185,10 @@ class Worker:
             self._alarm.stop()
             self._alarm.close()
             self._alarm = None
+
+    def _policy_of(self, queue: str) -> Policy:
+        job = self.app.job_for(queue)
+        return policy_for(queue, job, self.settings.policies, self._policy)
 
     def _serve(self) -> int:
         settings = self.settings
@@ -239,6 +251,9 @@ class Worker:
 
     def _work(self) -> None:
         """Start the duties, and wait for a reason to stop."""
+        self._broker.keep_receipts(self._receipts)
+        if self._left:
+            gevent.spawn(self._give_back)
         wakes = Wakes(self._woken)
         stop_listening = self._broker.listen(wakes.post)
         try:
@@ -261,6 +276,20 @@ class Worker:
         finally:
             stop_listening()
             wakes.close()
+
+    def _give_back(self) -> None:
+        """Have messages received again that a dead process held, without waiting for them."""
+        try:
+            self._broker.give_back(self._left)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            _log.warning(
+                "%d messages that a dead worker held are seen only after their visibility"
+                " time-out: %s",
+                len(self._left),
+                describe(error),
+            )
+        else:
+            _log.info("%d messages that a dead worker held are given back", len(self._left))
 
     def _should_stop(self) -> bool:
         return bool(

@@ -115,6 +115,23 @@ def test_a_page_happens_as_shown(shell: Shell, page: str, least: int) -> None:
     assert ran >= least
 
 
+def test_the_sqs_page_happens_as_shown(shell: Shell, moto_url: str, aws_prefix: str) -> None:
+    """With the server that it says; only its port, and the prefix, are the test's own."""
+    page = list(blocks(read("sqs")))
+    (start,) = [each for each in page if "moto_server" in each.text]
+    exports = [each for each, _ in steps(start) if each.startswith("export ")]
+    assert len(exports) == 2
+    setting = "; ".join(exports).replace("http://127.0.0.1:5000", moto_url)
+    assert moto_url in setting
+    assert "shop-" in setting
+    setting = setting.replace("shop-", aws_prefix)
+    (app,) = [each for each in page if "caption" in each.options]
+    (session,) = [each for each in page if each.options.get("class") == "run"]
+    shell.write(app.options["caption"], app.text)
+    for command, shown in steps(session):
+        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
+
+
 def test_the_readme_example_happens_as_shown(shell: Shell) -> None:
     """The first thing that anybody tries works."""
     app, console = blocks(read("README"))

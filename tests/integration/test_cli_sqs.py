@@ -137,7 +137,7 @@ def test_no_permission(send: Send, proxy: Proxy, made: Callable[[str], str]) -> 
     assert send("a", "1").code == 0
     proxy.spoil("denied", "SendMessageBatch", count=0)
     line = said(send("a", "1"), 5)
-    assert "SQS does not allow sqs:SendMessageBatch on queue 'test-" in line
+    assert "SQS does not allow sqs:SendMessage on queue 'test-" in line
     assert "no identity-based policy allows the sqs:sendmessagebatch action" in line
 
 
@@ -168,7 +168,7 @@ def test_throttling_without_end(send: Send, proxy: Proxy, made: Callable[[str], 
     made("a")
     proxy.spoil("throttle", "SendMessageBatch", count=0)
     line = said(send("a", "1"), 3)
-    assert "sqs:SendMessageBatch on queue" in line
+    assert "sqs:SendMessage on queue" in line
     assert "was throttled (RequestThrottled: Rate exceeded)" in line
 
 
@@ -248,3 +248,17 @@ def test_an_impossible_address(tmp_path: Path, url: str, words: str) -> None:
     """As any other setting."""
     ended = command(*QDO, "send", "--app", "a", "--broker", url, "a", "1", cwd=tmp_path)
     assert words in said(ended, 2)
+
+
+def test_without_boto3(tmp_path: Path) -> None:
+    """What to install; a wrong address is told first, since that needs none."""
+    code = (
+        "import sys; sys.modules['boto3'] = None; sys.argv[0] = 'qdo'; "
+        "from qdo.cli.main import main; main()"
+    )
+    for url, words in (
+        ("sqs://eu-west-1/a-", "pip install 'qdo[aws]'"),
+        ("sqs://eu-west-1/a-?x=1", "there is no option 'x'"),
+    ):
+        arguments = ("send", "--app", "a", "--broker", url, "a", "1")
+        assert words in said(command("-c", code, *arguments, cwd=tmp_path), 2)

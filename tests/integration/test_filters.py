@@ -51,7 +51,7 @@ class Fleet:
         return client
 
     def statuses(self, client: Client) -> dict[str, QueueStatus]:
-        found = queue_statuses(client, self.layout, self.app.broker)
+        found = queue_statuses(client, self.layout, self.app.broker).queues
         return {each.queue: each for each in found}
 
     def done(self, queue: str) -> list[str]:

@@ -205,3 +205,15 @@ def test_what_passes_by_itself(answers: Answers) -> None:
     ):
         answers.refuse(status, code, "")
         assert passing(client.list_queues) is passes
+
+
+def test_actions_are_named_as_policies_name_them() -> None:
+    """Batches are allowed with their single action, and the look at a bucket as listing it."""
+    for service, operation, allowed in (
+        ("sqs", "SendMessageBatch", "sqs:SendMessage on"),
+        ("s3", "HeadBucket", "s3:ListBucket on"),
+        ("s3", "DeleteObjects", "s3:DeleteObject on"),
+        ("kinesis", "PutRecords", "kinesis:PutRecords on"),
+    ):
+        failure = boto.ClientError({"Error": {"Code": "AccessDenied"}}, operation)
+        assert allowed in str(translation(failure, Place(service, "eu-west-1"), "thing", "x"))

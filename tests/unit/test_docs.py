@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import doctest
 import io
 import json
@@ -14,13 +15,18 @@ import pytest
 
 import qdo
 from qdo import errors
+from qdo.brokers.aws import make_client
+from qdo.brokers.aws_address import Place, SqsAddress, sqs_address
+from qdo.brokers.aws_errors import permission
 from qdo.cli.main import COMMANDS
 from qdo.cli.main import qdo as qdo_command
 from qdo.cli.shell import EXIT_CODES
 from qdo.cli.worker import worker as worker_command
 from qdo.settings import SPECIAL_VARIABLES, Declaration, declarations
 from qdo.worker import roster
-from tests.support.pages import Block, blocks_in, pages, read, section, table
+from tests.support.pages import ROOT, Block, blocks, blocks_in, pages, read, section, table
+
+BROKERS = ROOT / "qdo" / "brokers"
 
 
 def examples(language: str) -> pytest.MarkDecorator:
@@ -80,6 +86,42 @@ def test_public_names_are_documented() -> None:
     """The page of the Python API has every name that `import qdo` gives."""
     text = read("api")
     assert [name for name in qdo.__all__ if name[0] != "_" and f"qdo.{name}" not in text] == []
+
+
+# --- SQS --------------------------------------------------------------------------
+
+
+def test_every_option_of_an_sqs_address_is_documented_with_its_default() -> None:
+    """And no other; what is in words stands for what an address cannot say."""
+    told = {name: cells[1].strip("`") for name, cells in table("sqs", "sqs-options").items()}
+    known = {each.name: each.default for each in dataclasses.fields(SqsAddress)}
+    assert told.keys() == known.keys() - {"region", "prefix"}
+    in_words = {"endpoint": "AWS's own", "tag": "none", "bucket": "none"}
+    for name, default in told.items():
+        if name in in_words:
+            assert (default, known[name]) == (in_words[name], None)
+        elif name == "dead_letters":
+            assert default == "PREFIX + `dead-letters"
+            assert sqs_address("sqs://eu-west-1/a-").dead_letters == "a-dead-letters"
+        else:
+            assert default == f"{known[name]:g}" if name == "idle_seconds" else str(known[name])
+
+
+def test_the_policy_for_sqs_allows_what_is_asked_for_and_nothing_else() -> None:
+    """Every operation of SQS that the brokers' code names, and those on S3."""
+    (policy,) = [json.loads(each.text) for each in blocks(read("sqs")) if each.language == "json"]
+    allowed: set[str] = set()
+    for each in policy["Statement"]:
+        actions = each["Action"]
+        allowed.update([actions] if isinstance(actions, str) else actions)
+    for service, pattern in (("sqs", "sqs*.py"), ("s3", "s3.py")):
+        code = "\n".join(page.read_text() for page in BROKERS.glob(pattern))
+        known = make_client(Place(service, "eu-west-1")).meta.method_to_api_mapping
+        used = {known[name] for name in known if re.search(rf"\b{name}\b", code)}
+        asked = {f"{service}:{permission(service, each)}" for each in used}
+        if service == "sqs":
+            asked.add("sqs:TagQueue")  # to create a queue with a tag
+        assert {each for each in allowed if each.startswith(f"{service}:")} == asked
 
 
 # --- commands ---------------------------------------------------------------------

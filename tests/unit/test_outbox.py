@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,17 @@ def test_a_broker_that_does_not_deduplicate(outbox: Outbox) -> None:
     """A worker refuses to start with it."""
     with pytest.raises(UnsupportedError, match=r"send with App\.send after"):
         Relay([outbox], MemoryBroker())
+
+
+def test_a_broker_that_deduplicates_for_too_short(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SQS does: a relay that was away for longer would send twice."""
+    short = MemoryBroker()
+    can = replace(short.capabilities, dedup=True, dedup_seconds=300.0)
+    monkeypatch.setattr(short, "capabilities", can)
+    with pytest.raises(UnsupportedError, match="does not deduplicate for 7 days"):
+        Relay([outbox], short)
 
 
 def test_the_table_may_be_one_of_the_apps(engine: Engine, broker: Broker) -> None:

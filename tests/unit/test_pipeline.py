@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gevent
 import pytest
 
 from qdo.app import App
+from qdo.brokers.base import Reader, Subscription
 from qdo.coordination.layout import Marks
 from qdo.coordination.slots import Claim
 from qdo.errors import DatabaseFullError
 from qdo.message import Message
+from qdo.ordering import Order
 from qdo.outcomes import DeadLetter, Retry, Skip
 from qdo.policy import Policy
 from qdo.worker.executors.greenlet import GreenletExecutor
@@ -27,16 +29,24 @@ from tests.support.memory_broker import MemoryBroker
 class Turnstile:
     """A pipeline over a broker in memory, with one queue, whose clock stands still."""
 
-    def __init__(self, checkpoint: str = "interval", fetch: int = 1000) -> None:
+    def __init__(
+        self,
+        checkpoint: str = "interval",
+        fetch: int = 1000,
+        order: Order = "queue",
+        broker: MemoryBroker | None = None,
+    ) -> None:
         self.now = 1000.0
-        self.broker = MemoryBroker()
+        self.broker = MemoryBroker() if broker is None else broker
         self.seen: list[Any] = []
         self.messages: list[Message] = []
         self.contexts: list[Any] = []
         self.failures: list[tuple[Message, BaseException]] = []
         self.act: Callable[[Message], object] = lambda message: None
         self.app = App("test", job_failure=self._failure)
-        self.app.job(checkpoint="message" if checkpoint == "message" else "interval")(self._job)
+        self.app.job(
+            checkpoint="message" if checkpoint == "message" else "interval", order=order
+        )(self._job)
         self.pipeline = Pipeline(
             self.app,
             self.broker,
@@ -609,3 +619,59 @@ def test_what_runs_can_be_read_from_the_stack(stile: Turnstile) -> None:
     assert message is stile.messages[0]
     assert job.endswith("Turnstile._job")
     assert running_in(sys._getframe()) is None
+
+
+# --- brokers that take messages back ----------------------------------------------------
+
+
+class LendingBroker(MemoryBroker):
+    """Has messages out on loan.
+
+    :ivar gone: positions of those that it took back.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: set[int] = set()
+
+    def subscribe(
+        self,
+        queue: str,
+        after: int,
+        unconfirmed: Sequence[str],
+        on_lost: Callable[[int], None],
+    ) -> Subscription:
+        return _Loan(self, queue)
+
+
+class _Loan(Subscription):
+    def __init__(self, broker: LendingBroker, queue: str) -> None:
+        self._broker = broker
+        self._queue = queue
+
+    def reader(self, after: int) -> Reader:
+        return self._broker.reader(self._queue, after)
+
+    def at_tip(self) -> bool:
+        return True
+
+    def is_held(self, position: int) -> bool:
+        return position not in self._broker.gone
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize("failed_before", [True, False])
+def test_messages_that_were_taken_back_are_passed_over(failed_before: bool) -> None:
+    """Whether or not they failed elsewhere; they come again as new ones."""
+    broker = LendingBroker()
+    stile = Turnstile(order="none", broker=broker)
+    broker.put("q", b"1", b"2", b"3")
+    broker.gone = {1, 3}
+    if failed_before:
+        stile.claim.marks = Marks(1, 1, "the worker was killed", crashed=True)
+    stile.turns()
+    assert stile.seen == [2]
+    assert stile.pipeline.counters.expired == 2
+    assert stile.claim.done == 3

@@ -204,6 +204,18 @@ def test_a_message_is_extended_at_half_of_its_time(holding: Holding, clock: Cloc
     assert holding.extend_at() == clock.now + VISIBILITY / 2
 
 
+def test_the_time_of_a_long_poll_is_not_taken_off(holding: Holding, clock: Clock) -> None:
+    """A poll waits for messages: only for the way of the answer something is taken off."""
+    asked_at = clock.now
+    clock.now += 2 * VISIBILITY
+    holding.take([message(1)], asked_at)
+    assert holding.to_extend(clock.now) == ([], [])
+    clock.now += 0.89 * VISIBILITY
+    assert [len(each) for each in holding.to_extend(clock.now)] == [1, 0]
+    clock.now += 0.02 * VISIBILITY
+    assert [len(each) for each in holding.to_extend(clock.now)] == [0, 1]
+
+
 def test_messages_are_extended_together(holding: Holding, clock: Clock) -> None:
     """One request for ten: what is due soon goes along."""
     take(holding, clock, message(1))

@@ -53,6 +53,10 @@ def app_of(order: Order, **options: Any) -> tuple[App, list[Any]]:
     return app, seen
 
 
+def policy(queue: str) -> Policy:
+    return Policy(attempts=3)
+
+
 @pytest.fixture
 def broker() -> MixedBroker:
     made = MixedBroker()
@@ -68,7 +72,7 @@ def test_a_worker_refuses_queues_without_the_order_of_their_job(
     """One line names the queues, the job and the remedy."""
     app, _ = app_of(order)
     with pytest.raises(UsageError) as caught:
-        check_jobs(app, broker, lambda queue: True)
+        check_jobs(app, broker, lambda queue: True, policy)
     text = str(caught.value)
     assert "no order in plain, and job" in text
     assert "strict.fifo" not in text
@@ -77,28 +81,40 @@ def test_a_worker_refuses_queues_without_the_order_of_their_job(
     assert caught.value.exit_code == 2
 
 
+def test_what_the_broker_advises_is_a_warning(
+    broker: MixedBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About the queues that this worker takes, with their policies."""
+    monkeypatch.setattr(broker, "advice", lambda policies: [f"mind {policies!r}"])
+    takes = {"plain"}.__contains__
+    check_jobs(app_of("none")[0], broker, takes, policy)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == f"mind {({'plain': policy('plain')})!r}"
+
+
 def test_many_such_queues_are_counted(broker: MixedBroker) -> None:
     """Thousands of names are no clear line."""
     for number in range(100):
         broker.put(f"q{number:03}", b"1")
     app, _ = app_of("queue")
     with pytest.raises(UsageError, match=r"plain, q000, q001, q002, q003 and 96 more, and job"):
-        check_jobs(app, broker, lambda queue: True)
+        check_jobs(app, broker, lambda queue: True, policy)
 
 
 def test_what_does_not_concern_a_worker_is_no_reason(broker: MixedBroker) -> None:
     """Queues that it does not take, that have no job, or whose job needs no order."""
     app, _ = app_of("queue")
-    check_jobs(app, broker, lambda queue: queue.endswith(".fifo"))
-    check_jobs(app_of("queue", queues="*.fifo")[0], broker, lambda queue: True)
-    check_jobs(app_of("none")[0], broker, lambda queue: True)
+    check_jobs(app, broker, lambda queue: queue.endswith(".fifo"), policy)
+    check_jobs(app_of("queue", queues="*.fifo")[0], broker, lambda queue: True, policy)
+    check_jobs(app_of("none")[0], broker, lambda queue: True, policy)
 
 
 def test_a_broker_with_one_order_is_not_asked_for_its_queues() -> None:
     """There may be a million of them."""
     broker = MemoryBroker()
     broker.faults = [OSError("listed")]
-    check_jobs(app_of("queue")[0], broker, lambda queue: True)
+    check_jobs(app_of("queue")[0], broker, lambda queue: True, policy)
     assert broker.faults
 
 
@@ -106,14 +122,14 @@ def test_a_broker_that_cannot_be_asked_stops_the_start(broker: MixedBroker) -> N
     """Whatever the order of the jobs: missing rights come up at once."""
     broker.faults = [OSError("no rights")]
     with pytest.raises(OSError, match="no rights"):
-        check_jobs(app_of("none")[0], broker, lambda queue: True)
+        check_jobs(app_of("none")[0], broker, lambda queue: True, policy)
 
 
 def test_a_job_must_not_take_longer_than_a_message_can_be_held(broker: MixedBroker) -> None:
     """Another worker would get its message while it runs."""
-    check_jobs(app_of("none", timeout_seconds=43_200)[0], broker, lambda queue: True)
+    check_jobs(app_of("none", timeout_seconds=43_200)[0], broker, lambda queue: True, policy)
     with pytest.raises(UsageError, match=r"timeout_seconds=43201 .* at most 43200"):
-        check_jobs(app_of("none", timeout_seconds=43_201)[0], broker, lambda queue: True)
+        check_jobs(app_of("none", timeout_seconds=43_201)[0], broker, lambda queue: True, policy)
 
 
 def test_a_queue_found_later_is_not_processed_and_named_once(
