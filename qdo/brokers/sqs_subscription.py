@@ -19,6 +19,7 @@ closed    the claim has ended; what an open poll brings is given back        -
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from qdo.brokers.sqs_deletes import TROUBLE, Deletes
 from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_requests import BATCH, Requests
 from qdo.errors import UnreachableError
+from qdo.message import time_of_position
 from qdo.policy import backoff
 
 FIRST_REST_SECONDS = 0.5
@@ -106,6 +108,13 @@ class SqsSubscription(Subscription):
 
     def at_tip(self) -> bool:
         return self._empty > 0 and not len(self._holding) and not self._failures
+
+    def behind_seconds(self) -> float | None:
+        """Return the age of the first message that was received and is not done."""
+        sent = self._holding.oldest_sent()
+        if sent is not None:
+            return max(0.0, time.time() - time_of_position(sent))
+        return 0.0 if self.at_tip() else None
 
     def done(self, position: int) -> None:
         held = self._holding.done(position)

@@ -17,6 +17,7 @@ from qdo.brokers.sqs_positions import sequence_of
 from qdo.brokers.sqs_requests import Answer
 from qdo.brokers.sqs_subscription import SqsSubscription
 from qdo.errors import UnreachableError
+from qdo.message import time_of_position
 
 VISIBILITY = 0.4
 WAIT_SECONDS = 10.0
@@ -331,3 +332,18 @@ def test_what_an_open_poll_brings_after_the_end_is_given_back(bench: Bench) -> N
     until(lambda: bench.closed)
     assert bench.requests.released == [1]
     assert bench.requests.polls == 1
+
+
+# --- how far behind ---------------------------------------------------------------------------
+
+
+def test_the_first_undone_message_says_how_far_behind_its_queue_is(bench: Bench) -> None:
+    """Its age while there is one, 0 at the tip, nothing before anything is known."""
+    assert bench.subscription.behind_seconds() is None
+    rows = bench.fetched(1, 2)
+    age = time.time() - time_of_position(1002)
+    assert bench.subscription.behind_seconds() == pytest.approx(age, abs=60)
+    bench.subscription.done_through(rows[-1].position)
+    bench.requests.answer([])
+    until(bench.subscription.at_tip)
+    assert bench.subscription.behind_seconds() == 0
