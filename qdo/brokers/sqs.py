@@ -33,6 +33,7 @@ from qdo.brokers.sqs_letters import SqsLetters
 from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.brokers.sqs_queues import SqsQueues
 from qdo.brokers.sqs_sending import MAX_S3_BODY, SqsSender
+from qdo.descriptors import room_for
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order
 from qdo.policy import Policy
@@ -175,13 +176,14 @@ class SqsBroker(Broker):
         from qdo.brokers.sqs_requests import METHODS, MOST_POLLS, TARGET, Requests
 
         address = self.address
+        polls = room_for(MOST_POLLS)
         requests = Requests(
             make_calls(address.place, TARGET, METHODS, connections=CONNECTIONS),
             make_calls(
                 address.place,
                 TARGET,
                 METHODS,
-                connections=MOST_POLLS,
+                connections=polls,
                 read_seconds=address.wait_seconds + POLL_SLACK_SECONDS,
             ),
             address.place,
@@ -189,6 +191,7 @@ class SqsBroker(Broker):
             wait_seconds=address.wait_seconds,
             visibility_seconds=address.visibility_seconds,
             objects=self.objects,
+            polls=polls,
         )
         return SqsReceiver(
             requests,

@@ -76,7 +76,8 @@ class SqsQueues:
         :raises SqsNameError: it cannot be the name of a queue of SQS.
         """
         name = self._address.prefix + queue
-        reason = sqs_name_fault(name)
+        # A queue that is called like the prefix alone has no name here.
+        reason = name_fault(queue) or sqs_name_fault(name)
         if name in self._address.letter_queues:
             reason = "dead letters are kept there"
         if reason is not None:
