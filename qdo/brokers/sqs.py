@@ -27,10 +27,11 @@ from qdo.brokers.base import (
 from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import AT_ONCE
 from qdo.brokers.sqs_advice import advice
+from qdo.brokers.sqs_facts import QueueFacts
 from qdo.brokers.sqs_holding import HOLD_SECONDS
 from qdo.brokers.sqs_letters import SqsLetters
 from qdo.brokers.sqs_positions import SQS_POSITIONS
-from qdo.brokers.sqs_queues import QueueFacts, SqsQueues
+from qdo.brokers.sqs_queues import SqsQueues
 from qdo.brokers.sqs_sending import MAX_S3_BODY, SqsSender
 from qdo.descriptors import room_for
 from qdo.errors import UnsupportedError

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ujson
-
-from qdo.brokers.aws_address import FIFO, MAX_SQS_NAME, SqsAddress
-from qdo.brokers.aws_errors import BOTO_ERRORS, is_not_found, translated, translation
+from qdo.brokers.aws_address import FIFO, SqsAddress
+from qdo.brokers.aws_errors import BOTO_ERRORS, code_of, is_not_found, translated, translation
 from qdo.brokers.side_by_side import side_by_side
+from qdo.brokers.sqs_facts import QueueFacts, facts_of, sqs_name_fault
 from qdo.errors import AccessDeniedError, AwsError, AwsNotFoundError, SqsNameError
 from qdo.names import name_fault
 
@@ -35,37 +34,8 @@ about that it would take more requests than this: 5 a second cost 5 dollars a mo
 RETENTION_SECONDS = 1_209_600
 """Of queues that are created: 14 days, the most SQS offers."""
 _PAGE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Redrive:
-    """What SQS itself does with messages that were received too often.
-
-    :ivar target: SQS name of the queue it moves them to.
-    :ivar max_receives: how often a message is received at most before.
-    """
-
-    target: str
-    max_receives: int
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFacts:
-    """What a queue of SQS is like, and how much is in it, as SQS itself says.
-
-    :ivar read_at: time on the monotonic clock at which it was asked for.
-    :ivar waiting: messages that can be received, about.
-    :ivar in_flight: received and not deleted, about.
-    :ivar delayed: not due yet, about.
-    """
-
-    read_at: float
-    retention_seconds: int = 345_600
-    visibility_seconds: int = 30
-    redrive: Redrive | None = None
-    waiting: int = 0
-    in_flight: int = 0
-    delayed: int = 0
+_EXISTS = ("QueueNameExists", "QueueAlreadyExists")
+"""Somebody created the queue meanwhile, with other attributes."""
 
 
 @dataclass(slots=True)
@@ -107,7 +77,7 @@ class SqsQueues:
         """
         name = self._address.prefix + queue
         # A queue that is called like the prefix alone has no name here.
-        reason = name_fault(queue) or _name_fault(name)
+        reason = name_fault(queue) or sqs_name_fault(name)
         if name in self._address.letter_queues:
             reason = "dead letters are kept there"
         if reason is not None:
@@ -172,9 +142,14 @@ class SqsQueues:
         tag = self._address.tag
         tags = {"tags": dict([tag])} if tag else {}
         with translated(self._address.place, "queue", name):
-            url = self._client.create_queue(QueueName=name, Attributes=attributes, **tags)
+            try:
+                made = self._client.create_queue(QueueName=name, Attributes=attributes, **tags)
+            except BOTO_ERRORS as error:
+                if code_of(error) not in _EXISTS:
+                    raise
+                made = self._client.get_queue_url(QueueName=name)  # somebody was faster
         log.info("queue %s was created in SQS", name)
-        return str(url["QueueUrl"])
+        return str(made["QueueUrl"])
 
     def _entry(self, name: str) -> _Known:
         with self._lock:
@@ -202,13 +177,18 @@ class SqsQueues:
         """Make one request, to see whether SQS can be reached with these credentials."""
         try:
             with translated(self._address.place, "prefix", self._address.prefix):
-                self._client.list_queues(QueueNamePrefix=self._address.prefix, MaxResults=1)
+                self._client.list_queues(**self._wanted(1))
         except AccessDeniedError:
             pass  # it answers, and who only sends needs no leave to list
 
+    def _wanted(self, count: int) -> dict[str, Any]:
+        """Return what to ask ListQueues for."""
+        prefix = self._address.prefix
+        return {"MaxResults": count} | ({"QueueNamePrefix": prefix} if prefix else {})
+
     def _listed(self) -> list[str]:
         found: list[str] = []
-        page: dict[str, Any] = {"QueueNamePrefix": self._address.prefix, "MaxResults": _PAGE}
+        page = self._wanted(_PAGE)
         with translated(self._address.place, "prefix", self._address.prefix):
             while True:
                 answer = self._client.list_queues(**page)
@@ -295,7 +275,7 @@ class SqsQueues:
 
     def _read(self, name: str) -> QueueFacts:
         answer = self._request("get_queue_attributes", name, AttributeNames=["All"])
-        facts = _facts_of(answer.get("Attributes", {}), self._clock())
+        facts = facts_of(answer.get("Attributes", {}), self._clock())
         known = self._entry(name)
         known.facts, known.settings_until = facts, self._until()
         return facts
@@ -312,38 +292,3 @@ class SqsQueues:
             if is_not_found(error):
                 self.forget(name)
             raise translation(error, self._address.place, "queue", name) from error
-
-
-def _name_fault(name: str) -> str | None:
-    """Return why SQS takes no queue of this full name, None when it does."""
-    if len(name) > MAX_SQS_NAME:
-        return f"{name!r} has {len(name)} characters"
-    bare = name.removesuffix(FIFO)
-    if not bare:
-        return "nothing is left of it"
-    refused = next((c for c in bare if not (c.isascii() and c.isalnum()) and c not in "-_"), None)
-    return None if refused is None else f"it holds {refused!r}"
-
-
-def _facts_of(attributes: Mapping[str, str], now: float) -> QueueFacts:
-    return QueueFacts(
-        read_at=now,
-        retention_seconds=int(attributes.get("MessageRetentionPeriod", 345_600)),
-        visibility_seconds=int(attributes.get("VisibilityTimeout", 30)),
-        redrive=_redrive_of(attributes.get("RedrivePolicy")),
-        waiting=int(attributes.get("ApproximateNumberOfMessages", 0)),
-        in_flight=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
-        delayed=int(attributes.get("ApproximateNumberOfMessagesDelayed", 0)),
-    )
-
-
-def _redrive_of(policy: str | None) -> Redrive | None:
-    if not policy:
-        return None
-    try:
-        found = ujson.loads(policy)
-        target = str(found["deadLetterTargetArn"]).rsplit(":", 1)[-1]
-        return Redrive(target, int(found.get("maxReceiveCount", 10)))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        log.warning("redrive policy %r cannot be read; it is taken for none", policy)
-        return None

@@ -136,7 +136,7 @@ class SqsSubscription(Subscription):
         self._stop_resting()
         # The next owner need not wait for what is not done, nor that for deletes that fail.
         self._begin(self._deletes.flush)
-        self._give_up(self._holding.undone())
+        self._give_back(self._holding.undone())
 
     def _give_back(self, held: Sequence[Held]) -> None:
         """Let SQS show messages again, to whoever asks; returns at once.
@@ -144,6 +144,8 @@ class SqsSubscription(Subscription):
         Of a message group none is given out while another one is hidden, so that the order in
         which they become visible is of no consequence.
         """
+        for each in held:
+            self._holding.given_back(each)
         for start in range(0, len(held), BATCH):
             batch = held[start : start + BATCH]
             self._begin(lambda batch=batch: self._release(batch))  # type: ignore[misc]
@@ -227,10 +229,10 @@ class SqsSubscription(Subscription):
             self._deletes.add(taken.again, self._closed)
         if self._closed:
             # What an open poll brings after the end of the claim goes back at once.
-            self._give_up(self._holding.undone())
+            self._give_back(self._holding.undone())
             return
         if not self.may_start():
-            self._kept(self._holding.undone())
+            self._keep_what_runs(self._holding.undone())
             self._rest_for(UNWANTED_SECONDS)
             return
         if len(messages):
@@ -287,7 +289,7 @@ class SqsSubscription(Subscription):
             for held in over:
                 self._lose(held)
             if not self.may_start():
-                due = self._kept(due)
+                due = self._keep_what_runs(due)
             for start in range(0, len(due), BATCH):
                 asked_at = self._clock()
                 answer = self._requests.extend(self.queue, due[start : start + BATCH])
@@ -301,21 +303,15 @@ class SqsSubscription(Subscription):
             self._extending = False
             self._schedule_extension()
 
-    def _kept(self, due: Sequence[Held]) -> list[Held]:
+    def _keep_what_runs(self, due: Sequence[Held]) -> list[Held]:
         """Return what is to be held on although nothing may be started; give back the rest.
 
         The queue is blocked, or may be another worker's by now: it must be able to have them.
         """
         in_hand = self.in_hand()
         kept = [held for held in due if held.done or held.position in in_hand]
-        back = [held for held in due if held not in kept]
-        self._give_up(back)
+        self._give_back([held for held in due if held not in kept])
         return kept
-
-    def _give_up(self, held: Sequence[Held]) -> None:
-        for each in held:
-            self._holding.given_back(each)
-        self._give_back(held)
 
     def _lose(self, held: Held) -> None:
         """Take note that a message may be somebody else's by now: its job must not go on."""

@@ -13,7 +13,7 @@ from qdo.brokers import open_broker, sqs_letter_hands, sqs_sending
 from qdo.brokers.base import DeadLetterRecord, Outgoing, Terms
 from qdo.brokers.sqs import SqsBroker
 from qdo.brokers.sqs_positions import make_position
-from qdo.errors import AwsUnreachableError, PartlySentError, QdoError
+from qdo.errors import AccessDeniedError, AwsUnreachableError, PartlySentError, QdoError
 from tests.support.aws.clients import client
 from tests.support.aws.messages import raw_messages
 from tests.support.aws.proxy import Proxy, proxying
@@ -167,3 +167,16 @@ def test_a_letter_is_never_lost_while_it_is_sent_again(
     wait_until(lambda: unsaid or broker.retry_dead_letters(place) != [None], "seen again")
     assert broker.dead_letters() == []
     assert stored("a.fifo") == [1]
+
+
+def test_letters_are_given_back_where_not_all_could_be_received(
+    broker: SqsBroker, proxy: Proxy
+) -> None:
+    """Nobody has to wait because somebody else could not see everything."""
+    for number in range(12):
+        broker.bury(replace(LETTER, position=make_position(10**17, 5, number)))
+    proxy.spoil("denied", "ReceiveMessage", skip=1, count=0)
+    with pytest.raises(AccessDeniedError, match="sqs:ReceiveMessage on queue"):
+        broker.dead_letters()
+    proxy.clear()
+    assert len(broker.dead_letters()) == 12

@@ -10,11 +10,11 @@ import pytest
 from botocore import exceptions as boto
 
 from qdo.brokers.aws_address import sqs_address
+from qdo.brokers.sqs_facts import Redrive
 from qdo.brokers.sqs_queues import (
     COUNTS_PER_SECOND,
     COUNTS_SECONDS,
     SETTINGS_SECONDS,
-    Redrive,
     SqsQueues,
 )
 from qdo.errors import AccessDeniedError, ThrottledError
