@@ -68,6 +68,8 @@ def new_id() -> str:
 class Meaning(Protocol):
     """What is asked about positions that are no times; see `qdo.positions.Positions`."""
 
+    @property
+    def lasting(self) -> bool: ...
     def last(self, position: int) -> int: ...
     def message_id(self, position: int, node: int) -> str: ...
 
@@ -141,6 +143,15 @@ class Message:
             return message_id(self.position, known)
         return known.message_id(self.position, 0)
 
+    @property
+    def lasting(self) -> bool:
+        """Whether the message has the same `position` when it is delivered again.
+
+        Not with SQS, where a position says when it was received.
+        """
+        known = self._id
+        return isinstance(known, (str, int)) or known.lasting
+
     def limit(self, seconds: float) -> None:
         """Set the deadline to so many seconds from now; executors do, before the job runs."""
         now = _clock()
@@ -211,6 +222,11 @@ class Batch(list[Message]):
     def stopping(self) -> bool:
         """Whether the job should come to an end now, if it can."""
         return self[0].stopping
+
+    @property
+    def lasting(self) -> bool:
+        """Whether they have the same positions when they are delivered again."""
+        return self[0].lasting
 
     def limit(self, seconds: float) -> None:
         """Set the deadline of all to so many seconds from now."""

@@ -19,6 +19,8 @@ class Positions:
     """
 
     lasting = True
+    earliest = 0
+    """``last`` before the oldest message there is, where an operator goes back to that."""
 
     def begin(self, last: int, position: str | None) -> int:
         """Return the position after which an owner goes on.

@@ -66,6 +66,7 @@ class KinesisBroker(Broker):
     positions = POSITIONS
     finished_text = FINISHED
     list_seconds = 10.0
+    backlog_budget = 100
 
     def __init__(self, address: KinesisAddress, app: str) -> None:
         self.address = address

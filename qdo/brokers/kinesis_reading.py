@@ -211,7 +211,9 @@ class ShardReading:
             self._gone(now)
         elif is_throttling(error):
             pause = self.poll.refused(now)
-            log.warning("queue %s: Kinesis throttles, read again in %.1f s", self._shard, pause)
+            # Now and then it is nothing: somebody else had a look at the shard.
+            level = logging.WARNING if self.poll.failures >= PATIENCE else logging.INFO
+            log.log(level, "queue %s: Kinesis throttles, read again in %.1f s", self._shard, pause)
         else:
             pause = self.poll.doubted(now)
             address = self._source.address

@@ -76,7 +76,8 @@ class KinesisSubscription(Subscription):
 
     def reader(self, after: int) -> KinesisReader:
         with self._lock:
-            self.end = self.reached = None
+            # `reached` stays: it counts once everything in hand was fetched again.
+            self.end = None
             if not self._hand.rewind(after):
                 self._restart(after)
         return KinesisReader(self)

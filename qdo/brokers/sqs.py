@@ -27,11 +27,13 @@ from qdo.brokers.base import (
 from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import AT_ONCE
 from qdo.brokers.sqs_advice import advice
+from qdo.brokers.sqs_facts import QueueFacts
 from qdo.brokers.sqs_holding import HOLD_SECONDS
 from qdo.brokers.sqs_letters import SqsLetters
 from qdo.brokers.sqs_positions import SQS_POSITIONS
-from qdo.brokers.sqs_queues import QueueFacts, SqsQueues
+from qdo.brokers.sqs_queues import SqsQueues
 from qdo.brokers.sqs_sending import MAX_S3_BODY, SqsSender
+from qdo.descriptors import room_for
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order
 from qdo.policy import Policy
@@ -174,13 +176,14 @@ class SqsBroker(Broker):
         from qdo.brokers.sqs_requests import METHODS, MOST_POLLS, TARGET, Requests
 
         address = self.address
+        polls = room_for(MOST_POLLS)
         requests = Requests(
             make_calls(address.place, TARGET, METHODS, connections=CONNECTIONS),
             make_calls(
                 address.place,
                 TARGET,
                 METHODS,
-                connections=MOST_POLLS,
+                connections=polls,
                 read_seconds=address.wait_seconds + POLL_SLACK_SECONDS,
             ),
             address.place,
@@ -188,6 +191,7 @@ class SqsBroker(Broker):
             wait_seconds=address.wait_seconds,
             visibility_seconds=address.visibility_seconds,
             objects=self.objects,
+            polls=polls,
         )
         return SqsReceiver(
             requests,

@@ -52,6 +52,7 @@ class Requests:
     :param polling: makes long polls.
     :param url_of: gives the URL of a queue; may ask SQS.
     :param objects: bodies that are too large for SQS; None where there is no place for them.
+    :param polls: that are open at once at most; see `qdo.descriptors`.
     :ivar counts: requests made, by action.
     """
 
@@ -65,6 +66,7 @@ class Requests:
         wait_seconds: int,
         visibility_seconds: int,
         objects: Objects | None = None,
+        polls: int = MOST_POLLS,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._calls = calls
@@ -74,7 +76,7 @@ class Requests:
         self._wait_seconds = wait_seconds
         self._visibility_seconds = visibility_seconds
         self._objects = objects
-        self._polls = BoundedSemaphore(MOST_POLLS)
+        self._polls = BoundedSemaphore(polls)
 
     def close(self) -> None:
         """Let go of connections."""

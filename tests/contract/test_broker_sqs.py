@@ -178,7 +178,7 @@ def test_what_is_known_of_queues_is_not_asked_for_with_every_list(
     assert asked == ["ListQueues"]
 
 
-def test_a_queue_that_was_deleted_meanwhile(
+def test_trap_17_a_queue_that_was_deleted_meanwhile(
     connect: Callable[..., SqsBroker], make: Callable[..., str]
 ) -> None:
     """Lists of SQS show it for a while: it is no error there, but is where it is meant."""
@@ -273,7 +273,7 @@ def test_many_threads_send_at_once(broker: SqsBroker) -> None:
     assert sorted(bodies) == sorted(b"%d" % number for number in range(20) for _ in range(5))
 
 
-def test_the_owner_alone_sees_messages(broker: SqsBroker) -> None:
+def test_trap_19_the_owner_alone_sees_messages(broker: SqsBroker) -> None:
     """Looking would hide them from it."""
     with pytest.raises(UnsupportedError) as caught:
         broker.reader("a", 0)

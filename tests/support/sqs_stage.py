@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +162,10 @@ class Stage:
         wait_until(lambda: len(children(worker.pid)) == 1, "the worker has a child")
         return children(worker.pid)[0]
 
-    def qdo(self, *words: str) -> Ended:
-        """Run the command line of an operator."""
-        env = {"QDO_APP": APP, "QDO_BROKER": self.url(), "QDO_COORDINATOR": self.coordinator}
-        return command(*QDO, *words, cwd=self.folder, env=env)
+    def qdo(self, *words: str, env: Mapping[str, str] | None = None) -> Ended:
+        """Run the command line of an operator, or of a sender."""
+        known = {"QDO_APP": APP, "QDO_BROKER": self.url(), "QDO_COORDINATOR": self.coordinator}
+        return command(*QDO, *words, cwd=self.folder, env={**known, **(env or {})})
 
     def open(self, gate: str) -> None:
         """Let jobs pass a gate."""

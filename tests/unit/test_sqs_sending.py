@@ -236,6 +236,20 @@ def test_a_missing_queue_is_created_if_the_address_says_so(known: bool) -> None:
     }
 
 
+def test_somebody_else_may_create_the_queue_first() -> None:
+    """With other attributes even: it is there, and that is what was wanted."""
+    service = Service()
+    service.missing = {"p-a"}
+
+    def create(**parameters: Any) -> Any:
+        service.missing.clear()
+        raise failing("QueueAlreadyExists")
+
+    service.create_queue = create  # type: ignore[method-assign]
+    sender(service, replace(ADDRESS, create="standard")).send(messages(1, "a"))
+    assert service.stored == ["0"]
+
+
 def test_a_missing_queue_is_not_created_as_what_its_name_is_not() -> None:
     """A FIFO queue is one by its name."""
     service = Service()
