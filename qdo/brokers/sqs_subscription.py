@@ -3,15 +3,15 @@
 ========  =================================================================  =================
 polling   meaning                                                            next
 ========  =================================================================  =================
-off       nobody fetches: the queue is blocked, or what came is not started  asking (a fetch
+off       nobody fetches: what came is not started                           asking (a fetch
                                                                              that leaves
                                                                              nothing at hand)
 asking    a long poll is open                                                off (it brought
                                                                              messages), resting
                                                                              (nothing, or an
                                                                              error)
-resting   the queue is empty: a pause that grows up to `idle_seconds`        asking (the pause
-                                                                             is over, a ring)
+resting   the queue is empty: a pause that grows up to `idle_seconds`; or    asking (the pause
+          nothing may be started: it is blocked, or the lease is over        is over, a ring)
 closed    the claim has ended; what an open poll brings is given back        -
 ========  =================================================================  =================
 """
@@ -29,6 +29,7 @@ from qdo.brokers.base import Row, Subscription
 from qdo.brokers.sqs_attempts import Attempts
 from qdo.brokers.sqs_deletes import TROUBLE, Deletes
 from qdo.brokers.sqs_holding import Held, Holding
+from qdo.brokers.sqs_messages import Received
 from qdo.brokers.sqs_requests import BATCH, Requests
 from qdo.errors import UnreachableError
 from qdo.message import time_of_position
@@ -182,13 +183,10 @@ class SqsSubscription(Subscription):
 
     def _look_closed(self) -> None:
         if self._closed and not self._under_way and not self._asking:
-            self._stop_timer()
+            timer, self._extend_timer = self._extend_timer, None
+            if timer is not None:
+                timer.kill(block=False)
             self._on_closed(self)
-
-    def _stop_timer(self) -> None:
-        timer, self._extend_timer = self._extend_timer, None
-        if timer is not None:
-            timer.kill(block=False)
 
     # --- asking -------------------------------------------------------------------------
 
@@ -205,7 +203,7 @@ class SqsSubscription(Subscription):
     def _poll(self) -> None:
         asked_at = self._clock()
         try:
-            messages = self._requests.receive(self.queue, self._attempts.next(asked_at))
+            messages = self._received(asked_at)
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
             self._asking = False
             if not isinstance(error, UnreachableError):
@@ -217,6 +215,13 @@ class SqsSubscription(Subscription):
             self._answered(messages, asked_at)
         self._look_closed()
 
+    def _received(self, asked_at: float) -> list[Received]:
+        self._holding.polling(True)
+        try:
+            return self._requests.receive(self.queue, self._attempts.next(asked_at))
+        finally:
+            self._holding.polling(False)
+
     def _failed(self, error: Exception) -> None:
         if self._closed:
             _log.debug("queue %s: a poll of a closed claim failed: %s", self.queue, error)
@@ -226,7 +231,7 @@ class SqsSubscription(Subscription):
         self._rest_for(backoff(self._failures, TROUBLE, self._chance()))
         self._on_news()
 
-    def _answered(self, messages: Sequence[Any], asked_at: float) -> None:
+    def _answered(self, messages: Sequence[Received], asked_at: float) -> None:
         self._failures = 0
         taken = self._holding.take(messages, asked_at)
         if taken.again:
