@@ -79,6 +79,7 @@ class SqsSubscription(Subscription):
         self._asking = False
         self._wanted = False
         self._empty = 0
+        self._given = 0
         self._failures = 0
         self._rest: Any = None
         self._attempts = Attempts()
@@ -102,13 +103,15 @@ class SqsSubscription(Subscription):
         if error is not None:
             raise error
         rows = self._holding.rows(after, limit)
-        if not self._holding.has_rows(rows[-1].position if rows else after):
+        self._given = rows[-1].position if rows else after
+        if not self._holding.has_rows(self._given):
             self._wanted = True
             self._ask()
         return rows
 
     def at_tip(self) -> bool:
-        return self._empty > 0 and not len(self._holding) and not self._failures
+        # What was fetched may stay held: the messages of a key that waits for an operator.
+        return self._empty > 0 and not self._holding.has_rows(self._given) and not self._failures
 
     def behind_seconds(self) -> float | None:
         """Return the age of the first message that was received and is not done."""

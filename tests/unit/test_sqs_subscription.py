@@ -62,6 +62,17 @@ def test_an_empty_queue_is_polled_again(bench: Bench) -> None:
     assert bench.subscription.at_tip()
 
 
+def test_messages_that_were_fetched_and_wait_leave_the_queue_at_its_tip(bench: Bench) -> None:
+    """A key that is blocked keeps its messages; nothing more of the queue is to be had."""
+    bench.fetched(1)
+    bench.requests.answer([])
+    until(lambda: bench.requests.polls >= 3)
+    assert bench.subscription.at_tip()
+    bench.requests.answer([message(2)])
+    until(lambda: len(bench.holding) == 2)
+    assert not bench.subscription.at_tip()
+
+
 def test_an_idle_queue_rests_longer_and_longer() -> None:
     """Twice as long from poll to poll, up to idle_seconds; the first message ends that."""
     bench = Bench(idle_seconds=0.02)
