@@ -303,7 +303,8 @@ class Broker(abc.ABC):
     def give_back(self, held: Sequence[tuple[str, str]]) -> None:  # noqa: B027 - as above
         """Let messages be received again that a dead process held.
 
-        :param held: queue and receipt of each. One that is not held any more is passed over.
+        :param held: queue and receipt of each. One that is not held any more is passed over; an
+            empty one says that the process was asking for messages of the queue.
         :raises: as `queues`.
         """
 

@@ -89,6 +89,7 @@ class Holding:
     ) -> None:
         self._queue = queue
         self._receipts = receipts
+        self._poll = 0
         self._moment = SQS_POSITIONS.last(after)
         self._visibility = visibility_seconds
         self._clock = clock
@@ -155,6 +156,13 @@ class Holding:
         if self._receipts is not None:
             self._receipts.drop(held.kept)
             held.kept = self._receipts.keep(self._queue, held.receipt)
+
+    def polling(self, begins: bool) -> None:
+        """Take note that a poll begins, or is answered: what is given back while it is open goes
+        to it, be the process that made it alive or dead."""
+        if self._receipts is not None:
+            self._receipts.drop(self._poll)
+            self._poll = self._receipts.keep(self._queue, "") if begins else 0
 
     def _hide(self, held: Held, until: float) -> None:
         held.until = until

@@ -95,7 +95,8 @@ class Worker:
         made around the job that the settings name.
     :param hands: where to keep word of the messages in hand for whoever survives this process.
     :param receipts: the same for what the broker lets it hold.
-    :param left: queue and receipt of what dead processes held, to be given back.
+    :param left: queue and receipt of what dead processes held, to be given back; an empty receipt
+        where one was asking for messages.
     """
 
     def __init__(
@@ -280,17 +281,18 @@ class Worker:
 
     def _give_back(self) -> None:
         """Have messages received again that a dead process held, without waiting for them."""
+        count = sum(1 for _, receipt in self._left if receipt)
         try:
             self._broker.give_back(self._left)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.warning(
                 "%d messages that a dead worker held are seen only after their visibility"
                 " time-out: %s",
-                len(self._left),
+                count,
                 describe(error),
             )
         else:
-            _log.info("%d messages that a dead worker held are given back", len(self._left))
+            _log.info("%d messages that a dead worker held are given back", count)
 
     def _should_stop(self) -> bool:
         return bool(
