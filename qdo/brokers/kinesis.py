@@ -27,7 +27,14 @@ from qdo.brokers.kinesis_letters import KinesisLetters
 from qdo.brokers.kinesis_poller import ShardPoll, Start
 from qdo.brokers.kinesis_positions import FINISHED, POSITIONS, is_end, pack
 from qdo.brokers.kinesis_reader import PassingReader
-from qdo.brokers.kinesis_reading import METHODS, TARGET, Paces, ShardReading, Source
+from qdo.brokers.kinesis_reading import (
+    METHODS,
+    SEEKERS,
+    TARGET,
+    Paces,
+    ShardReading,
+    Source,
+)
 from qdo.brokers.kinesis_records import MAX_BODY_BYTES
 from qdo.brokers.kinesis_sending import KinesisSender
 from qdo.brokers.kinesis_shards import Shards
@@ -38,8 +45,8 @@ from qdo.policy import Policy
 
 READERS = 256
 """Connections that are kept for reads."""
-SEEKERS = 16
 SENDERS = 16
+"""Requests with messages that are open at once."""
 CLOSE_SECONDS = 25.0
 """How long closing waits for requests that are under way: longer than their time-out."""
 _REMEDY = (

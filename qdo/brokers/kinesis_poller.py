@@ -131,6 +131,7 @@ class ShardPoll:
     :ivar at_tip: the last answer had all there was.
     :ivar tip_at: Unix time of the newest answer that had all there was.
     :ivar throttled: how often a request was refused for being one too many.
+    :ivar doubts: how many requests failed since the last answer, without those.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class ShardPoll:
         self._given_up = 0
         self._limit = FIRST_RECORDS
         self._refusals = 0
+        self.doubts = 0
         self._ended = is_end(after)
         self.not_before = 0.0
         self.at_tip = False
@@ -190,7 +192,6 @@ class ShardPoll:
     def found(self, iterator: str) -> None:
         """Take the answer to `Seek`."""
         self._iterator = iterator
-        self._refusals = 0
 
     def answered(self, answer: Answer, now: float) -> list[Taken]:
         """Take the answer to `Read`; return the messages that were not taken before.
@@ -200,7 +201,7 @@ class ShardPoll:
         """
         self._check(answer)
         self._iterator = answer.next_iterator
-        self._refusals = 0
+        self._refusals = self.doubts = 0
         self._behind = answer.behind_seconds, now
         self._ended = answer.next_iterator is None
         self.not_before = now + max(self._pause_seconds, answer.size / READ_BYTES_PER_SECOND)
@@ -254,6 +255,7 @@ class ShardPoll:
     def doubted(self, now: float) -> float:
         """Take note of a failure after which nothing is sure; return the pause in seconds."""
         self._iterator = None
+        self.doubts += 1
         return self._back_off(now)
 
     def _back_off(self, now: float) -> float:
@@ -266,8 +268,8 @@ class ShardPoll:
         return pause
 
     @property
-    def failures(self) -> int:
-        """How many requests in a row were throttled or failed."""
+    def refusals(self) -> int:
+        """How many requests were throttled or failed since the last answer."""
         return self._refusals
 
     def proves_complete(self, now: float, keeping: Keeping) -> bool:

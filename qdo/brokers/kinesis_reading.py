@@ -35,6 +35,8 @@ PATIENCE = 3
 SUMMARY_SECONDS = 60.0
 """How long what the stream says of itself is believed."""
 
+SEEKERS = 16
+"""Iterators that are asked for at once: a worker may begin with a thousand shards."""
 TARGET = "Kinesis_20131202"
 METHODS = {"GetRecords": "get_records"}
 """Of a boto3 client, by action."""
@@ -77,6 +79,7 @@ class Source:
         self._client = client
         self._calls = calls
         self.address = address
+        self._seeks = threading.BoundedSemaphore(SEEKERS)
         self._said: tuple[Mapping[str, Any], float] | None = None
 
     def seek(self, shard: str, seek: Seek) -> str:
@@ -90,7 +93,8 @@ class Source:
             request["StartingSequenceNumber"] = str(seek.sequence)
         if seek.time is not None:
             request["Timestamp"] = datetime.datetime.fromtimestamp(seek.time, datetime.timezone.utc)
-        return str(self._client.get_shard_iterator(**request)["ShardIterator"])
+        with self._seeks:
+            return str(self._client.get_shard_iterator(**request)["ShardIterator"])
 
     def read(self, read: Read, hash_keys: tuple[int, int] | None) -> Answer:
         """Return records; raises what boto3 raises.
@@ -229,13 +233,13 @@ class ShardReading:
         elif is_throttling(error):
             pause = self.poll.refused(now)
             # Now and then it is nothing: somebody else had a look at the shard.
-            level = logging.WARNING if self.poll.failures >= PATIENCE else logging.INFO
+            level = logging.WARNING if self.poll.refusals >= PATIENCE else logging.INFO
             log.log(level, "queue %s: Kinesis throttles, read again in %.1f s", self._shard, pause)
         else:
             pause = self.poll.doubted(now)
             address = self._source.address
             found = translation(error, address.place, "shard", f"{address.stream}/{self._shard}")
-            if not is_passing(error) or self.poll.failures > PATIENCE:
+            if not is_passing(error) or self.poll.doubts > PATIENCE:
                 raise found from error
             log.warning("queue %s: %s; read again in %.1f s", self._shard, found, pause)
 

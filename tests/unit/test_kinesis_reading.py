@@ -139,7 +139,7 @@ def test_an_expired_iterator_is_replaced_at_once(client: Client) -> None:
     assert isinstance(step(made), Read)
     client.errors = [refusal("ExpiredIteratorException")]
     assert isinstance(step(made), Seek)
-    assert made.poll.failures == 0
+    assert made.poll.refusals == 0
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,21 @@ def test_what_may_pass_is_told_when_it_does_not(client: Client, error: Exception
         assert isinstance(step(made), Seek)
     with pytest.raises(AwsUnreachableError, match="Kinesis in region eu-west-1 is out of reach"):
         step(made)
+
+
+def test_reads_that_always_fail_are_told_though_iterators_are_given(client: Client) -> None:
+    """An iterator is no answer."""
+    made = reading(client)
+
+    def fail() -> None:
+        assert isinstance(step(made), Read)
+        client.errors = [refusal("InternalFailure", 500)]
+        step(made)
+
+    for _ in range(PATIENCE):
+        fail()
+    with pytest.raises(AwsUnreachableError):
+        fail()
 
 
 @pytest.mark.parametrize(
