@@ -21,7 +21,6 @@ from qdo.describe import describe
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
 BATCH = 10
-TARGET = "AmazonSQS"
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",
