@@ -89,6 +89,7 @@ class Holding:
     ) -> None:
         self._queue = queue
         self._receipts = receipts
+        self._poll = 0
         self._moment = SQS_POSITIONS.last(after)
         self._visibility = visibility_seconds
         self._clock = clock
@@ -156,6 +157,13 @@ class Holding:
             self._receipts.drop(held.kept)
             held.kept = self._receipts.keep(self._queue, held.receipt)
 
+    def polling(self, begins: bool) -> None:
+        """Take note that a poll begins, or is answered: what is given back while it is open goes
+        to it, be the process that made it alive or dead."""
+        if self._receipts is not None:
+            self._receipts.drop(self._poll)
+            self._poll = self._receipts.keep(self._queue, "") if begins else 0
+
     def _hide(self, held: Held, until: float) -> None:
         held.until = until
         held.extend_at = until - (1 - _EXTEND_SHARE) * self._visibility
@@ -218,6 +226,10 @@ class Holding:
     def has_rows(self, after: int) -> bool:
         """Return whether there are rows behind a position."""
         return bool(self._order) and self._order[-1] > after
+
+    def oldest_sent(self) -> int | None:
+        """Return when the first message was sent that is not done (UUIDv1), None: all are done."""
+        return SQS_POSITIONS.last(self._order[0]) if self._order else None
 
     def is_held(self, position: int) -> bool:
         """Return whether a message is still ours, or done."""

@@ -3,15 +3,15 @@
 ========  =================================================================  =================
 polling   meaning                                                            next
 ========  =================================================================  =================
-off       nobody fetches: the queue is blocked, or what came is not started  asking (a fetch
+off       nobody fetches: what came is not started                           asking (a fetch
                                                                              that leaves
                                                                              nothing at hand)
 asking    a long poll is open                                                off (it brought
                                                                              messages), resting
                                                                              (nothing, or an
                                                                              error)
-resting   the queue is empty: a pause that grows up to `idle_seconds`        asking (the pause
-                                                                             is over, a ring)
+resting   the queue is empty: a pause that grows up to `idle_seconds`; or    asking (the pause
+          nothing may be started: it is blocked, or the lease is over        is over, a ring)
 closed    the claim has ended; what an open poll brings is given back        -
 ========  =================================================================  =================
 """
@@ -19,6 +19,7 @@ closed    the claim has ended; what an open poll brings is given back        -
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,8 +29,10 @@ from qdo.brokers.base import Row, Subscription
 from qdo.brokers.sqs_attempts import Attempts
 from qdo.brokers.sqs_deletes import TROUBLE, Deletes
 from qdo.brokers.sqs_holding import Held, Holding
+from qdo.brokers.sqs_messages import Received
 from qdo.brokers.sqs_requests import BATCH, Requests
 from qdo.errors import UnreachableError
+from qdo.message import time_of_position
 from qdo.policy import backoff
 
 FIRST_REST_SECONDS = 0.5
@@ -76,6 +79,7 @@ class SqsSubscription(Subscription):
         self._asking = False
         self._wanted = False
         self._empty = 0
+        self._given = 0
         self._failures = 0
         self._rest: Any = None
         self._attempts = Attempts()
@@ -99,13 +103,22 @@ class SqsSubscription(Subscription):
         if error is not None:
             raise error
         rows = self._holding.rows(after, limit)
-        if not self._holding.has_rows(rows[-1].position if rows else after):
+        self._given = rows[-1].position if rows else after
+        if not self._holding.has_rows(self._given):
             self._wanted = True
             self._ask()
         return rows
 
     def at_tip(self) -> bool:
-        return self._empty > 0 and not len(self._holding) and not self._failures
+        # What was fetched may stay held: the messages of a key that waits for an operator.
+        return self._empty > 0 and not self._holding.has_rows(self._given) and not self._failures
+
+    def behind_seconds(self) -> float | None:
+        """Return the age of the first message that was received and is not done."""
+        sent = self._holding.oldest_sent()
+        if sent is not None:
+            return max(0.0, time.time() - time_of_position(sent))
+        return 0.0 if self.at_tip() else None
 
     def done(self, position: int) -> None:
         held = self._holding.done(position)
@@ -173,13 +186,10 @@ class SqsSubscription(Subscription):
 
     def _look_closed(self) -> None:
         if self._closed and not self._under_way and not self._asking:
-            self._stop_timer()
+            timer, self._extend_timer = self._extend_timer, None
+            if timer is not None:
+                timer.kill(block=False)
             self._on_closed(self)
-
-    def _stop_timer(self) -> None:
-        timer, self._extend_timer = self._extend_timer, None
-        if timer is not None:
-            timer.kill(block=False)
 
     # --- asking -------------------------------------------------------------------------
 
@@ -196,7 +206,7 @@ class SqsSubscription(Subscription):
     def _poll(self) -> None:
         asked_at = self._clock()
         try:
-            messages = self._requests.receive(self.queue, self._attempts.next(asked_at))
+            messages = self._received(asked_at)
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
             self._asking = False
             if not isinstance(error, UnreachableError):
@@ -208,6 +218,13 @@ class SqsSubscription(Subscription):
             self._answered(messages, asked_at)
         self._look_closed()
 
+    def _received(self, asked_at: float) -> list[Received]:
+        self._holding.polling(True)
+        try:
+            return self._requests.receive(self.queue, self._attempts.next(asked_at))
+        finally:
+            self._holding.polling(False)
+
     def _failed(self, error: Exception) -> None:
         if self._closed:
             _log.debug("queue %s: a poll of a closed claim failed: %s", self.queue, error)
@@ -217,7 +234,7 @@ class SqsSubscription(Subscription):
         self._rest_for(backoff(self._failures, TROUBLE, self._chance()))
         self._on_news()
 
-    def _answered(self, messages: Sequence[Any], asked_at: float) -> None:
+    def _answered(self, messages: Sequence[Received], asked_at: float) -> None:
         self._failures = 0
         taken = self._holding.take(messages, asked_at)
         if taken.again:

@@ -14,6 +14,7 @@ from qdo.brokers.sqs import SqsBroker
 from qdo.coordination.client import Client, connect
 from qdo.coordination.layout import Layout, QueueNode
 from tests.support.aws.clients import client
+from tests.support.aws.proxy import Entry, Proxy
 from tests.support.aws.server import ServerProcess
 from tests.support.cli import QDO, Ended, command
 from tests.support.procs import ROOT, Proc, children, wait_until, whole_lines
@@ -65,16 +66,14 @@ waited for; ``seconds`` to sleep; so many attempts that ``kills`` their process,
 class Stage:
     """An app whose job does as messages say, and its queues.
 
-    :param endpoint: what workers take for SQS; the server itself, or a proxy before it.
+    :ivar proxy: what workers take for SQS; None: the server itself.
     """
 
-    def __init__(
-        self, folder: Path, server: ServerProcess, prefix: str, endpoint: str | None = None
-    ) -> None:
+    def __init__(self, folder: Path, server: ServerProcess, prefix: str) -> None:
         self.folder = folder
         self.server = server
         self.prefix = prefix
-        self.endpoint = endpoint or server.url
+        self.proxy: Proxy | None = None
         self.coordinator = f"sqlite:{folder / 'coordination.db'}"
         self.sqs = client("sqs", server.url, region=REGION)
         self.urls: dict[str, str] = {}
@@ -109,10 +108,24 @@ class Stage:
             answer = self.sqs.send_message_batch(QueueUrl=self.urls[queue], Entries=entries)
             assert not answer.get("Failed"), answer
 
-    def url(self, endpoint: str | None = None, **options: Any) -> str:
+    def take_proxy(self, proxy: Proxy) -> None:
+        """Have workers ask a proxy from now on."""
+        self.proxy = proxy
+
+    def spoil(self, fault: str, action: str, queue: str = "", **terms: Any) -> None:
+        """Have the proxy spoil requests; see `Rule`."""
+        if self.proxy is not None:
+            self.proxy.spoil(fault, action, name=self.prefix + queue, **terms)
+
+    def asked(self, action: str, queue: str) -> list[Entry]:
+        """Return what the proxy was asked of a queue."""
+        name = self.prefix + queue
+        return [each for each in self.proxy.log(action) if each.name == name] if self.proxy else []
+
+    def url(self, **options: Any) -> str:
         """Return the address of the broker."""
         given = {
-            "endpoint": endpoint or self.endpoint,
+            "endpoint": self.server.url if self.proxy is None else self.proxy.url,
             "visibility_seconds": 2,
             "wait_seconds": 1,
             "idle_seconds": 0.2,
@@ -246,7 +259,7 @@ class Stage:
 
     def broker(self) -> SqsBroker:
         """Return a broker as operators have it, straight at the server; to be closed."""
-        broker = open_broker(self.url(self.server.url), APP)
+        broker = open_broker(self.url(endpoint=self.server.url), APP)
         assert isinstance(broker, SqsBroker)
         return broker
 
