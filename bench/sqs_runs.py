@@ -131,11 +131,16 @@ def _entry(number: int, fifo: bool) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One run of a consumer on full queues."""
+    """One run of a consumer on full queues.
+
+    :ivar cpu_seconds: of the worker process, from the first job to the last.
+    :ivar server_cpu_seconds: of the server, from the worker's start to the last delete.
+    """
 
     jobs: int
     seconds: float
     cpu_seconds: float
+    server_cpu_seconds: float
     requests: PerMessage
     peak_connections: int
 
@@ -162,14 +167,21 @@ def load(consumer: Consumer, total: int) -> Load:
                 feed.wait(PATIENCE_SECONDS)
         else:
             fill(stub.url, urls, total, consumer.fifo)
-        before = traffic(stub)
+        before, spent = traffic(stub), cpu_seconds(stub.pid)
         command = consumer.command(stub.url, prefix, urls, folder)
         with Program(command, environment=environment) as program:
             found = pipe.read(PATIENCE_SECONDS, program)
             after = _settled(stub, before, total, program)
+            served = cpu_seconds(stub.pid) - spent
             peak = stub.ask("/_log")["connections"]["peak"]
-    cpu = float(found["cpu_seconds"])
-    return Load(int(found["jobs"]), found["seconds"], cpu, PerMessage.of(after), peak)
+    return Load(
+        jobs=int(found["jobs"]),
+        seconds=found["seconds"],
+        cpu_seconds=float(found["cpu_seconds"]),
+        server_cpu_seconds=served,
+        requests=PerMessage.of(after),
+        peak_connections=peak,
+    )
 
 
 def _meaning() -> dict[str, str]:

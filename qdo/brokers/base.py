@@ -188,6 +188,10 @@ class Subscription(abc.ABC):
     def at_tip(self) -> bool:
         """Return whether the broker had nothing more when it was last asked."""
 
+    def behind_seconds(self) -> float | None:
+        """Return how old the first message is that is not done, 0 at the tip; None: not known."""
+        return None
+
     def done(self, position: int) -> None:  # noqa: B027 - logs have nothing to acknowledge
         """Take note that a message is done: acknowledge it."""
 

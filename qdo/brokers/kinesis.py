@@ -34,12 +34,17 @@ from qdo.brokers.kinesis_shards import Shards
 from qdo.brokers.kinesis_subscription import KinesisSubscription
 from qdo.errors import UnsupportedError, UsageError
 from qdo.message import position_now
+from qdo.policy import Policy
 
 READERS = 64
 """Requests for records that are open at once; a read takes a fraction of a second."""
 SENDERS = 16
 CLOSE_SECONDS = 25.0
 """How long closing waits for requests that are under way: longer than their time-out."""
+_REMEDY = (
+    "add dead_letters=s3://BUCKET/PREFIX to the broker's address, or give its job"
+    ' Policy(then="block") or "skip"'
+)
 
 Wake = Callable[[Iterable[str]], None]
 
@@ -109,6 +114,17 @@ class KinesisBroker(Broker):
         :raises: as `queues`.
         """
         return self.shards.parents(queue)
+
+    def advice(self, policies: Mapping[str, Policy]) -> list[str]:
+        """Return what should be said at a worker's start: dead letters have no place."""
+        if self._letters is not None or all(
+            each.then != "dead-letter" for each in policies.values()
+        ):
+            return []
+        return [
+            f"a message of stream {self.address.stream} that fails for the last time will hold up"
+            f" its shard: it cannot be set aside; {_REMEDY}"
+        ]
 
     # --- sending ---
 
@@ -253,8 +269,7 @@ class KinesisBroker(Broker):
             raise UnsupportedError(
                 broker="Kinesis",
                 what="keep dead letters",
-                remedy="add dead_letters=s3://BUCKET/PREFIX to the broker's address, or choose the"
-                " policy block or skip",
+                remedy=_REMEDY,
             )
         return self._letters
 

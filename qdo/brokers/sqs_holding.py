@@ -227,6 +227,10 @@ class Holding:
         """Return whether there are rows behind a position."""
         return bool(self._order) and self._order[-1] > after
 
+    def oldest_sent(self) -> int | None:
+        """Return when the first message was sent that is not done (UUIDv1), None: all are done."""
+        return SQS_POSITIONS.last(self._order[0]) if self._order else None
+
     def is_held(self, position: int) -> bool:
         """Return whether a message is still ours, or done."""
         return position in self._held

@@ -19,6 +19,7 @@ closed    the claim has ended; what an open poll brings is given back        -
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from qdo.brokers.sqs_messages import Received
 from qdo.brokers.sqs_reader import SqsReader
 from qdo.brokers.sqs_requests import BATCH, Requests
 from qdo.errors import UnreachableError
+from qdo.message import time_of_position
 from qdo.policy import backoff
 
 FIRST_REST_SECONDS = 0.5
@@ -80,6 +82,7 @@ class SqsSubscription(Subscription):
         self._asking = False
         self._wanted = False
         self._empty = 0
+        self._given = 0
         self._failures = 0
         self._rest: Any = None
         self._attempts = Attempts()
@@ -103,13 +106,22 @@ class SqsSubscription(Subscription):
         if error is not None:
             raise error
         rows = self._holding.rows(after, limit)
-        if not self._holding.has_rows(rows[-1].position if rows else after):
+        self._given = rows[-1].position if rows else after
+        if not self._holding.has_rows(self._given):
             self._wanted = True
             self._ask()
         return rows
 
     def at_tip(self) -> bool:
-        return self._empty > 0 and not len(self._holding) and not self._failures
+        # What was fetched may stay held: the messages of a key that waits for an operator.
+        return self._empty > 0 and not self._holding.has_rows(self._given) and not self._failures
+
+    def behind_seconds(self) -> float | None:
+        """Return the age of the first message that was received and is not done."""
+        sent = self._holding.oldest_sent()
+        if sent is not None:
+            return max(0.0, time.time() - time_of_position(sent))
+        return 0.0 if self.at_tip() else None
 
     def done(self, position: int) -> None:
         held = self._holding.done(position)

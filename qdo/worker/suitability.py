@@ -35,11 +35,11 @@ def check_jobs(
     :raises QdoError: the broker cannot list its queues, see `Broker.queues`.
     """
     _check_time(app.jobs, broker)
-    if not orders_differ(broker):
+    if not orders_differ(broker) and not _advises(broker):
         return
     unfit: dict[Job, list[str]] = {}
     taken = sorted(filter(takes, broker.queues()))
-    for queue in taken:
+    for queue in taken if orders_differ(broker) else ():
         job = app.job_for(queue)
         if job is not None and is_weaker(broker, queue, job):
             unfit.setdefault(job, []).append(queue)
@@ -63,6 +63,10 @@ def _check_time(jobs: Iterable[Job], broker: Broker) -> None:
 def orders_differ(broker: Broker) -> bool:
     """Return whether the broker has anything to say about the order of a queue."""
     return type(broker).order is not Broker.order
+
+
+def _advises(broker: Broker) -> bool:
+    return type(broker).advice is not Broker.advice
 
 
 def is_weaker(broker: Broker, queue: str, job: Job) -> bool:

@@ -67,6 +67,7 @@ from qdo.worker.executors.base import Executor
 from qdo.worker.executors.choice import Executors
 from qdo.worker.executors.limited import LimitedExecutor
 from qdo.worker.hands import Hands
+from qdo.worker.lags import lags
 from qdo.worker.pipeline import Pipeline
 from qdo.worker.receipts import Receipts
 from qdo.worker.registrar import Enrolled, Registrar
@@ -398,6 +399,7 @@ class Worker:
             "concurrency": self.settings.concurrency,
             "queues": len(self._dispatcher.slots),
             **counts,
+            "behind": lags(self._dispatcher.slots.values()),
         }
 
     def _discover_for_ever(self) -> None:

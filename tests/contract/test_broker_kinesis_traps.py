@@ -20,6 +20,7 @@ from qdo.brokers.kinesis_aggregation import hash_key
 from qdo.brokers.kinesis_positions import pack, sequence_of
 from qdo.errors import AwsNotFoundError, PositionTrimmedError, UnsupportedError, UsageError
 from qdo.message import position_now
+from qdo.policy import Policy
 from tests.support.aws.clients import client
 from tests.support.aws.kinesis_stub import KinesisStub, kinesis_stub
 from tests.support.kinesis import BRISK, Owner, opened, outgoing
@@ -534,6 +535,16 @@ def test_trap_11_without_a_place_dead_letters_are_refused(broker: KinesisBroker)
     assert broker.dead_letters() == []
     with pytest.raises(UnsupportedError, match="dead_letters=s3://BUCKET/PREFIX"):
         broker.bury(letter(5))
+
+
+def test_trap_11_a_worker_is_told_at_its_start(
+    broker: KinesisBroker, keeping: KinesisBroker
+) -> None:
+    """Where a policy ends with a dead letter, and there is no place for it."""
+    (told,) = broker.advice({SHARD: Policy(), OTHER: Policy(then="block")})
+    assert "dead_letters=s3://BUCKET/PREFIX" in told
+    assert broker.advice({SHARD: Policy(then="skip")}) == []
+    assert keeping.advice({SHARD: Policy()}) == []
 
 
 def test_trap_11_a_missing_bucket_is_named_at_the_start(moto_url: str, aws_stream: str) -> None:

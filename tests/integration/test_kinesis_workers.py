@@ -22,6 +22,7 @@ from qdo.brokers.kinesis import KinesisBroker
 from qdo.coordination.client import connect
 from qdo.coordination.layout import Layout, QueueNode
 from tests.support.aws.kinesis_stub import KinesisStub
+from tests.support.cli import QDO, command
 from tests.support.kinesis import kinesis_url, opened
 from tests.support.procs import Proc, descendants, wait_until, whole_lines
 
@@ -69,7 +70,7 @@ class Fleet:
         self.coordinator = coordinator
         self.broker: KinesisBroker = opened(kinesis.url, stream)
         (folder / "jobs.py").write_text(APP)
-        self._env: Mapping[str, str] = {
+        self.env: Mapping[str, str] = {
             "QDO_BROKER": kinesis_url(kinesis.url, stream),
             "QDO_COORDINATOR": coordinator,
             "ORDER": order,
@@ -83,7 +84,7 @@ class Fleet:
         """Start one worker."""
         argv = ("-m", "qdo.cli.worker", "jobs:app", *options)
         return self._workers.enter_context(
-            Proc.python(*argv, env={**self._env, **env}, cwd=self.folder)
+            Proc.python(*argv, env={**self.env, **env}, cwd=self.folder)
         )
 
     def send(self, count: int) -> None:
@@ -278,6 +279,11 @@ def test_a_queue_whose_position_is_gone_stands_still_and_says_why(fleet: Fleet) 
         "the others go on",
     )
     assert fleet.nodes()[name].position == "7"
+    seek = (*QDO, "seek", "--app", "streams", name, "earliest", "--execute")
+    ended = command(*seek, cwd=fleet.folder, env=fleet.env)
+    assert ended.code == 0, ended.err
+    fleet.wait_for(4 * KEYS)
+    assert fleet.nodes()[name].position != "7"
 
 
 @pytest.mark.parametrize("order", ["queue"], indirect=True)

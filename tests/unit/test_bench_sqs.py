@@ -82,7 +82,7 @@ def test_an_hour_is_extrapolated_from_what_was_counted() -> None:
 
 def a_load(rate: float, requests: float = 0.2) -> Load:
     asked = PerMessage(requests / 2, requests / 2, 0.0, 0.0, 0)
-    return Load(1000, 1000 / rate, 0.1, asked, 3)
+    return Load(1000, 1000 / rate, 0.1, 0.05, asked, 3)
 
 
 def a_rest(cpu_percent: float = 1.0) -> Rest:

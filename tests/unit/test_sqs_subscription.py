@@ -10,6 +10,7 @@ import gevent
 import pytest
 
 from qdo.errors import UnreachableError
+from qdo.message import time_of_position
 from tests.support.sqs_bench import VISIBILITY, Bench, message, until
 
 
@@ -59,6 +60,17 @@ def test_an_empty_queue_is_polled_again(bench: Bench) -> None:
     bench.requests.answer([])
     until(lambda: bench.requests.polls == 2)
     assert bench.subscription.at_tip()
+
+
+def test_messages_that_were_fetched_and_wait_leave_the_queue_at_its_tip(bench: Bench) -> None:
+    """A key that is blocked keeps its messages; nothing more of the queue is to be had."""
+    bench.fetched(1)
+    bench.requests.answer([])
+    until(lambda: bench.requests.polls >= 3)
+    assert bench.subscription.at_tip()
+    bench.requests.answer([message(2)])
+    until(lambda: len(bench.holding) == 2)
+    assert not bench.subscription.at_tip()
 
 
 def test_an_idle_queue_rests_longer_and_longer() -> None:
@@ -203,3 +215,18 @@ def test_what_an_open_poll_brings_after_the_end_is_given_back(bench: Bench) -> N
     until(lambda: bench.closed)
     assert bench.requests.released == [1]
     assert bench.requests.polls == 1
+
+
+# --- how far behind ---------------------------------------------------------------------------
+
+
+def test_the_first_undone_message_says_how_far_behind_its_queue_is(bench: Bench) -> None:
+    """Its age while there is one, 0 at the tip, nothing before anything is known."""
+    assert bench.subscription.behind_seconds() is None
+    rows = bench.fetched(1, 2)
+    age = time.time() - time_of_position(1002)
+    assert bench.subscription.behind_seconds() == pytest.approx(age, abs=60)
+    bench.subscription.done_through(rows[-1].position)
+    bench.requests.answer([])
+    until(bench.subscription.at_tip)
+    assert bench.subscription.behind_seconds() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -91,6 +92,19 @@ def test_what_the_broker_advises_is_a_warning(
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage() == f"mind {({'plain': policy('plain')})!r}"
+
+
+def test_a_broker_with_one_order_may_advise_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Its queues are not asked for their order."""
+
+    class Advising(MemoryBroker):
+        def advice(self, policies: Mapping[str, Policy]) -> list[str]:
+            return [f"mind {', '.join(policies)}"]
+
+    broker = Advising()
+    broker.put("q", b"1")
+    check_jobs(app_of("queue")[0], broker, lambda queue: True, policy)
+    assert [record.getMessage() for record in caplog.records] == ["mind q"]
 
 
 def test_many_such_queues_are_counted(broker: MixedBroker) -> None:
