@@ -192,6 +192,7 @@ class SqsBroker(Broker):
             self.sqs_queues.url,
             wait_seconds=address.wait_seconds,
             visibility_seconds=address.visibility_seconds,
+            waiting=lambda queue: self.sqs_queues.counts(queue).waiting,
             objects=self.objects,
             polls=polls,
         )

@@ -50,6 +50,7 @@ class Requests:
     :param calls: makes requests that are answered at once.
     :param polling: makes long polls.
     :param url_of: gives the URL of a queue; may ask SQS.
+    :param waiting: gives the number of messages of a queue that can be received, about.
     :param objects: bodies that are too large for SQS; None where there is no place for them.
     :param polls: that are open at once at most; see `qdo.descriptors`.
     :ivar counts: requests made, by action.
@@ -64,6 +65,7 @@ class Requests:
         *,
         wait_seconds: int,
         visibility_seconds: int,
+        waiting: Callable[[str], int],
         objects: Objects | None = None,
         polls: int = MOST_POLLS,
     ) -> None:
@@ -74,6 +76,7 @@ class Requests:
         self._url_of = url_of
         self._wait_seconds = wait_seconds
         self._visibility_seconds = visibility_seconds
+        self._waiting = waiting
         self._objects = objects
         self._polls = BoundedSemaphore(polls)
 
@@ -118,6 +121,25 @@ class Requests:
         if body is None:
             _log.error("queue %s: the body of a message is gone from S3: %s", queue, pointer.key)
         return message._replace(body=body or b"")
+
+    def look(self, queue: str) -> None:
+        """Say so where messages wait although polls bring none: SQS gives no error; raises nothing.
+
+        :param queue: its owner holds nothing of it.
+        """
+        try:
+            count = self._waiting(queue)
+        except Exception as error:  # noqa: BLE001 - nothing depends on it
+            _log.debug("queue %s: its backlog is unknown: %s", queue, describe(error))
+            return
+        if count:
+            _log.warning(
+                "queue %s: about %d messages wait, and no poll brings any: somebody else has"
+                " received from it and holds its message groups, or more is in flight than SQS"
+                " allows",
+                queue,
+                count,
+            )
 
     # --- what follows -------------------------------------------------------------------
 
