@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from qdo.brokers.aws import make_client
+from qdo.brokers.aws import make_calls, make_client
 from qdo.brokers.aws_address import KinesisAddress
 from qdo.brokers.base import (
     Backlog,
@@ -27,7 +27,7 @@ from qdo.brokers.kinesis_letters import KinesisLetters
 from qdo.brokers.kinesis_poller import ShardPoll, Start
 from qdo.brokers.kinesis_positions import FINISHED, POSITIONS, is_end, pack
 from qdo.brokers.kinesis_reader import PassingReader
-from qdo.brokers.kinesis_reading import Paces, ShardReading, Source
+from qdo.brokers.kinesis_reading import METHODS, TARGET, Paces, ShardReading, Source
 from qdo.brokers.kinesis_records import MAX_BODY_BYTES
 from qdo.brokers.kinesis_sending import KinesisSender
 from qdo.brokers.kinesis_shards import Shards
@@ -36,8 +36,9 @@ from qdo.errors import UnsupportedError, UsageError
 from qdo.message import position_now
 from qdo.policy import Policy
 
-READERS = 64
-"""Requests for records that are open at once; a read takes a fraction of a second."""
+READERS = 256
+"""Connections that are kept for reads."""
+SEEKERS = 16
 SENDERS = 16
 CLOSE_SECONDS = 25.0
 """How long closing waits for requests that are under way: longer than their time-out."""
@@ -84,9 +85,10 @@ class KinesisBroker(Broker):
         """All that may still make a request."""
         self._client = make_client(address.place)
         # Reading and sending repeat by themselves, and at their own pace.
-        self._reads = make_client(address.place, connections=READERS, attempts=1)
+        self._reads = make_client(address.place, connections=SEEKERS, attempts=1)
         self._writes = make_client(address.place, connections=SENDERS, attempts=1)
-        self._source = Source(self._reads, address)
+        self._calls = make_calls(address.place, TARGET, METHODS, connections=READERS, version="1.1")
+        self._source = Source(self._reads, self._calls, address)
         self._paces = Paces(1.0 / address.reads_per_second)
         self.shards = Shards(self._client, address)
         self._sender = KinesisSender(
@@ -285,5 +287,5 @@ class KinesisBroker(Broker):
         self._subscriptions.clear()
         if self._letters is not None:
             self._letters.close()
-        for client in (self._reads, self._writes, self._client):
+        for client in (self._calls, self._reads, self._writes, self._client):
             client.close()
