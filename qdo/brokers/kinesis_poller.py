@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qdo.brokers.kinesis_positions import is_end, place_of, sequence_of, time_in
-from qdo.message import time_of_position
+from qdo.message import format_position, position_of_time, time_of_position
 
 MOST_RECORDS = 10_000
 """What Kinesis gives at once, at most."""
@@ -116,6 +116,14 @@ class Start:
             # A time, not LATEST: the iterator may have to be replaced before anything came.
             return Seek("AT_TIMESTAMP", time=now - SLACK_SECONDS)
         return Seek("TRIM_HORIZON")
+
+    def words(self) -> str:
+        """Return what it begins with, for people."""
+        if isinstance(self.kind, float):
+            return f"the first message behind {format_position(position_of_time(self.kind))}"
+        if self.inherits:
+            return "its first message, for it came out of shards that are read before"
+        return f"the {'newest' if self.kind == 'latest' else 'oldest'} message"
 
 
 class Gone(Exception):

@@ -189,7 +189,8 @@ class ShardReading:
     """Makes the requests of a `ShardPoll`, and decides on their failures.
 
     :param hash_keys: of the shard; None: not known, messages of other shards are kept.
-    :param strict: a position that is gone is an error, else the oldest record comes next.
+    :param trimmed: what to do when the position is gone: ``stop``, which is an error; ``oldest``:
+        go on with that; ``look``: the same, without a word, for those who process nothing.
     """
 
     def __init__(
@@ -198,13 +199,13 @@ class ShardReading:
         shard: str,
         hash_keys: tuple[int, int] | None,
         poll: ShardPoll,
-        strict: bool,
+        trimmed: str,
     ) -> None:
         self._source = source
         self._shard = shard
         self._hash_keys = hash_keys
         self.poll = poll
-        self._strict = strict
+        self._trimmed = trimmed
 
     def step(self, request: Seek | Read, now: float) -> list[Taken]:
         """Make one request of the poll; return the messages that came.
@@ -253,10 +254,11 @@ class ShardReading:
             poll.accept()
             return
         error = self._lost(keeping)
-        if self._strict:
+        if self._trimmed == "stop":
             poll.doubted(now)
             raise error
-        log.warning("%s: it goes on with the oldest", error)
+        if self._trimmed == "oldest":
+            log.warning("%s: it goes on with the oldest", error)
         poll.accept()
 
     def expired(self) -> None:
@@ -267,9 +269,10 @@ class ShardReading:
         poll = self.poll
         if poll.ended:
             return
-        if self._strict:
+        if self._trimmed == "stop":
             raise self._lost(self._source.keeping())
-        log.warning("queue %s: its shard has expired, it ends here", self._shard)
+        if self._trimmed == "oldest":
+            log.warning("queue %s: its shard has expired, it ends here", self._shard)
         poll.finish()
 
     def _lost(self, keeping: Keeping) -> PositionTrimmedError:
