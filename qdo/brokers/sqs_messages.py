@@ -257,7 +257,7 @@ def received(raw: Mapping[str, Any]) -> Received:
     return Received(
         int(system["SentTimestamp"]) * _MILLISECOND + GREGORIAN_OFFSET,
         int(system.get("SequenceNumber") or 0),
-        uuid.UUID(raw["MessageId"]).int,
+        int(raw["MessageId"].replace("-", ""), 16),  # a UUID takes half the time of all this
         body,
         key,
         headers,
