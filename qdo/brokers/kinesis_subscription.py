@@ -103,8 +103,9 @@ class KinesisSubscription(Subscription):
 
     def at_tip(self) -> bool:
         with self._lock:
-            reading = self._reading
-            return not self._hand.waiting and reading is not None and reading.poll.at_tip
+            if self._hand.waiting or self._reading is None:
+                return False
+            return self._reading.poll.at_tip or self._reading.poll.ended
 
     def done(self, position: int) -> None:
         with self._lock:

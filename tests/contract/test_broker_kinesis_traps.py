@@ -346,6 +346,7 @@ def test_trap_8_a_finished_shard_is_not_read_again(
     after = broker.positions.begin(position_now(), broker.finished_text)
     owner = Owner(broker, SHARD, after)
     assert owner.read_to_end() == []
+    assert owner.subscription.at_tip()
     assert kinesis.reads(stream, SHARD) == []
     assert broker.backlog(SHARD, after).count == 0
 

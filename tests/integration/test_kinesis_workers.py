@@ -304,3 +304,17 @@ def test_nothing_is_skipped_between_two_workers_that_begin_with_the_newest(fleet
     fleet.start(**newest)
     fleet.wait_for(KEYS)
     assert {line.number for line in fleet.lines()} == {1}
+
+
+@pytest.mark.parametrize("order", ["queue"], indirect=True)
+def test_a_burst_goes_on_through_children(fleet: Fleet) -> None:
+    """It ends when all shards are at their tips, also those that had to wait for their parents."""
+    fleet.send(2)
+    fleet.kinesis.split(fleet.stream, "shardId-000000000000")
+    fleet.send(2)
+    fleet.kinesis.merge(fleet.stream, "shardId-000000000005", "shardId-000000000001")
+    fleet.send(2)
+    worker = fleet.start("--burst")
+    assert worker.wait(WAIT_SECONDS) == 0, worker.output
+    assert fleet.done() == 6 * KEYS
+    fleet.check_order()
