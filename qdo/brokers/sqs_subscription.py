@@ -269,6 +269,7 @@ class SqsSubscription(Subscription):
             return
         if not len(messages):
             self._empty += 1
+            self._holding.found_nothing(asked_at)
             if self._empty in LOOK_AT and not len(self._holding):
                 self._begin(lambda: self._requests.look(self.queue))
         self._rest_for(self._idle_pause())
