@@ -26,6 +26,8 @@ from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
 
 HOLD_SECONDS = 12 * 3600.0
 """A message can be hidden for so long from its receipt on, whatever is asked for."""
+MOST_WAIT_SECONDS = 20.0
+"""A long poll lasts so long at most, whoever asked."""
 MOST_UNCONFIRMED = 500
 """Names of done messages that are recorded at most: about 20 KB in the queue node."""
 _EXTEND_SHARE = 0.5
@@ -95,9 +97,9 @@ class Holding:
         self._held: dict[int, Held] = {}
         self._by_name: dict[str, Held] = {}
         self._order: list[int] = []
-        now = clock()
-        # A message that is not received again within this time was deleted after all.
-        self._unconfirmed = dict.fromkeys(unconfirmed, now + 2 * visibility_seconds)
+        self._unconfirmed = dict.fromkeys(unconfirmed, clock() + HOLD_SECONDS)
+        self._proof_from = 0.0
+        self.in_doubt()
 
     def __len__(self) -> int:
         """Return how many messages are held and not done."""
@@ -130,6 +132,24 @@ class Holding:
                 insort(self._order, self._made(message, name, until).position)
                 taken.fresh += 1
         return taken
+
+    def nothing_came(self, asked_at: float) -> None:
+        """Take note of an answer without messages.
+
+        Messages that are done and neither held nor received, although nobody can have hidden
+        them for so long, were deleted after all.
+
+        :param asked_at: clock time at which the request was sent.
+        """
+        if asked_at >= self._proof_from and not self._held:
+            self._unconfirmed.clear()
+
+    def in_doubt(self) -> None:
+        """Take note that messages may be hidden from now on without being held.
+
+        By a request without an answer, or for an owner before this one.
+        """
+        self._proof_from = self._clock() + MOST_WAIT_SECONDS + 2 * self._visibility
 
     def _made(self, message: Received, name: str, until: float, done: bool = False) -> Held:
         self._moment = max(self._moment + 1, message.sent)
@@ -193,11 +213,14 @@ class Holding:
         It is received again, and recognised.
         """
         self._forget(held)
+        self.in_doubt()
 
-    def given_back(self) -> None:
-        """Take note that nothing is held any more."""
-        for held in list(self._held.values()):
+    def give_up(self) -> list[Held]:
+        """Hold no longer what is not done; return it, in the order of receipt."""
+        undone = self.undone()
+        for held in undone:
             self._forget(held)
+        return undone
 
     def _forget(self, held: Held) -> None:
         if self._receipts is not None:
@@ -269,8 +292,11 @@ class Holding:
         for held in self._held.values():
             if held.until <= now:
                 over.append(held)
-            elif held.extend_at <= soon and now + self._visibility <= held.forever:
-                due.append(held)
+            elif held.extend_at <= soon:
+                if now + self._visibility <= held.forever:
+                    due.append(held)
+                else:
+                    held.extend_at = held.until  # too late for that: there is its end to come
         return due, over
 
 

@@ -76,6 +76,7 @@ class Requests:
         self._visibility_seconds = visibility_seconds
         self._objects = objects
         self._polls = BoundedSemaphore(MOST_POLLS)
+        self._attempts: dict[str, str] = {}
 
     def close(self) -> None:
         """Let go of connections."""
@@ -84,9 +85,12 @@ class Requests:
 
     # --- receiving ----------------------------------------------------------------------
 
-    def receive(self, queue: str) -> list[Received]:
+    def receive(
+        self, queue: str, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[Received]:
         """Wait for messages, in one long poll.
 
+        :param is_wanted: asked when it is the poll's turn: nothing is received where it is not.
         :raises QdoError: SQS cannot be asked, or a body cannot be had.
         """
         options: dict[str, Any] = {
@@ -97,13 +101,18 @@ class Requests:
             "MessageSystemAttributeNames": RECEIVED_ATTRIBUTES,
             "MessageAttributeNames": ("All",),
         }
-        if queue.endswith(FIFO):
-            # A new one for each poll, so that only botocore's repetition of this very request,
-            # after an answer that got lost, is given the same messages.
-            options["ReceiveRequestAttemptId"] = str(uuid.uuid4())
-        self.counts["ReceiveMessage"] += 1
-        with self._polls, translated(self._place, "queue", queue):
-            answer = self._polling.call("ReceiveMessage", options)
+        with self._polls:
+            if not is_wanted():
+                return []
+            if queue.endswith(FIFO):
+                # A new one for each poll, but for the one after an answer that got lost: that is
+                # given the same messages, whose groups would be locked for a while otherwise.
+                attempt = self._attempts.setdefault(queue, str(uuid.uuid4()))
+                options["ReceiveRequestAttemptId"] = attempt
+            self.counts["ReceiveMessage"] += 1
+            with translated(self._place, "queue", queue):
+                answer = self._polling.call("ReceiveMessage", options)
+            self._attempts.pop(queue, None)
         return [self._whole(queue, received(raw)) for raw in answer.get("Messages", ())]
 
     def _whole(self, queue: str, message: Received) -> Received:
@@ -175,8 +184,13 @@ class Requests:
             return Answer((), failed=batch)
         faults = {int(each["Id"]): each for each in found.get("Failed", ())}
         refused = [held for at, held in enumerate(batch) if _is_refused(faults.get(at))]
+        # What is not named is not done: an answer may come from anybody between here and SQS.
+        named = {int(each["Id"]) for each in found.get("Successful", ())}
+        done = [held for at, held in enumerate(batch) if at in named and at not in faults]
         failed = [
-            held for at, held in enumerate(batch) if at in faults and not _is_refused(faults[at])
+            held
+            for at, held in enumerate(batch)
+            if at not in named and not _is_refused(faults.get(at))
         ]
         for fault in faults.values():
             _log.warning(
@@ -186,7 +200,6 @@ class Requests:
                 fault.get("Code"),
                 fault.get("Message", ""),
             )
-        done = [held for at, held in enumerate(batch) if at not in faults]
         return Answer(done, refused, failed)
 
     def _delete_bodies(self, queue: str, pointers: list[Pointer], objects: Objects) -> None:

@@ -33,6 +33,8 @@ FIRST_REST_SECONDS = 0.5
 """Pause after the first poll that found nothing; it doubles from poll to poll."""
 TROUBLE = Policy(backoff_seconds=0.2, backoff_max_seconds=30.0)
 """Pauses after requests that failed."""
+EXTENSION_TROUBLE = Policy(backoff_seconds=0.2, backoff_max_seconds=2.0)
+"""Pauses after extensions that failed: short ones, for time is running out."""
 LINGER_SECONDS = 0.5
 """A done message waits so long at most for others to be deleted with it."""
 BATCH = 10
@@ -81,6 +83,7 @@ class SqsSubscription(Subscription):
         self._delete_timer: Any = None
         self._extend_timer: Any = None
         self._extending = False
+        self._extend_failures = 0
         self._under_way = 0
         self._closed = False
 
@@ -136,10 +139,13 @@ class SqsSubscription(Subscription):
         self._begin(self._leave)
 
     def _leave(self) -> None:
-        """Delete what is done and give the rest back, so that the next owner need not wait."""
+        """Give back what is not done and delete the rest, so that the next owner need not wait.
+
+        In this order: deleting may have to be tried again. Of a message group nothing is given
+        out before what is done of it is deleted.
+        """
+        self._give_back(self._holding.give_up())
         self._flush()
-        self._give_back(self._holding.undone())
-        self._holding.given_back()
 
     def _give_back(self, held: Sequence[Held]) -> None:
         """Let SQS show messages again, to whoever asks.
@@ -184,7 +190,7 @@ class SqsSubscription(Subscription):
     def _poll(self) -> None:
         asked_at = self._clock()
         try:
-            messages = self._requests.receive(self.queue)
+            messages = self._requests.receive(self.queue, lambda: not self._closed)
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
             self._asking = False
             self._failed(error)
@@ -199,11 +205,13 @@ class SqsSubscription(Subscription):
             return
         self._failures += 1
         self._error = error
+        self._holding.in_doubt()  # the answer may be what got lost
         self._rest_for(backoff(self._failures, TROUBLE, self._chance()))
         self._on_news()
 
     def _answered(self, messages: Sequence[Any], asked_at: float) -> None:
         self._failures = 0
+        self._error = None
         taken = self._holding.take(messages, asked_at)
         if taken.again:
             _log.info(
@@ -225,6 +233,7 @@ class SqsSubscription(Subscription):
             return
         if not len(messages):
             self._empty += 1
+            self._holding.nothing_came(asked_at)
         self._rest_for(self._idle_pause())
 
     def _idle_pause(self) -> float:
@@ -311,33 +320,53 @@ class SqsSubscription(Subscription):
         self._extending = True
         try:
             due, over = self._holding.to_extend(self._clock())
-            for held in over:
-                self._lose(held)
+            self._lose(over)
+            failed = False
             for start in range(0, len(due), BATCH):
-                asked_at = self._clock()
-                answer = self._requests.extend(self.queue, due[start : start + BATCH])
-                for held in answer.done:
-                    self._holding.extended(held, asked_at)
-                for held in answer.refused:
-                    self._lose(held)
-                if answer.failed:
-                    gevent.sleep(backoff(1, TROUBLE, self._chance()))  # tried again below
+                batch = [held for held in due[start : start + BATCH] if self._is_wanted(held)]
+                if batch and not self._closed:
+                    failed |= not self._extend_batch(batch)
+            self._extend_failures = self._extend_failures + 1 if failed else 0
+            if failed:  # tried again below
+                gevent.sleep(backoff(self._extend_failures, EXTENSION_TROUBLE, self._chance()))
         finally:
             self._extending = False
             self._schedule_extension()
 
-    def _lose(self, held: Held) -> None:
-        """Take note that a message may be somebody else's by now: its job must not go on."""
-        if not self._holding.is_held(held.position):
-            return
-        if held.done:
-            self._holding.undeletable(held)
-            return
-        for gone in self._holding.lost(held):
-            if gone is not held:
-                self._begin(lambda gone=gone: self._give_back([gone]))  # type: ignore[misc]
-            self._on_lost(gone.position)
-        self._on_news()
+    def _is_wanted(self, held: Held) -> bool:
+        return self._holding.is_held(held.position)
+
+    def _extend_batch(self, batch: list[Held]) -> bool:
+        """Ask once; return whether every entry has its answer."""
+        asked_at = self._clock()
+        receipts = [held.receipt for held in batch]
+        answer = self._requests.extend(self.queue, batch)
+        for held in answer.done:
+            self._holding.extended(held, asked_at)
+        # One that was received again meanwhile is ours by another receipt.
+        asked = dict(zip(map(id, batch), receipts, strict=True))
+        self._lose([held for held in answer.refused if asked[id(held)] == held.receipt])
+        return not answer.failed
+
+    def _lose(self, lost: Sequence[Held]) -> None:
+        """Take note that messages may be somebody else's by now: their jobs must not go on."""
+        behind: list[Held] = []
+        for held in lost:
+            if not self._is_wanted(held):
+                continue
+            if held.done:
+                self._holding.undeletable(held)
+                continue
+            gone = self._holding.lost(held)
+            behind += gone[1:]
+            for each in gone:
+                self._on_lost(each.position)
+        now = self._clock()
+        hidden = [held for held in behind if held.until > now]
+        if hidden:
+            self._begin(lambda: self._give_back(hidden))
+        if lost:
+            self._on_news()
 
 
 class SqsReader:

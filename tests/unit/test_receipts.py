@@ -86,5 +86,5 @@ def test_what_is_held_of_a_queue_is_kept(memory: int) -> None:
     assert len(read(memory)) == 2
     holding.confirmed(done)
     assert read(memory) == [("q", "two")]
-    holding.given_back()
+    holding.give_up()
     assert read(memory) == []

@@ -6,7 +6,14 @@ import uuid
 
 import pytest
 
-from qdo.brokers.sqs_holding import HOLD_SECONDS, MOST_UNCONFIRMED, Held, Holding, name_of
+from qdo.brokers.sqs_holding import (
+    HOLD_SECONDS,
+    MOST_UNCONFIRMED,
+    MOST_WAIT_SECONDS,
+    Held,
+    Holding,
+    name_of,
+)
 from qdo.brokers.sqs_messages import Received
 from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position, sequence_of
 
@@ -174,10 +181,38 @@ def test_a_deleted_message_is_not_remembered(holding: Holding, clock: Clock) -> 
 
 
 def test_names_of_earlier_owners_are_forgotten_in_time(clock: Clock) -> None:
-    """After twice the visibility time-out a message that did not come was deleted."""
+    """An empty answer shows that they were deleted, once nobody can hide them any more."""
     holding = Holding(0, ["7"], VISIBILITY, clock)
+    holding.nothing_came(clock.now)
     assert holding.unconfirmed() == ("7",)
-    clock.now += 2 * VISIBILITY
+    clock.now += 2 * VISIBILITY + MOST_WAIT_SECONDS
+    holding.nothing_came(clock.now - 0.1)
+    assert holding.unconfirmed() == ("7",)
+    holding.nothing_came(clock.now)
+    assert holding.unconfirmed() == ()
+
+
+def test_names_are_kept_while_nobody_asks(clock: Clock) -> None:
+    """A long job keeps the queue from being polled: what comes after it may be done already."""
+    holding = Holding(0, ["7"], VISIBILITY, clock)
+    clock.now += 100 * VISIBILITY
+    assert holding.unconfirmed() == ("7",)
+    assert [each.done for each in holding.take([message(7)], clock.now).again] == [True]
+
+
+def test_names_are_kept_while_messages_may_be_hidden(clock: Clock) -> None:
+    """By a poll whose answer got lost, or because another message of their group is in hand."""
+    holding = Holding(0, ["7"], VISIBILITY, clock)
+    clock.now += 100 * VISIBILITY
+    holding.in_doubt()
+    holding.nothing_came(clock.now)
+    assert holding.unconfirmed() == ("7",)
+    clock.now += 100 * VISIBILITY
+    take(holding, clock, message(8))
+    holding.nothing_came(clock.now)
+    assert holding.unconfirmed() == ("7",)
+    holding.give_up()
+    holding.nothing_came(clock.now)
     assert holding.unconfirmed() == ()
 
 
@@ -246,6 +281,21 @@ def test_nothing_is_held_beyond_twelve_hours(holding: Holding, clock: Clock) -> 
             assert each.until <= start + HOLD_SECONDS
     assert [each.position for each in over] == [position]
     assert start + HOLD_SECONDS >= clock.now > start + 0.99 * HOLD_SECONDS
+
+
+def test_an_extension_that_comes_too_late_for_the_cap_is_not_due(
+    holding: Holding, clock: Clock
+) -> None:
+    """Nor is it looked at again and again until the message is lost."""
+    take(holding, clock, message(1))
+    start = clock.now
+    while clock.now < start + HOLD_SECONDS - 1.2 * VISIBILITY:
+        clock.now = holding.extend_at()
+        for each in holding.to_extend(clock.now)[0]:
+            holding.extended(each, clock.now)
+    clock.now = start + HOLD_SECONDS - 0.9 * VISIBILITY
+    assert holding.to_extend(clock.now) == ([], [])
+    assert holding.extend_at() > clock.now
 
 
 def test_what_is_behind_a_lost_message_of_its_group_is_lost(holding: Holding, clock: Clock) -> None:

@@ -51,13 +51,17 @@ class FakeRequests:
         self.released: list[int] = []
         self.refuse: set[int] = set()
         self.fail_deletes = 0
+        self.fail_extensions = False
+        self.given_back: list[list[int]] = []
+        self.on_extend: Callable[[], None] = lambda: None
+        self.on_delete: Callable[[], None] = lambda: None
         self._news = Event()
 
     def answer(self, *answers: list[Received] | Exception) -> None:
         self.answers += answers
         self._news.set()
 
-    def receive(self, queue: str) -> list[Received]:
+    def receive(self, queue: str, is_wanted: Callable[[], bool]) -> list[Received]:
         self.polls += 1
         self.open_polls += 1
         while not self.answers:
@@ -71,6 +75,7 @@ class FakeRequests:
 
     def delete(self, queue: str, batch: Sequence[Held]) -> Answer:
         self.deleted.append(_numbers(batch))
+        self.on_delete()
         if self.fail_deletes:
             self.fail_deletes -= 1
             return Answer(batch[1:], failed=batch[:1])
@@ -78,10 +83,14 @@ class FakeRequests:
 
     def extend(self, queue: str, batch: Sequence[Held]) -> Answer:
         self.extended.append(_numbers(batch))
+        self.on_extend()
+        if self.fail_extensions:
+            return Answer((), failed=batch)
         return self._answer(batch)
 
     def release(self, queue: str, batch: Sequence[Held]) -> Answer:
         self.released += _numbers(batch)
+        self.given_back.append(_numbers(batch))
         return Answer(batch)
 
     def _answer(self, batch: Sequence[Held]) -> Answer:
@@ -306,6 +315,55 @@ def test_a_refused_extension_takes_the_message_away() -> None:
     _end(bench)
 
 
+def test_what_is_behind_a_lost_message_is_given_back_ten_at_a_time() -> None:
+    """Not each in a request of its own, all of them at once."""
+    bench = Bench(visibility=VISIBILITY)
+    bench.fetched(*range(1, 26))
+    bench.requests.refuse = {1}
+    until(lambda: len(bench.requests.released) == 24)
+    assert [len(each) for each in bench.requests.given_back] == [10, 10, 4]
+    assert bench.lost == list(range(1, 26))
+    _end(bench)
+
+
+def test_messages_that_are_not_hidden_any_more_are_not_given_back() -> None:
+    """A process that was stopped for long asks for nothing of which SQS knows."""
+    bench = Bench(visibility=VISIBILITY)
+    bench.fetched(1, 2, 3)
+    bench.requests.fail_extensions = True
+    until(lambda: bench.lost == [1, 2, 3])
+    assert bench.requests.released == []
+    _end(bench)
+
+
+def test_extensions_that_fail_are_not_asked_for_without_pause() -> None:
+    """An endpoint that is out of reach is asked a few times until the messages are lost."""
+    bench = Bench(visibility=2.0)
+    bench.fetched(1)
+    bench.requests.fail_extensions = True
+    until(lambda: bench.lost == [1])
+    assert 2 <= len(bench.requests.extended) <= 8
+    _end(bench)
+
+
+def test_a_refusal_of_an_old_receipt_does_not_take_the_message_away() -> None:
+    """It was received again while the request was under way, and is ours by its new receipt."""
+    bench = Bench(visibility=VISIBILITY)
+    (row,) = bench.fetched(1)
+    again = message(1)._replace(receipt="newer")
+
+    def come_again() -> None:
+        bench.requests.refuse = set() if bench.requests.polls > 2 else {1}
+        bench.requests.answer([again])
+        until(lambda: bench.requests.polls > 2)
+
+    bench.requests.on_extend = come_again
+    until(lambda: len(bench.requests.extended) >= 3)
+    assert bench.lost == []
+    assert bench.subscription.is_held(row.position)
+    _end(bench)
+
+
 # --- the end ------------------------------------------------------------------------------
 
 
@@ -329,3 +387,31 @@ def test_what_an_open_poll_brings_after_the_end_is_given_back(bench: Bench) -> N
     until(lambda: bench.closed)
     assert bench.requests.released == [1]
     assert bench.requests.polls == 1
+
+
+def test_giving_back_does_not_wait_for_deletes(bench: Bench) -> None:
+    """They may have to be tried again for as long as the messages are hidden."""
+    first, *_ = bench.fetched(1, 2, 3)
+    bench.requests.fail_deletes = 3
+    bench.subscription.done(first.position)
+    bench.subscription.close()
+    until(lambda: bench.requests.released == [2, 3])
+    assert bench.requests.deleted in ([], [[1]])
+    until(lambda: bench.requests.deleted == [[1]] * 4)
+
+
+def test_what_comes_while_the_claim_ends_is_given_back_once(bench: Bench) -> None:
+    """Although what was done is still being deleted then."""
+    first, *_ = bench.fetched(1, 2)
+    until(lambda: bench.requests.open_polls == 1)
+
+    def come() -> None:
+        bench.requests.answer([message(3)])
+        until(lambda: not bench.requests.open_polls)
+
+    bench.requests.on_delete = come
+    bench.subscription.done(first.position)
+    bench.subscription.close()
+    until(lambda: bench.closed)
+    assert bench.requests.released == [2, 3]
+    assert len(bench.holding) == 0

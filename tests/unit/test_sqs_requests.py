@@ -1,0 +1,125 @@
+"""Requests to SQS about messages that are held: what is asked, and what answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gevent
+import pytest
+from botocore import exceptions as boto
+from gevent.event import Event
+
+import qdo.brokers.sqs_requests
+from qdo.brokers.aws_address import Place
+from qdo.brokers.sqs_holding import Held, Holding
+from qdo.brokers.sqs_messages import Received
+from qdo.brokers.sqs_requests import Requests
+from qdo.errors import AwsUnreachableError
+
+ENDPOINT = "http://127.0.0.1:1"
+Say = Callable[[str, Mapping[str, Any]], dict[str, Any]]
+
+
+class FakeCalls:
+    """Keeps what is asked; answers as the test says."""
+
+    def __init__(self) -> None:
+        self.asked: list[Mapping[str, Any]] = []
+        self.say: Say = lambda action, value: {}
+
+    def call(self, action: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked.append(value)
+        return self.say(action, value)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def calls() -> FakeCalls:
+    return FakeCalls()
+
+
+def made(calls: FakeCalls) -> Requests:
+    place = Place("sqs", "eu-west-1", ENDPOINT)
+    return Requests(calls, calls, place, lambda q: q, wait_seconds=20, visibility_seconds=60)
+
+
+def held(*numbers: int) -> list[Held]:
+    """Return messages as they are held."""
+    holding = Holding(0, (), 60.0, lambda: 0.0)
+    holding.take(
+        [Received(1, n, n, b"1", "g", None, f"r{n}", "g", 1, None) for n in numbers], 0.0
+    )
+    return holding.undone()
+
+
+def lose(action: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    raise boto.ReadTimeoutError(endpoint_url=ENDPOINT)
+
+
+def test_a_receive_is_repeated_by_its_id_after_an_answer_that_got_lost(calls: FakeCalls) -> None:
+    """It gets the messages of that answer; their groups would be locked until a time-out."""
+    requests = made(calls)
+    requests.receive("q.fifo")
+    calls.say = lose
+    with pytest.raises(AwsUnreachableError):
+        requests.receive("q.fifo")
+    calls.say = lambda action, value: {}
+    for _ in range(2):
+        requests.receive("q.fifo")
+    first, lost, again, fresh = [value["ReceiveRequestAttemptId"] for value in calls.asked]
+    assert lost == again
+    assert len({first, again, fresh}) == 3
+
+
+def test_the_id_of_a_receive_is_that_of_one_queue(calls: FakeCalls) -> None:
+    """Another queue has another id, and a standard queue none."""
+    requests = made(calls)
+    calls.say = lose
+    for queue in ("a.fifo", "b.fifo", "c"):
+        with pytest.raises(AwsUnreachableError):
+            requests.receive(queue)
+    one, other, none = [value.get("ReceiveRequestAttemptId") for value in calls.asked]
+    assert one
+    assert other
+    assert one != other
+    assert none is None
+
+
+def test_a_poll_that_is_not_wanted_any_more_is_not_made(
+    calls: FakeCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for others to end, and its claim has ended meanwhile: nothing must come."""
+    monkeypatch.setattr(qdo.brokers.sqs_requests, "MOST_POLLS", 1)
+    requests = made(calls)
+    go_on, wanted = Event(), [True]
+
+    def wait(action: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        go_on.wait()
+        return {}
+
+    calls.say = wait
+    first = gevent.spawn(requests.receive, "a.fifo")
+    second = gevent.spawn(requests.receive, "b.fifo", lambda: wanted[0])
+    gevent.sleep(0)
+    wanted[0] = False
+    go_on.set()
+    gevent.joinall([first, second], timeout=10, raise_error=True)
+    assert [value["QueueUrl"] for value in calls.asked] == ["a.fifo"]
+    assert second.value == []
+
+
+def test_what_an_answer_does_not_name_is_not_done(calls: FakeCalls) -> None:
+    """Something between here and SQS answers as it likes: such a delete is tried again."""
+    batch = held(1, 2, 3)
+    calls.say = lambda action, value: {}
+    answer = made(calls).delete("q.fifo", batch)
+    assert (answer.done, answer.refused, answer.failed) == ([], [], batch)
+    calls.say = lambda action, value: {
+        "Successful": [{"Id": "0"}],
+        "Failed": [{"Id": "1", "SenderFault": True, "Code": "ReceiptHandleIsInvalid"}],
+    }
+    answer = made(calls).delete("q.fifo", batch)
+    assert (answer.done, answer.refused, answer.failed) == ([batch[0]], [batch[1]], [batch[2]])
