@@ -97,8 +97,10 @@ class Holding:
         self._by_name: dict[str, Held] = {}
         self._order: list[int] = []
         now = clock()
-        # A message that is not received again within this time was deleted after all.
-        self._unconfirmed = dict.fromkeys(unconfirmed, now + 2 * visibility_seconds)
+        self._unconfirmed = dict.fromkeys(unconfirmed, now + HOLD_SECONDS)
+        self._inherited = set(self._unconfirmed)
+        # By then all that an earlier owner hid is seen again.
+        self._all_seen_at = now + 2 * visibility_seconds
 
     def __len__(self) -> int:
         """Return how many messages are held and not done."""
@@ -126,11 +128,22 @@ class Holding:
                 if known.done:
                     taken.again.append(known)
             elif name in self._unconfirmed:
+                self._inherited.discard(name)
                 taken.again.append(self._made(message, name, until, done=True))
             else:
                 insort(self._order, self._made(message, name, until).position)
                 taken.fresh += 1
         return taken
+
+    def found_nothing(self, asked_at: float) -> None:
+        """Take note of an answer without messages: what earlier owners did is deleted after all.
+
+        Unless it may still be hidden, or stand behind messages of its group that are held here.
+        """
+        if self._inherited and not self._held and asked_at >= self._all_seen_at:
+            for name in self._inherited:
+                self._unconfirmed.pop(name, None)
+            self._inherited.clear()
 
     def _made(self, message: Received, name: str, until: float, done: bool = False) -> Held:
         self._moment = max(self._moment + 1, message.sent)
@@ -268,16 +281,18 @@ class Holding:
 
     def extend_at(self) -> float:
         """Return the clock time at which messages should be hidden for longer, `inf` for never."""
-        return min((held.extend_at for held in self._held.values()), default=float("inf"))
+        undone = (self._held[position].extend_at for position in self._order)
+        return min(undone, default=float("inf"))
 
     def to_extend(self, now: float) -> tuple[list[Held], list[Held]]:
         """Return what should be hidden for longer now, and what is not hidden any more.
 
-        A little before its time is soon enough to go with others in one request.
+        A little before its time is soon enough to go with others in one request. What is done is
+        left alone: it is being deleted, and recognised if it comes again.
         """
         soon = now + 0.1 * self._visibility
         due, over = [], []
-        for held in self._held.values():
+        for held in self.undone():
             if held.until <= now:
                 over.append(held)
             elif held.extend_at <= soon and now + self._visibility <= held.forever:

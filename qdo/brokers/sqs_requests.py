@@ -11,7 +11,7 @@ from typing import Any
 from gevent.lock import BoundedSemaphore
 
 from qdo.brokers.aws_address import FIFO, Place
-from qdo.brokers.aws_errors import BOTO_ERRORS, translated, translation
+from qdo.brokers.aws_errors import translated
 from qdo.brokers.aws_wire import Calls
 from qdo.brokers.s3 import Objects
 from qdo.brokers.sqs_holding import Held
@@ -21,7 +21,6 @@ from qdo.describe import describe
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
 BATCH = 10
-TARGET = "AmazonSQS"
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",
@@ -51,6 +50,7 @@ class Requests:
     :param calls: makes requests that are answered at once.
     :param polling: makes long polls.
     :param url_of: gives the URL of a queue; may ask SQS.
+    :param waiting: gives the number of messages of a queue that can be received, about.
     :param objects: bodies that are too large for SQS; None where there is no place for them.
     :param polls: that are open at once at most; see `qdo.descriptors`.
     :ivar counts: requests made, by action.
@@ -65,6 +65,7 @@ class Requests:
         *,
         wait_seconds: int,
         visibility_seconds: int,
+        waiting: Callable[[str], int],
         objects: Objects | None = None,
         polls: int = MOST_POLLS,
     ) -> None:
@@ -75,6 +76,7 @@ class Requests:
         self._url_of = url_of
         self._wait_seconds = wait_seconds
         self._visibility_seconds = visibility_seconds
+        self._waiting = waiting
         self._objects = objects
         self._polls = BoundedSemaphore(polls)
 
@@ -103,7 +105,7 @@ class Requests:
         if queue.endswith(FIFO):
             options["ReceiveRequestAttemptId"] = attempt
         self.counts["ReceiveMessage"] += 1
-        with self._polls, translated(self._place, "queue", queue):
+        with self._polls, translated(self._place, "queue", _name(options["QueueUrl"])):
             answer = self._polling.call("ReceiveMessage", options)
         return [self._whole(queue, received(raw)) for raw in answer.get("Messages", ())]
 
@@ -119,6 +121,25 @@ class Requests:
         if body is None:
             _log.error("queue %s: the body of a message is gone from S3: %s", queue, pointer.key)
         return message._replace(body=body or b"")
+
+    def look(self, queue: str) -> None:
+        """Say so where messages wait although polls bring none: SQS gives no error; raises nothing.
+
+        :param queue: its owner holds nothing of it.
+        """
+        try:
+            count = self._waiting(queue)
+        except Exception as error:  # noqa: BLE001 - nothing depends on it
+            _log.debug("queue %s: its backlog is unknown: %s", queue, describe(error))
+            return
+        if count:
+            _log.warning(
+                "queue %s: about %d messages wait, and no poll brings any: somebody else has"
+                " received from it and holds its message groups, or more is in flight than SQS"
+                " allows",
+                queue,
+                count,
+            )
 
     # --- what follows -------------------------------------------------------------------
 
@@ -148,11 +169,11 @@ class Requests:
                 {"Id": str(index), "ReceiptHandle": receipt, "VisibilityTimeout": 0}
                 for index, receipt in enumerate(receipts[start : start + BATCH])
             ]
-            with translated(self._place, "queue", queue):
+            url = self._url_of(queue)
+            with translated(self._place, "queue", _name(url)):
                 self.counts["ChangeMessageVisibilityBatch"] += 1
                 self._calls.call(
-                    "ChangeMessageVisibilityBatch",
-                    {"QueueUrl": self._url_of(queue), "Entries": entries},
+                    "ChangeMessageVisibilityBatch", {"QueueUrl": url, "Entries": entries}
                 )
 
     def _change(self, queue: str, batch: Sequence[Held], seconds: int) -> Answer:
@@ -167,11 +188,10 @@ class Requests:
     ) -> Answer:
         try:
             url = self._url_of(queue)
-            self.counts[action] += 1
-            found = self._calls.call(action, {"QueueUrl": url, "Entries": entries})
+            with translated(self._place, "queue", _name(url)):
+                self.counts[action] += 1
+                found = self._calls.call(action, {"QueueUrl": url, "Entries": entries})
         except Exception as error:  # noqa: BLE001 - tried again, and it would end a duty
-            if isinstance(error, BOTO_ERRORS):
-                error = translation(error, self._place, "queue", queue)
             _log.warning("queue %s: %s, tried again: %s", queue, action, describe(error))
             return Answer((), failed=batch)
         faults = {int(each["Id"]): each for each in found.get("Failed", ())}
@@ -201,6 +221,11 @@ class Requests:
                 pointers[0].key,
                 describe(error),
             )
+
+
+def _name(url: str) -> str:
+    """Return what SQS calls a queue: with its prefix, as permissions name it."""
+    return url.rsplit("/", 1)[-1]
 
 
 def _is_refused(fault: Any) -> bool:

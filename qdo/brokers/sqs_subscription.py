@@ -30,6 +30,7 @@ from qdo.brokers.sqs_attempts import Attempts
 from qdo.brokers.sqs_deletes import TROUBLE, Deletes
 from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Received
+from qdo.brokers.sqs_reader import SqsReader
 from qdo.brokers.sqs_requests import BATCH, Requests
 from qdo.errors import UnreachableError
 from qdo.message import time_of_position
@@ -37,6 +38,8 @@ from qdo.policy import backoff
 
 FIRST_REST_SECONDS = 0.5
 """Pause after the first poll that found nothing; it doubles from poll to poll."""
+LOOK_AT = frozenset(3 << shift for shift in range(24))
+"""After so many empty polls in a row it is looked whether the queue is empty, ever less often."""
 UNWANTED_SECONDS = 1.0
 """How often it is looked whether the queue may be polled again."""
 RELEASES = 4
@@ -81,6 +84,7 @@ class SqsSubscription(Subscription):
         self._empty = 0
         self._given = 0
         self._failures = 0
+        self._rung = False
         self._rest: Any = None
         self._attempts = Attempts()
         self._deletes = Deletes(queue, requests, holding, self._begin, clock, chance)
@@ -92,7 +96,7 @@ class SqsSubscription(Subscription):
     # --- what the engine says and asks --------------------------------------------------
 
     def reader(self, after: int) -> SqsReader:
-        return SqsReader(self, after)
+        return SqsReader(self.fetch, after)
 
     def fetch(self, after: int, limit: int) -> list[Row]:
         """Return rows that are at hand; have SQS asked for more where these are the last.
@@ -135,7 +139,11 @@ class SqsSubscription(Subscription):
         return self._holding.unconfirmed()
 
     def ring(self) -> None:
-        """Ask at once: somebody has sent to this queue."""
+        """Ask at once: somebody has sent to this queue.
+
+        What an open poll answers may be older than that: if it is nothing SQS is asked again.
+        """
+        self._rung = self._asking
         if self._rest is not None and not self._failures:
             self._empty = 0
             self._stop_resting()
@@ -261,6 +269,9 @@ class SqsSubscription(Subscription):
             return
         if not len(messages):
             self._empty += 1
+            self._holding.found_nothing(asked_at)
+            if self._empty in LOOK_AT and not len(self._holding):
+                self._begin(lambda: self._requests.look(self.queue))
         self._rest_for(self._idle_pause())
 
     def _idle_pause(self) -> float:
@@ -268,7 +279,8 @@ class SqsSubscription(Subscription):
 
         With a little chance in it, or all queues of a worker would be polled at once for ever.
         """
-        if not self._idle_seconds or not self._empty:
+        rung, self._rung = self._rung, False
+        if rung or not self._idle_seconds or not self._empty:
             return 0.0
         pause = min(self._idle_seconds, FIRST_REST_SECONDS * 2.0 ** min(self._empty - 1, 30))
         return pause * (0.9 + 0.2 * self._chance())
@@ -342,21 +354,3 @@ class SqsSubscription(Subscription):
         for gone in lost:
             self._on_lost(gone.position)
         self._on_news()
-
-
-class SqsReader:
-    """Reads what a subscription holds, from a position on."""
-
-    def __init__(self, subscription: SqsSubscription, after: int) -> None:
-        self._subscription = subscription
-        self._after = after
-
-    def fetch(self, limit: int) -> list[Row]:
-        """Return the next rows at hand, none when there are none; raises what a poll raised."""
-        rows = self._subscription.fetch(self._after, limit)
-        if rows:
-            self._after = rows[-1].position
-        return rows
-
-    def close(self) -> None:
-        """Nothing is held by a reader."""

@@ -49,6 +49,7 @@ class FakeRequests:
         self.released: list[int] = []
         self.refuse: set[int] = set()
         self.fail_deletes = 0
+        self.looks = 0
         self.fail_releases = 0
         self._news = Event()
 
@@ -86,6 +87,9 @@ class FakeRequests:
             self.fail_releases -= 1
             return Answer((), failed=batch)
         return Answer(batch)
+
+    def look(self, queue: str) -> None:
+        self.looks += 1
 
     def _answer(self, batch: Sequence[Held]) -> Answer:
         refused = [held for held in batch if sequence_of(held.position) in self.refuse]

@@ -67,13 +67,17 @@ class Stage:
     """An app whose job does as messages say, and its queues.
 
     :ivar proxy: what workers take for SQS; None: the server itself.
+    :param faults: the server can be told to fail, as the fast one can.
     """
 
-    def __init__(self, folder: Path, server: ServerProcess, prefix: str) -> None:
+    def __init__(
+        self, folder: Path, server: ServerProcess, prefix: str, faults: bool = True
+    ) -> None:
         self.folder = folder
         self.server = server
         self.prefix = prefix
         self.proxy: Proxy | None = None
+        self._faults = faults
         self.coordinator = f"sqlite:{folder / 'coordination.db'}"
         self.sqs = client("sqs", server.url, region=REGION)
         self.urls: dict[str, str] = {}
@@ -113,14 +117,19 @@ class Stage:
         self.proxy = proxy
 
     def spoil(self, fault: str, action: str, queue: str = "", **terms: Any) -> None:
-        """Have the proxy spoil requests; see `Rule`."""
+        """Have the proxy spoil requests, of this queue or of all; see `Rule`."""
         if self.proxy is not None:
-            self.proxy.spoil(fault, action, name=self.prefix + queue, **terms)
+            name = self.prefix + queue if queue else ""
+            self.proxy.spoil(fault, action, name=name, **terms)
 
     def asked(self, action: str, queue: str) -> list[Entry]:
         """Return what the proxy was asked of a queue."""
         name = self.prefix + queue
         return [each for each in self.proxy.log(action) if each.name == name] if self.proxy else []
+
+    def all_asked(self) -> list[Entry]:
+        """Return what the proxy was asked of any queue, and of all together."""
+        return self.proxy.log() if self.proxy is not None else []
 
     def url(self, **options: Any) -> str:
         """Return the address of the broker."""
@@ -257,9 +266,9 @@ class Stage:
         marks = self.node(queue).marks
         return marks is not None and marks.blocked
 
-    def broker(self) -> SqsBroker:
+    def broker(self, **options: Any) -> SqsBroker:
         """Return a broker as operators have it, straight at the server; to be closed."""
-        broker = open_broker(self.url(endpoint=self.server.url), APP)
+        broker = open_broker(self.url(endpoint=self.server.url, **options), APP)
         assert isinstance(broker, SqsBroker)
         return broker
 
@@ -267,7 +276,8 @@ class Stage:
         for worker in self._workers:
             with worker:
                 pass
-        self.server.ask("/_fail_entries", {})
+        if self._faults:
+            self.server.ask("/_fail_entries", {})
 
 
 def once_in_order(numbers: Iterable[int]) -> list[int]:

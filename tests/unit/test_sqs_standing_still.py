@@ -81,3 +81,19 @@ def test_giving_back_is_tried_again(bench: Bench) -> None:
     bench.fetched(1, 2)
     bench.subscription.close()
     until(lambda: bench.requests.released == [1, 2, 1, 2, 1, 2])
+
+
+def test_a_queue_of_which_nothing_comes_is_looked_at_ever_less_often(bench: Bench) -> None:
+    """After 3, 6, 12, 24 empty polls: it costs next to nothing where queues are idle."""
+    bench.reader.fetch(10)
+    bench.requests.answer(*([[]] * 30))
+    until(lambda: bench.requests.polls == 31)
+    assert bench.requests.looks == 4
+
+
+def test_a_queue_of_which_something_is_held_is_not_looked_at(bench: Bench) -> None:
+    """That other messages of the group do not come is as it should be."""
+    bench.fetched(1, 2)
+    bench.requests.answer(*([[]] * 10))
+    until(lambda: bench.requests.polls == 12)
+    assert bench.requests.looks == 0
