@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -149,6 +150,23 @@ def test_what_failed_is_sent_again_before_what_stands_behind_it() -> None:
     assert ids(sender(service).send(messages(12))) == [f"id of {n}" for n in range(12)]
     assert service.requests[1:3] == [["3", "7"], ["7"]]
     assert service.requests[3] == ["10", "11"]
+
+
+def test_an_order_that_sqs_lost_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Where it took a message and not one of its group before it; else nothing is said."""
+    groups = ["a", "b", "a", "c", "b", "c"]
+    sent = [Outgoing("q.fifo", str(n).encode(), key) for n, key in enumerate(groups)]
+    service = Service(lambda body: refused("InternalError", False) if body in "045" else None)
+    with caplog.at_level(logging.WARNING):
+        sender(service).send(sent)
+    (record,) = caplog.records
+    assert "queue p-q.fifo: SQS took messages" in record.getMessage()
+    assert record.getMessage().endswith("the order is lost in message groups a")
+    assert service.stored == ["1", "2", "3", "0", "4", "5"]
+    caplog.clear()
+    plain = Service(lambda body: refused("InternalError", False) if body == "0" else None)
+    sender(plain).send([Outgoing("q", str(n).encode(), "k") for n in range(3)])
+    assert caplog.records == []
 
 
 def test_a_request_that_failed_as_a_whole_is_made_again_with_the_same_ids() -> None:
