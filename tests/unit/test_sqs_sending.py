@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from botocore import exceptions as boto
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qdo.brokers import sqs_sending
 from qdo.brokers.aws_address import SqsAddress, sqs_address
@@ -24,6 +26,7 @@ from qdo.errors import (
     AwsUnreachableError,
     MessageTooLargeError,
     PartlySentError,
+    QdoError,
     SqsNameError,
     ThrottledError,
     UnsupportedError,
@@ -373,3 +376,58 @@ def test_refusals_name_action_and_queue() -> None:
     service = Service(lambda body: refused("AWS.SimpleQueueService.SomethingElse"))
     with pytest.raises(AwsError, match=r"sqs:SendMessage on queue 'p-a\.fifo'"):
         sender(service).send(messages(1))
+
+
+entry_fates = st.sampled_from(["taken", "taken", "taken", "later", "never"])
+request_fates = st.one_of(
+    st.sampled_from(["throttled", "lost", "denied"]),
+    st.lists(entry_fates, min_size=10, max_size=10),
+)
+
+
+@given(
+    fates=st.lists(request_fates, max_size=12),
+    queues=st.lists(st.sampled_from(["a", "b.fifo"]), min_size=1, max_size=40),
+)
+def test_whatever_fails_is_told_and_nothing_else(fates: list[Any], queues: list[str]) -> None:
+    """Each message is stored once under its id, or is among those that were not sent; what is
+    stored of a queue keeps its order, but where SQS itself lost it within a request."""
+    lost = boto.ReadTimeoutError(endpoint_url="x")
+    whole = {"throttled": failing("Throttling"), "denied": failing("AccessDenied"), "lost": lost}
+    disorder = False
+
+    def step(fate: list[str]) -> Callable[[str], Any]:
+        left = iter(fate)
+        behind = False
+
+        def entry(body: str) -> Any:
+            nonlocal behind, disorder
+            kind = next(left)
+            disorder |= behind and kind == "taken"
+            behind |= kind != "taken"
+            return {"taken": None, "later": refused("Oh", False), "never": refused("No")}[kind]
+
+        return entry
+
+    service = Service(*(whole[each] if isinstance(each, str) else step(each) for each in fates))
+    sent = [Outgoing(queue, str(n).encode(), "k") for n, queue in enumerate(queues)]
+    told: Sequence[Any]
+    partly: PartlySentError | None = None
+    try:
+        told = sender(service).send(sent)
+    except PartlySentError as error:
+        partly, told = error, error.details["sent"]
+    except QdoError:
+        told = [None] * len(queues)
+    if partly is not None:
+        unsent = [index for index, each in enumerate(told) if each is None]
+        assert tuple(unsent) == partly.details["unsent"]
+        assert partly.details["done"] == len(queues) - len(unsent)
+    for number, each in enumerate(told):
+        assert each is None or each.id == f"id of {number}"
+    stored = [int(body) for body in service.stored]
+    assert sorted(stored) == [number for number, each in enumerate(told) if each is not None]
+    if not disorder:
+        for queue in set(queues):
+            own = [number for number in stored if queues[number] == queue]
+            assert own == sorted(own)
