@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from qdo.brokers.s3 import Objects
 from qdo.brokers.sqs_holding import Held
 from qdo.brokers.sqs_messages import RECEIVED_ATTRIBUTES, Pointer, Received, received
 from qdo.describe import describe
+from qdo.errors import QdoError, UnreachableError
 
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
@@ -113,7 +115,22 @@ class Requests:
             self.counts["ReceiveMessage"] += 1
             with translated(self._place, "queue", _name(options["QueueUrl"])):
                 answer = self._polling.call("ReceiveMessage", options)
-        return [self._whole(queue, received(raw)) for raw in answer.get("Messages", ())]
+        messages = [received(raw) for raw in answer.get("Messages", ())]
+        try:
+            return [self._whole(queue, each) for each in messages]
+        except QdoError as error:
+            self._put_back(queue, messages, error)
+            raise
+
+    def _put_back(self, queue: str, messages: Sequence[Received], error: QdoError) -> None:
+        """Have messages shown again that nobody can run, as a body cannot be had for now.
+
+        Those of a FIFO queue the same attempt gets again, if it is made again.
+        """
+        if queue.endswith(FIFO) and isinstance(error, UnreachableError):
+            return
+        with contextlib.suppress(QdoError):  # they are shown again after a while anyway
+            self.release_receipts(queue, [each.receipt for each in messages])
 
     def _whole(self, queue: str, message: Received) -> Received:
         """Return a message with its body, wherever that is.
