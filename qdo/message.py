@@ -52,6 +52,14 @@ def format_position(position: int) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
+def format_last(last: int) -> str | None:
+    """Return the time of a recorded `last`, None where it is before the first message.
+
+    1 is so as well as 0: a seek to the earliest records it, see `Positions.earliest`.
+    """
+    return format_position(last) if last > 1 else None
+
+
 def message_id(position: int, node: int) -> str:
     """Return the UUIDv1 of a position, with a 48-bit `node` and clock sequence 0."""
     return (

@@ -44,6 +44,14 @@ class Positions:
         """Return what stays the same of a position when the message is given to another owner."""
         return position
 
+    def ahead(self, position: int, done: int) -> int:
+        """Return a position of a message that was not received yet: not behind `done`.
+
+        Where positions do not last one of another owner says nothing about what this one has
+        done: the message is still to come, and what is known of it must not be dropped as past.
+        """
+        return position
+
     def message_id(self, position: int, node: int) -> str:
         """Return the id of a message whose headers name none."""
         return message_id(position, node)

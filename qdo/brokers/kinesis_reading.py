@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import logging
 import threading
@@ -18,6 +19,7 @@ from qdo.brokers.aws_errors import (
     translated,
     translation,
 )
+from qdo.brokers.aws_wire import Calls
 from qdo.brokers.base import Backlog
 from qdo.brokers.kinesis_aggregation import is_aggregated, unpack
 from qdo.brokers.kinesis_poller import Answer, Gone, Keeping, Read, Seek, ShardPoll, Taken
@@ -32,6 +34,12 @@ PATIENCE = 3
 """So many failures in a row that may pass by themselves are only logged."""
 SUMMARY_SECONDS = 60.0
 """How long what the stream says of itself is believed."""
+
+SEEKERS = 16
+"""Iterators that are asked for at once: a worker may begin with a thousand shards."""
+TARGET = "Kinesis_20131202"
+METHODS = {"GetRecords": "get_records"}
+"""Of a boto3 client, by action."""
 
 _INVALID = "InvalidArgumentException"
 _EXPIRED = "ExpiredIteratorException"
@@ -64,11 +72,14 @@ class Source:
     """The stream, as those see it who read. Safe to use from several threads.
 
     :param client: of boto3; repeats nothing by itself.
+    :param calls: makes the reads, of which there are very many.
     """
 
-    def __init__(self, client: Any, address: KinesisAddress) -> None:
+    def __init__(self, client: Any, calls: Calls, address: KinesisAddress) -> None:
         self._client = client
+        self._calls = calls
         self.address = address
+        self._seeks = threading.BoundedSemaphore(SEEKERS)
         self._said: tuple[Mapping[str, Any], float] | None = None
 
     def seek(self, shard: str, seek: Seek) -> str:
@@ -82,14 +93,16 @@ class Source:
             request["StartingSequenceNumber"] = str(seek.sequence)
         if seek.time is not None:
             request["Timestamp"] = datetime.datetime.fromtimestamp(seek.time, datetime.timezone.utc)
-        return str(self._client.get_shard_iterator(**request)["ShardIterator"])
+        with self._seeks:
+            return str(self._client.get_shard_iterator(**request)["ShardIterator"])
 
     def read(self, read: Read, hash_keys: tuple[int, int] | None) -> Answer:
         """Return records; raises what boto3 raises.
 
         :param hash_keys: of the shard.
         """
-        response = self._client.get_records(ShardIterator=read.iterator, Limit=read.limit)
+        asked = {"ShardIterator": read.iterator, "Limit": read.limit}
+        response = self._calls.call("GetRecords", asked)
         return answer_of(response, hash_keys)
 
     def keeping(self) -> Keeping:
@@ -128,8 +141,9 @@ def answer_of(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) ->
     rows: list[Taken] = []
     size = 0
     for record in records:
-        size += len(record["Data"])
-        rows += _messages(record, hash_keys)
+        data = _data(record)
+        size += len(data)
+        rows += _messages(record, data, hash_keys)
     last = whole(int(records[-1]["SequenceNumber"]), _arrival(records[-1])) if records else 0
     return Answer(
         first=int(records[0]["SequenceNumber"]) if records else None,
@@ -142,8 +156,9 @@ def answer_of(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) ->
     )
 
 
-def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> list[Taken]:
-    data: bytes = record["Data"]
+def _messages(
+    record: Mapping[str, Any], data: bytes, hash_keys: tuple[int, int] | None
+) -> list[Taken]:
     sequence, arrival = int(record["SequenceNumber"]), _arrival(record)
     unpacked = unpack(data, hash_keys) if is_aggregated(data) else None
     if unpacked is None:
@@ -159,16 +174,23 @@ def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> l
     return rows
 
 
+def _data(record: Mapping[str, Any]) -> bytes:
+    data: str | bytes = record["Data"]
+    return base64.b64decode(data) if isinstance(data, str) else data
+
+
 def _arrival(record: Mapping[str, Any]) -> int:
-    moment: datetime.datetime = record["ApproximateArrivalTimestamp"]
-    return position_of_time(moment.timestamp())
+    moment: float | datetime.datetime = record["ApproximateArrivalTimestamp"]
+    seconds = moment.timestamp() if isinstance(moment, datetime.datetime) else moment
+    return position_of_time(seconds)
 
 
 class ShardReading:
     """Makes the requests of a `ShardPoll`, and decides on their failures.
 
     :param hash_keys: of the shard; None: not known, messages of other shards are kept.
-    :param strict: a position that is gone is an error, else the oldest record comes next.
+    :param trimmed: what to do when the position is gone: ``stop``, which is an error; ``oldest``:
+        go on with that; ``look``: the same, without a word, for those who process nothing.
     """
 
     def __init__(
@@ -177,13 +199,13 @@ class ShardReading:
         shard: str,
         hash_keys: tuple[int, int] | None,
         poll: ShardPoll,
-        strict: bool,
+        trimmed: str,
     ) -> None:
         self._source = source
         self._shard = shard
         self._hash_keys = hash_keys
         self.poll = poll
-        self._strict = strict
+        self._trimmed = trimmed
 
     def step(self, request: Seek | Read, now: float) -> list[Taken]:
         """Make one request of the poll; return the messages that came.
@@ -212,13 +234,13 @@ class ShardReading:
         elif is_throttling(error):
             pause = self.poll.refused(now)
             # Now and then it is nothing: somebody else had a look at the shard.
-            level = logging.WARNING if self.poll.failures >= PATIENCE else logging.INFO
+            level = logging.WARNING if self.poll.refusals >= PATIENCE else logging.INFO
             log.log(level, "queue %s: Kinesis throttles, read again in %.1f s", self._shard, pause)
         else:
             pause = self.poll.doubted(now)
             address = self._source.address
             found = translation(error, address.place, "shard", f"{address.stream}/{self._shard}")
-            if not is_passing(error) or self.poll.failures > PATIENCE:
+            if not is_passing(error) or self.poll.doubts > PATIENCE:
                 raise found from error
             log.warning("queue %s: %s; read again in %.1f s", self._shard, found, pause)
 
@@ -232,10 +254,11 @@ class ShardReading:
             poll.accept()
             return
         error = self._lost(keeping)
-        if self._strict:
+        if self._trimmed == "stop":
             poll.doubted(now)
             raise error
-        log.warning("%s: it goes on with the oldest", error)
+        if self._trimmed == "oldest":
+            log.warning("%s: it goes on with the oldest", error)
         poll.accept()
 
     def expired(self) -> None:
@@ -246,9 +269,10 @@ class ShardReading:
         poll = self.poll
         if poll.ended:
             return
-        if self._strict:
+        if self._trimmed == "stop":
             raise self._lost(self._source.keeping())
-        log.warning("queue %s: its shard has expired, it ends here", self._shard)
+        if self._trimmed == "oldest":
+            log.warning("queue %s: its shard has expired, it ends here", self._shard)
         poll.finish()
 
     def _lost(self, keeping: Keeping) -> PositionTrimmedError:

@@ -103,8 +103,9 @@ class KinesisSubscription(Subscription):
 
     def at_tip(self) -> bool:
         with self._lock:
-            reading = self._reading
-            return not self._hand.waiting and reading is not None and reading.poll.at_tip
+            if self._hand.waiting or self._reading is None:
+                return False
+            return self._reading.poll.at_tip or self._reading.poll.ended
 
     def done(self, position: int) -> None:
         with self._lock:
@@ -113,13 +114,6 @@ class KinesisSubscription(Subscription):
     def done_through(self, position: int) -> None:
         with self._lock:
             self._hand.done_through(position)
-
-    def behind_seconds(self) -> float | None:
-        """Return the age of what is not done yet, 0 at the tip, None while that is not known."""
-        with self._lock:
-            if self._reading is None:
-                return None
-            return self._reading.poll.behind_seconds(self._clock(), self._hand.oldest())
 
     def backlog(self, after: int) -> Backlog | None:
         """Return what waits behind a position; None where Kinesis must be asked."""

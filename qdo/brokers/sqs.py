@@ -30,9 +30,10 @@ from qdo.brokers.sqs_advice import advice
 from qdo.brokers.sqs_facts import QueueFacts
 from qdo.brokers.sqs_holding import HOLD_SECONDS
 from qdo.brokers.sqs_letters import SqsLetters
+from qdo.brokers.sqs_messages import TARGET
 from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.brokers.sqs_queues import SqsQueues
-from qdo.brokers.sqs_sending import MAX_S3_BODY, SqsSender
+from qdo.brokers.sqs_sending import ACTION, MAX_S3_BODY, SqsSender
 from qdo.descriptors import room_for
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order
@@ -82,7 +83,8 @@ class SqsBroker(Broker):
         self._receipts: ReceiptBook | None = None
         self.client = make_client(address.place, connections=CONNECTIONS)
         # One that repeats nothing by itself: of a batch only what failed is sent again.
-        self._sending = make_client(address.place, connections=CONNECTIONS, attempts=1)
+        methods = {ACTION: "send_message_batch"}
+        self._sending = make_calls(address.place, TARGET, methods, connections=CONNECTIONS)
         self.objects = Objects(address.place, address.bucket) if address.bucket else None
         self.sqs_queues = SqsQueues(self.client, address)
         self._sender = SqsSender(
@@ -125,9 +127,10 @@ class SqsBroker(Broker):
 
         SQS cannot store all or none: where some are not stored, `PartlySentError` says which.
         """
-        ids = [each.id for each in self._sender.send(messages)]
-        self._tell(m.queue for m in messages if m.terms is None or m.terms.due is None)
-        return ids
+        try:
+            return [each.id for each in self._sender.send(messages)]
+        finally:  # of those that were stored where others were not, too
+            self._tell(m.queue for m in messages if m.terms is None or m.terms.due is None)
 
     def _tell(self, queues: Iterable[str]) -> None:
         if self.on_sent is not None:
@@ -173,7 +176,7 @@ class SqsBroker(Broker):
     def _made_receiver(self) -> SqsReceiver:
         # Imported late: senders do without gevent.
         from qdo.brokers.sqs_receiver import SqsReceiver
-        from qdo.brokers.sqs_requests import METHODS, MOST_POLLS, TARGET, Requests
+        from qdo.brokers.sqs_requests import METHODS, MOST_POLLS, Requests
 
         address = self.address
         polls = room_for(MOST_POLLS)

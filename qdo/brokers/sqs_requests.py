@@ -11,7 +11,7 @@ from typing import Any
 from gevent.lock import BoundedSemaphore
 
 from qdo.brokers.aws_address import FIFO, Place
-from qdo.brokers.aws_errors import BOTO_ERRORS, translated, translation
+from qdo.brokers.aws_errors import translated
 from qdo.brokers.aws_wire import Calls
 from qdo.brokers.s3 import Objects
 from qdo.brokers.sqs_holding import Held
@@ -21,7 +21,6 @@ from qdo.describe import describe
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
 BATCH = 10
-TARGET = "AmazonSQS"
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",
@@ -106,7 +105,7 @@ class Requests:
         if queue.endswith(FIFO):
             options["ReceiveRequestAttemptId"] = attempt
         self.counts["ReceiveMessage"] += 1
-        with self._polls, translated(self._place, "queue", queue):
+        with self._polls, translated(self._place, "queue", _name(options["QueueUrl"])):
             answer = self._polling.call("ReceiveMessage", options)
         return [self._whole(queue, received(raw)) for raw in answer.get("Messages", ())]
 
@@ -170,11 +169,11 @@ class Requests:
                 {"Id": str(index), "ReceiptHandle": receipt, "VisibilityTimeout": 0}
                 for index, receipt in enumerate(receipts[start : start + BATCH])
             ]
-            with translated(self._place, "queue", queue):
+            url = self._url_of(queue)
+            with translated(self._place, "queue", _name(url)):
                 self.counts["ChangeMessageVisibilityBatch"] += 1
                 self._calls.call(
-                    "ChangeMessageVisibilityBatch",
-                    {"QueueUrl": self._url_of(queue), "Entries": entries},
+                    "ChangeMessageVisibilityBatch", {"QueueUrl": url, "Entries": entries}
                 )
 
     def _change(self, queue: str, batch: Sequence[Held], seconds: int) -> Answer:
@@ -189,11 +188,10 @@ class Requests:
     ) -> Answer:
         try:
             url = self._url_of(queue)
-            self.counts[action] += 1
-            found = self._calls.call(action, {"QueueUrl": url, "Entries": entries})
+            with translated(self._place, "queue", _name(url)):
+                self.counts[action] += 1
+                found = self._calls.call(action, {"QueueUrl": url, "Entries": entries})
         except Exception as error:  # noqa: BLE001 - tried again, and it would end a duty
-            if isinstance(error, BOTO_ERRORS):
-                error = translation(error, self._place, "queue", queue)
             _log.warning("queue %s: %s, tried again: %s", queue, action, describe(error))
             return Answer((), failed=batch)
         faults = {int(each["Id"]): each for each in found.get("Failed", ())}
@@ -223,6 +221,11 @@ class Requests:
                 pointers[0].key,
                 describe(error),
             )
+
+
+def _name(url: str) -> str:
+    """Return what SQS calls a queue: with its prefix, as permissions name it."""
+    return url.rsplit("/", 1)[-1]
 
 
 def _is_refused(fault: Any) -> bool:

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count
+from math import inf
 from typing import Any
 
 import gevent
@@ -206,6 +207,7 @@ class Lanes:
     :param alone: there is one lane only, for the queue has an order of its own: where that is
         blocked nothing is read.
     :param key_of: the lane of a row, by what it returns.
+    :param hold_seconds: how long the broker may hide a message at most, None if it never does.
     """
 
     def __init__(
@@ -224,6 +226,7 @@ class Lanes:
         hands: Hands,
         counters: Counters,
         turn_seconds: float,
+        hold_seconds: float | None,
         clock: Callable[[], float],
     ) -> None:
         self.claim = claim
@@ -251,6 +254,7 @@ class Lanes:
             for each in marks
             if each.position > claim.done
         }
+        self._known_until = inf if hold_seconds is None else clock() + hold_seconds
         # Reading is ahead of what is done: it has a slot and a claim of its own.
         self._source = Slot(slot.queue)
         self._source.subscription = slot.subscription
@@ -374,6 +378,10 @@ class Lanes:
     def rest(self) -> bool:
         """Return whether nothing is pending, with the claim up to date."""
         self.look()
+        if self._known and not self._window and self._clock() >= self._known_until:
+            self._known.clear()  # nothing can be hidden for so long: they are gone
+            self._changed = True
+            self.look()
         return not self._window and not self._known
 
     def drop(self) -> None:
@@ -508,7 +516,9 @@ class Lanes:
         claim.above = Above(runs, tuple(marks[1:])) if runs or marks[1:] else None
 
     def _marks(self) -> Iterator[Marks]:
-        yield from self._known.values()
+        for known in self._known.values():
+            # Not received again yet, however far others are done meanwhile.
+            yield replace(known, position=self._positions.ahead(known.position, self._window.last))
         for lane in self._lanes.values():
             yield from lane.marks
             marks = lane.claim.marks

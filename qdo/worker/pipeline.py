@@ -316,6 +316,7 @@ class Pipeline:
             hands=self._hands,
             counters=self.counters,
             turn_seconds=self._turn_seconds,
+            hold_seconds=self._broker.capabilities.hold_seconds,
             clock=self._clock,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from qdo.app import App, Job
 from qdo.brokers.base import Broker
-from qdo.describe import describe
+from qdo.describe import describe, few
 from qdo.errors import UnreachableError, UsageError
 from qdo.policy import Policy
 
@@ -79,11 +79,10 @@ def is_weaker(broker: Broker, queue: str, job: Job) -> bool:
 
 def _reason(broker: Broker, job: Job, queues: list[str]) -> str:
     given = broker.order(queues[0])
-    shown = ", ".join(queues[:NAMES_SHOWN])
-    more = f" and {len(queues) - NAMES_SHOWN} more" if len(queues) > NAMES_SHOWN else ""
+    shown = ("queue " if len(queues) == 1 else "queues ") + few(queues, NAMES_SHOWN)
     what = "no order" if given == "none" else f"order={given!r} only"
     return (
-        f"the broker keeps {what} in {shown}{more}, and job {job.name} has order={job.order!r}: "
+        f"the broker keeps {what} in {shown}, and job {job.name} has order={job.order!r}: "
         f'write @app.job(order="{given}") for such queues, or leave them out with --exclude'
     )
 

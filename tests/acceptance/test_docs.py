@@ -159,15 +159,22 @@ def _renamed(stream: str) -> Callable[[re.Match[str]], str]:
     return rename
 
 
-def test_the_readme_example_happens_as_shown(shell: Shell) -> None:
-    """The first thing that anybody tries works."""
-    app, console = blocks(read("README"))
+def test_the_readme_example_happens_as_shown(shell: Shell, moto_url: str, aws_prefix: str) -> None:
+    """The first thing that anybody tries works, and so does the second, with SQS."""
+    app, console, sqs = blocks(read("README"))
     shell.write("hello.py", app.text)
     activate, *rest = steps(console)
     assert activate == (". .venv/bin/activate", [])
     assert len(rest) == 3
     for command, shown in rest:
         assert plain(shell.run(command)) == plain("\n".join(shown)), command
+    install, server, *exports, send, work = steps(sqs)
+    assert install[0].startswith("pip install")
+    assert server[0].startswith("moto_server --port 5000")
+    setting = "; ".join(command for command, _ in exports)
+    setting = setting.replace("http://127.0.0.1:5000", moto_url).replace("hello-", aws_prefix)
+    for command, shown in (send, work):
+        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
 
 
 def test_a_fenced_write_counts_every_message_once(shell: Shell) -> None:

@@ -108,6 +108,7 @@ def test_a_live_shard_goes_where_the_operator_says(stage: Stage) -> None:
     planned = stage.item("seek", shard, "earliest")
     assert (planned["executed"], planned["waiting_after"]) == (False, None)
     assert planned["before_position"] == stage.ids()[-1]
+    assert planned["after"] == "earliest"
     stage.item("seek", shard, "earliest", "--execute")
     stage.wait(10)
     assert stage.seen() == [0, 1, 2, 3, 4] * 2

@@ -39,7 +39,7 @@ def test_trap_10_a_standard_queue_takes_no_job_with_an_order(sqs_stage: Stage) -
     worker = sqs_stage.start()
     assert worker.wait() == 2
     (line,) = [each for each in worker.output.splitlines() if "order" in each]
-    assert "the broker keeps no order in t, and job jobs:job has order='queue'" in line
+    assert "the broker keeps no order in queue t, and job jobs:job has order='queue'" in line
     assert '@app.job(order="none")' in line
     assert "u.fifo" not in line
 

@@ -100,11 +100,14 @@ def test_a_graceful_handover_repeats_nothing(sqs_stage: Stage, order: str) -> No
     for queue in queues:
         sqs_stage.make(queue)
         for key in ("a", "b"):
-            bodies = ({"n": n, "seconds": 0.04} for n in range(40))
+            bodies: list[dict[str, Any]] = [{"n": n, "seconds": 0.04} for n in range(40)]
+            bodies[5]["gate"] = "two"
             sqs_stage.send(queue, *bodies, key=key)
     sqs_stage.start()
-    sqs_stage.wait(30)
+    sqs_stage.wait(20)
     sqs_stage.start()
+    sqs_stage.until(lambda: sqs_stage.assigned() == [2, 2], "both have a share")
+    sqs_stage.open("two")
     sqs_stage.wait(320)
     sqs_stage.wait_empty()
     counts = Counter((each["queue"], each["key"], each["n"]) for each in sqs_stage.said("begin"))

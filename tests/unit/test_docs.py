@@ -175,6 +175,22 @@ def test_every_trap_of_kinesis_has_a_test_where_the_page_says() -> None:
                 assert (ROOT / place.strip("`")).exists()
 
 
+def test_every_trap_of_sqs_has_its_tests_or_a_reason() -> None:
+    """In each file that the table names there is a test with the number of the trap."""
+    traps = table("sqs", "traps")
+    assert [*traps] == [str(number) for number in range(1, 21)]
+    for number, cells in traps.items():
+        where = cells[3]
+        named = re.findall(r"`(test_\w+\.py)`", where)
+        assert named or where.startswith("None: "), number
+        for name in named:
+            (path,) = (ROOT / "tests").rglob(name)
+            found = re.search(
+                rf"def test_trap_(\d\d_)*{int(number):02}_", path.read_text(encoding="utf-8")
+            )
+            assert found or where.startswith("the whole of"), (number, name)
+
+
 # --- commands ---------------------------------------------------------------------
 
 

@@ -75,7 +75,7 @@ def test_a_worker_refuses_queues_without_the_order_of_their_job(
     with pytest.raises(UsageError) as caught:
         check_jobs(app, broker, lambda queue: True, policy)
     text = str(caught.value)
-    assert "no order in plain, and job" in text
+    assert "no order in queue plain, and job" in text
     assert "strict.fifo" not in text
     assert '@app.job(order="none")' in text
     assert "\n" not in text
@@ -206,7 +206,7 @@ def test_the_worker_ends_before_it_registers(
     settings = Settings(app="test")
     app.use(settings)
     registrar = FakeRegistrar(settings)
-    with pytest.raises(UsageError, match="no order in plain"):
+    with pytest.raises(UsageError, match="no order in queue plain"):
         Worker(app, settings, registrar=registrar).run()
     assert registrar.members == []
     assert seen == []
