@@ -256,5 +256,10 @@ def _name(url: str) -> str:
 
 
 def _is_refused(fault: Any) -> bool:
-    """Return whether the receipt of an entry is no longer valid: asking again would not help."""
-    return fault is not None and bool(fault.get("SenderFault"))
+    """Return whether the receipt of an entry is no longer valid: asking again would not help.
+
+    Throttling is the fault of the sender to SQS, too.
+    """
+    if fault is None or not fault.get("SenderFault"):
+        return False
+    return "throttl" not in str(fault.get("Code")).lower()

@@ -27,17 +27,16 @@ import gevent
 
 from qdo.brokers.base import Row, Subscription
 from qdo.brokers.sqs_attempts import Attempts
-from qdo.brokers.sqs_deletes import TROUBLE, Deletes
+from qdo.brokers.sqs_deletes import Deletes
 from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Received
+from qdo.brokers.sqs_pauses import TROUBLE, rest_seconds
 from qdo.brokers.sqs_reader import SqsReader
 from qdo.brokers.sqs_requests import BATCH, Requests
 from qdo.errors import UnreachableError
 from qdo.message import time_of_position
 from qdo.policy import Policy, backoff
 
-FIRST_REST_SECONDS = 0.5
-"""Pause after the first poll that found nothing; it doubles from poll to poll."""
 LOOK_AT = frozenset(3 << shift for shift in range(24))
 """After so many empty polls in a row it is looked whether the queue is empty, ever less often."""
 UNWANTED_SECONDS = 1.0
@@ -278,18 +277,9 @@ class SqsSubscription(Subscription):
             self._holding.nothing_came(asked_at)
             if self._empty in LOOK_AT and not len(self._holding):
                 self._begin(lambda: self._requests.look(self.queue))
-        self._rest_for(self._idle_pause())
-
-    def _idle_pause(self) -> float:
-        """Return how long to rest: nothing at first, then more from poll to poll.
-
-        With a little chance in it, or all queues of a worker would be polled at once for ever.
-        """
         rung, self._rung = self._rung, False
-        if rung or not self._idle_seconds or not self._empty:
-            return 0.0
-        pause = min(self._idle_seconds, FIRST_REST_SECONDS * 2.0 ** min(self._empty - 1, 30))
-        return pause * (0.9 + 0.2 * self._chance())
+        empty = 0 if rung else self._empty
+        self._rest_for(rest_seconds(empty, self._idle_seconds, self._chance()))
 
     def _rest_for(self, seconds: float) -> None:
         self._rest = gevent.spawn_later(seconds, self._rested)
@@ -357,7 +347,7 @@ class SqsSubscription(Subscription):
         The queue is blocked, or may be another worker's by now: it must be able to have them.
         """
         in_hand = self.in_hand()
-        kept = [held for held in due if held.done or held.position in in_hand]
+        kept = [held for held in due if held.position in in_hand]
         self._give_back([held for held in due if held not in kept])
         return kept
 
