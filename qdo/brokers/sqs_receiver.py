@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 import gevent
 from gevent.event import Event
 
-from qdo.brokers.base import ReceiptBook
+from qdo.brokers.aws_address import FIFO
+from qdo.brokers.base import OPEN_POLL, ReceiptBook
 from qdo.brokers.sqs_holding import Holding
 from qdo.brokers.sqs_requests import Requests
 from qdo.brokers.sqs_subscription import SqsSubscription
@@ -86,21 +87,29 @@ class SqsReceiver:
         """Have messages visible again that a dead process held; takes up to `wait_seconds`.
 
         A long poll of the dead process may still be open at SQS: what becomes visible meanwhile
-        goes to it, and is hidden for another visibility time-out.
+        goes to it, and is hidden for another visibility time-out. What it brought by then has
+        locked message groups of a FIFO queue, and is asked for again.
 
-        :param held: also queues with an empty receipt, where a poll was open.
+        :param held: with `OPEN_POLL` and its ReceiveRequestAttemptId where a poll was open.
         """
         queues: dict[str, list[str]] = {}
+        polled: dict[str, str] = {}
         for queue, receipt in held:
-            queues.setdefault(queue, []).append(receipt)
-        polled = {queue for queue, receipts in queues.items() if "" in receipts}
+            receipts = queues.setdefault(queue, [])
+            if receipt.startswith(OPEN_POLL):
+                polled[queue] = receipt.removeprefix(OPEN_POLL)
+            else:
+                receipts.append(receipt)
+        waited = not self._wait_seconds
         for queue in sorted(queues, key=polled.__contains__):
-            if queue in polled and self._wait_seconds:
+            if queue in polled and not waited:
                 # Once is enough for all of them: they were open when the process died.
                 gevent.sleep(self._wait_seconds)
-                polled.clear()
-            receipts = [receipt for receipt in queues[queue] if receipt]
-            self._requests.release_receipts(queue, receipts)
+                waited = True
+            lost = []
+            if queue in polled and queue.endswith(FIFO):
+                lost = self._requests.receive_lost(queue, polled[queue])
+            self._requests.release_receipts(queue, queues[queue] + lost)
 
     def _closed(self, subscription: SqsSubscription) -> None:
         self._open.pop(subscription, None)
