@@ -46,6 +46,7 @@ TEST = [
     "moto[s3,server]>=5.2,<6",
     "aws-kinesis-agg>=1.2.3,<2",  # packs records as producers do; reads them less well than qdo
     "six>=1.16,<2",  # which aws-kinesis-agg imports and does not name
+    "cryptography>=50,<51",  # makes certificates for servers of tests
     "standardwebhooks>=1.1,<2",  # verifies what workers.webhook signs
     "pytest>=9.2,<10",
     "pytest-timeout>=2.4,<3",

@@ -9,7 +9,7 @@ import sys
 from bench.processes import ROOT
 from bench.report import say
 
-ALL = ("throughput", "latency", "handover", "checkpoints", "jobs")
+ALL = ("throughput", "latency", "handover", "checkpoints", "jobs", "many", "sqs")
 
 
 def main() -> int:

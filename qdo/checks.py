@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from qdo.errors import SettingsError
 from qdo.names import name_fault
 
 Check = Callable[[Any], "str | None"]
@@ -58,9 +59,23 @@ def reference(value: str) -> str | None:
 
 
 def broker_url(value: str) -> str | None:
-    """Check the address of a broker; what follows the kind is checked by the broker itself."""
+    """Check the address of a broker; nothing is opened."""
     known = ("sqlite:PATH", "sqs://REGION/PREFIX", "kinesis://REGION/STREAM")
+    if value.startswith(("sqs:", "kinesis:")):
+        return _aws_fault(value)
     return _sqlite_fault(value) or _scheme_fault(value, known)
+
+
+def _aws_fault(value: str) -> str | None:
+    # Late, because brokers stand above settings; this module of theirs needs nothing but errors.
+    from qdo.brokers import aws_address
+
+    read = aws_address.sqs_address if value[0] == "s" else aws_address.kinesis_address
+    try:
+        read(value)
+    except SettingsError as error:
+        return str(error.details["reason"])
+    return None
 
 
 def coordinator_url(value: str) -> str | None:

@@ -6,7 +6,8 @@ only where the write lands, and only if the proof stands in the same transaction
 There are two kinds of proof:
 
 - `FencedWrites`: a row for each queue with fence and position of its last write. It does not
-  grow, and also refuses former owners. It relies on the order of the queue.
+  grow, and also refuses former owners. It relies on the order of the queue, and on positions
+  that last: not with SQS.
 - `DoneMessages`: a row for each message id. It needs no order and knows a message again that got
   a new position, as a dead letter does that is sent again. It grows, and is tidied by age.
 
@@ -33,6 +34,9 @@ SqlSession: TypeAlias = Any
 DIALECTS = ("sqlite", "postgresql")
 MAX_NAME = 200
 """Characters of a queue, a part or an id."""
+POSITION_DIGITS = 100
+"""Width of a stored position: text with zeros before it, for those of Kinesis are wider than any
+integer of a database, and texts of one length compare as their numbers do."""
 
 Parameters: TypeAlias = Mapping[str, Any]
 
@@ -68,7 +72,7 @@ class FencedWrites:
                 queue VARCHAR({MAX_NAME}) NOT NULL,
                 part VARCHAR({MAX_NAME}) NOT NULL,
                 fence BIGINT NOT NULL,
-                position BIGINT NOT NULL,
+                position VARCHAR({POSITION_DIGITS}) NOT NULL,
                 PRIMARY KEY (queue, part)
             )
         """
@@ -104,15 +108,22 @@ class FencedWrites:
         :param part: what is counted apart from the rest of the queue, such as the message's key
             where keys run in parallel, or the name of one of several sinks.
         :raises UsageError: `part` has more than 200 characters.
-        :raises UnsupportedError: the database is neither SQLite nor PostgreSQL.
+        :raises UnsupportedError: the database is neither SQLite nor PostgreSQL, or the message
+            has another position each time it is delivered, as with SQS.
         """
+        if not message.lasting:
+            raise UnsupportedError(
+                broker="a broker such as SQS, where positions do not last,",
+                what="tell repeated messages from new ones by their position",
+                remedy="use qdo.idempotence.DoneMessages, which goes by message.id",
+            )
         if len(part) > MAX_NAME:
             raise UsageError(reason=f"part={part!r:.60}... has more than {MAX_NAME} characters")
         row = {
             "queue": message.queue,
             "part": part,
             "fence": message.fence,
-            "position": message.position,
+            "position": f"{message.position:0{POSITION_DIGITS}d}",
         }
         if _execute(session, self._advance, row).rowcount:
             return Write.NEW

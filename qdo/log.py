@@ -50,8 +50,10 @@ class Calm(logging.Filter):
 def configure(level: str = "info", stream: TextIO | None = None) -> None:
     """Send the log of this process to `stream` (default: stderr), from `level` on.
 
-    Times are UTC, so that the lines of several hosts sort. Of kazoo's own lines only warnings
-    and worse are shown, and repeated ones now and then; at level debug all of them.
+    Times are UTC, so that the lines of several hosts sort. Of kazoo's and botocore's own lines
+    only warnings and worse are shown, and kazoo's repeated ones now and then. At level debug all
+    of kazoo's are, and botocore's down to info: below it writes every request that it signs, with
+    the security token of temporary credentials.
 
     :raises SettingsError: for a level that does not exist.
     """
@@ -64,10 +66,11 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
     formatter = logging.Formatter(_FORMAT, _DATE_FORMAT)
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
-    quiet = logging.NOTSET
+    kazoo, botocore = logging.NOTSET, logging.INFO
     if level.lower() != "debug":
-        quiet = logging.WARNING
+        kazoo = botocore = logging.WARNING
         handler.addFilter(Calm())
     root.addHandler(handler)
     root.setLevel(level.upper())
-    logging.getLogger("kazoo").setLevel(quiet)
+    logging.getLogger("kazoo").setLevel(kazoo)
+    logging.getLogger("botocore").setLevel(botocore)

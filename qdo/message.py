@@ -52,6 +52,14 @@ def format_position(position: int) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
+def format_last(last: int) -> str | None:
+    """Return the time of a recorded `last`, None where it is before the first message.
+
+    1 is so as well as 0: a seek to the earliest records it, see `Positions.earliest`.
+    """
+    return format_position(last) if last > 1 else None
+
+
 def message_id(position: int, node: int) -> str:
     """Return the UUIDv1 of a position, with a 48-bit `node` and clock sequence 0."""
     return (
@@ -68,6 +76,8 @@ def new_id() -> str:
 class Meaning(Protocol):
     """What is asked about positions that are no times; see `qdo.positions.Positions`."""
 
+    @property
+    def lasting(self) -> bool: ...
     def last(self, position: int) -> int: ...
     def message_id(self, position: int, node: int) -> str: ...
 
@@ -141,6 +151,15 @@ class Message:
             return message_id(self.position, known)
         return known.message_id(self.position, 0)
 
+    @property
+    def lasting(self) -> bool:
+        """Whether the message has the same `position` when it is delivered again.
+
+        Not with SQS, where a position says when it was received.
+        """
+        known = self._id
+        return isinstance(known, (str, int)) or known.lasting
+
     def limit(self, seconds: float) -> None:
         """Set the deadline to so many seconds from now; executors do, before the job runs."""
         now = _clock()
@@ -211,6 +230,11 @@ class Batch(list[Message]):
     def stopping(self) -> bool:
         """Whether the job should come to an end now, if it can."""
         return self[0].stopping
+
+    @property
+    def lasting(self) -> bool:
+        """Whether they have the same positions when they are delivered again."""
+        return self[0].lasting
 
     def limit(self, seconds: float) -> None:
         """Set the deadline of all to so many seconds from now."""

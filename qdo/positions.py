@@ -19,6 +19,8 @@ class Positions:
     """
 
     lasting = True
+    earliest = 0
+    """``last`` before the oldest message there is, where an operator goes back to that."""
 
     def begin(self, last: int, position: str | None) -> int:
         """Return the position after which an owner goes on.
@@ -40,6 +42,14 @@ class Positions:
 
     def name(self, position: int) -> int:
         """Return what stays the same of a position when the message is given to another owner."""
+        return position
+
+    def ahead(self, position: int, done: int) -> int:
+        """Return a position of a message that was not received yet: not behind `done`.
+
+        Where positions do not last one of another owner says nothing about what this one has
+        done: the message is still to come, and what is known of it must not be dropped as past.
+        """
         return position
 
     def message_id(self, position: int, node: int) -> str:

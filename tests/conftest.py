@@ -16,6 +16,7 @@ from tests.support import zookeeper
 from tests.support.aws import clients
 from tests.support.aws.kinesis_stub import KinesisStub, kinesis_stub
 from tests.support.aws.moto import moto_server as running_moto
+from tests.support.aws.proxy import Proxy, proxying
 from tests.support.aws.server import ServerProcess, serving
 from tests.support.zookeeper import Ensemble
 
@@ -129,6 +130,22 @@ def sqs_stage(tmp_path: Path, sqs_stub: ServerProcess, aws_prefix: str) -> Itera
 
     with contextlib.closing(Stage(tmp_path, sqs_stub, aws_prefix)) as stage:
         yield stage
+
+
+@pytest.fixture(scope="session")
+def sqs_proxy(sqs_stub: ServerProcess) -> Iterator[Proxy]:
+    """A proxy before the fast SQS server, for all tests."""
+    with proxying(sqs_stub.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def sqs_proxied(sqs_stage: Stage, sqs_proxy: Proxy) -> Iterator[Stage]:
+    """The same with the proxy between workers and server."""
+    sqs_proxy.clear()
+    sqs_stage.take_proxy(sqs_proxy)
+    yield sqs_stage
+    sqs_proxy.clear()
 
 
 @pytest.fixture

@@ -15,6 +15,10 @@ a crash messages run again; those that a file of the queue holds already are lef
 is there once. The one exception is a worker that is frozen in the middle of writing a file, loses
 its queue, and goes on: its messages may be in two files. Lines have position and id to tell.
 
+With Kinesis positions are wider than times, and so are the names of files. With SQS a message gets
+another position whenever it is delivered: what runs again after a crash is there twice then, and
+its id tells.
+
 S3 needs ``pip install 'qdo[aws]'``, and the credentials that boto3 finds by itself.
 """
 
@@ -32,7 +36,7 @@ import ujson
 
 from qdo import App, Message
 from qdo.errors import SettingsError
-from qdo.message import format_position
+from qdo.message import format_position, position_of_time
 from workers.archive_places import Place, folder_of, open_place
 from workers.options import expect, option, read
 
@@ -46,6 +50,15 @@ class Options:
     PREFIX: ClassVar[str] = "QDO_ARCHIVE_"
 
     url: str = option("where files go: file:FOLDER or s3://BUCKET/PREFIX")
+
+
+TIME_DIGITS = 20
+WIDE_DIGITS = 100
+"""Positions have as many digits in names, so that these sort as the positions do: those that are
+times, and all others."""
+DAY_SECONDS = 86_400.0
+MAX_TIME = 2**63
+"""Beyond it a position is no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +75,9 @@ class Span:
 # --- names and lines ----------------------------------------------------------------
 
 
-def name_of(queue: str, span: Span) -> str:
-    """Return the name of the file for a span of a queue."""
-    return f"{folder_of(queue)}/{_day(span.last)}/{span.last:020d}-{span.first:020d}{SUFFIX}"
+def name_of(queue: str, span: Span, day: str) -> str:
+    """Return the name of the file for a span of a queue, of which the last message is of a day."""
+    return f"{folder_of(queue)}/{day}/{_digits(span.last)}-{_digits(span.first)}{SUFFIX}"
 
 
 def span_of(name: str) -> Span | None:
@@ -75,8 +88,19 @@ def span_of(name: str) -> Span | None:
     return None
 
 
-def _day(position: int) -> str:
-    return format_position(position)[:10]
+def _digits(position: int) -> str:
+    return f"{position:0{TIME_DIGITS if position < MAX_TIME else WIDE_DIGITS}d}"
+
+
+def _sent(message: Message) -> str:
+    """Return when a message was sent, in ISO 8601."""
+    is_time = message.position < MAX_TIME
+    return format_position(message.position if is_time else position_of_time(message.time))
+
+
+def day_of(message: Message) -> str:
+    """Return the day on which a message was sent, in UTC."""
+    return _sent(message)[:10]
 
 
 def line_of(message: Message) -> bytes:
@@ -85,7 +109,7 @@ def line_of(message: Message) -> bytes:
         "id": message.id,
         "queue": message.queue,
         "position": message.position,
-        "time": format_position(message.position),
+        "time": _sent(message),
         "key": message.key,
         "headers": dict(message.headers),
     }
@@ -141,7 +165,7 @@ class Archive:
 
     def _write(self, messages: Sequence[Message]) -> str:
         span = Span(messages[0].position, messages[-1].position)
-        name = name_of(messages[0].queue, span)
+        name = name_of(messages[0].queue, span, day_of(messages[-1]))
         self._place.write(name, packed(messages))
         return name
 
@@ -157,12 +181,21 @@ class Archive:
             spans = before.spans
         else:
             folder = folder_of(first.queue)
-            start = f"{folder}/{_day(first.position)}/{first.position:020d}"
-            names = self._place.names(folder, start)
+            names = self._place.names(folder, f"{folder}/{_start(first)}")
             spans = [span for name in names if (span := span_of(name)) is not None]
         spans = [span for span in spans if span.last >= first.position]
         self._known[first.queue] = _Known(first.fence, last, spans)
         return spans
+
+
+def _start(first: Message) -> str:
+    """Return where in its folder to look for files that may hold a message or one behind it.
+
+    Times beside positions need not grow with them: then also on the day before.
+    """
+    if first.position < MAX_TIME:
+        return f"{day_of(first)}/{_digits(first.position)}"
+    return f"{format_position(position_of_time(first.time - DAY_SECONDS))[:10]}/"
 
 
 @contextlib.contextmanager

@@ -10,6 +10,9 @@ that the message was counted, a row of `qdo.idempotence.FencedWrites`:
 - a message under a smaller fence than the recorded one changes nothing: it comes from a worker
   that has lost the queue and does not know it yet.
 
+With SQS, where positions do not last, the proof is a row of `qdo.idempotence.DoneMessages`: a
+message whose id was counted changes nothing.
+
 ::
 
     qdo send --app churn --file commits.jsonl --queue-field repo
@@ -37,7 +40,7 @@ import ujson
 
 from qdo import App, DeadLetter, Message, QdoError
 from qdo.errors import NotFoundError
-from qdo.idempotence import FencedWrites, Write
+from qdo.idempotence import DoneMessages, FencedWrites, Write
 from qdo.storage import Format, open_database, translated
 
 _log = logging.getLogger(__name__)
@@ -46,13 +49,15 @@ DEFAULT_PATH = "qdo-data/churn.db"
 PATH_VARIABLE = "QDO_CHURN_DB"
 
 _writes = FencedWrites()
+_done = DoneMessages()
 
 FORMAT = Format(
     name="churn ledger",
     application_id=0x71646F63,  # "qdoc"
-    version=2,
+    version=3,
     schema=f"""
         {_writes.schema};
+        {_done.schema};
         CREATE TABLE totals (
             queue TEXT PRIMARY KEY,
             commits INTEGER NOT NULL,
@@ -63,7 +68,7 @@ FORMAT = Format(
         CREATE TABLE counted (
             place INTEGER PRIMARY KEY,
             queue TEXT NOT NULL,
-            position INTEGER NOT NULL,
+            position TEXT NOT NULL,
             commit_id TEXT NOT NULL,
             parents TEXT NOT NULL
         )
@@ -120,11 +125,11 @@ class Ledger:
         """
         row = {
             "queue": message.queue,
-            "position": message.position,
+            "position": str(message.position),
             **_record(message.body),
         }
         with self._lock, translated(self._path), self._transaction():
-            write = _writes.admit(self._database, message)
+            write = self._admit(message)
             if write is Write.NEW:
                 self._database.execute(_ADD, row)
                 self._database.execute(_NOTE, row)
@@ -135,6 +140,11 @@ class Ledger:
                 "%s: a write under the old fence %d was refused", message.queue, message.fence
             )
         return bool(write)
+
+    def _admit(self, message: Message) -> Write:
+        if message.lasting:
+            return _writes.admit(self._database, message)
+        return Write.NEW if _done.record(self._database, message) else Write.REPEATED
 
     def totals(self) -> list[Totals]:
         """Return the totals of every queue, by name."""

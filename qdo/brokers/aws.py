@@ -84,13 +84,16 @@ def make_calls(
     *,
     connections: int,
     read_seconds: float = READ_SECONDS,
+    version: str = "1.0",
 ) -> Calls:
     """Return what makes requests that are made very often; none is made now.
 
-    They are not repeated by themselves.
+    They are not repeated by themselves. Their answers are what JSON has, or, where a proxy is in
+    use, what boto3 makes of it: bytes and datetimes for base64 and numbers.
 
     :param target: begins the names of actions in the JSON protocol, as in ``AmazonSQS``.
     :param methods: of a boto3 client, by action.
+    :param version: of the JSON protocol that the service has.
     """
     client = make_client(place, connections=connections, read_seconds=read_seconds, attempts=1)
     with _lock:
@@ -104,6 +107,7 @@ def make_calls(
         credentials,
         certificates,
         target,
+        version=version,
         connect_seconds=CONNECT_SECONDS,
         read_seconds=read_seconds,
         connections=connections,

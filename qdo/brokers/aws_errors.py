@@ -126,7 +126,11 @@ _OUT_OF_REACH = (
 )
 
 
-_PERMISSIONS = {"HeadBucket": "ListBucket", "DeleteObjects": "DeleteObject"}
+_PERMISSIONS = {
+    "HeadBucket": "ListBucket",
+    "ListObjectsV2": "ListBucket",
+    "DeleteObjects": "DeleteObject",
+}
 """Operations of S3 that are allowed under another name."""
 
 

@@ -23,7 +23,6 @@ from botocore.awsrequest import AWSRequest
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
-CONTENT_TYPE = "application/x-amz-json-1.0"
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 """What a connection says that the other side closed while it was idle."""
 
@@ -68,6 +67,7 @@ class WireCalls:
     :param credentials: of a session of boto3.
     :param certificates: file or folder of those to trust; None: those that boto3 brings along.
     :param target: begins the name of every action, as in ``AmazonSQS``.
+    :param version: of the protocol, as the service has it.
     :param read_seconds: how long an answer may take.
     :param connections: idle connections that are kept at most.
     """
@@ -79,6 +79,7 @@ class WireCalls:
         certificates: str | None,
         target: str,
         *,
+        version: str,
         connect_seconds: float,
         read_seconds: float,
         connections: int,
@@ -92,7 +93,7 @@ class WireCalls:
         self._service = client.meta.service_model.signing_name
         self._region = client.meta.region_name
         self._headers = {
-            "Content-Type": CONTENT_TYPE,
+            "Content-Type": f"application/x-amz-json-{version}",
             "User-Agent": client.meta.config.user_agent.split(" ")[0]
             + " "
             + (client.meta.config.user_agent_extra or ""),

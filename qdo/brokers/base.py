@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -168,6 +168,12 @@ class Subscription(abc.ABC):
 
     end: int | None = None
     reached: int | None = None
+    may_start: Callable[[], bool] = staticmethod(lambda: True)
+    """Whether jobs may be started: not while the queue is blocked, or the lease is over and the
+    queue perhaps another worker's. Said by the engine; a broker from which one owner takes what
+    another could have is to leave it there meanwhile."""
+    in_hand: Callable[[], Collection[int]] = staticmethod(lambda: ())
+    """Positions of the messages whose jobs run; said by the engine."""
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:
@@ -181,6 +187,10 @@ class Subscription(abc.ABC):
     @abc.abstractmethod
     def at_tip(self) -> bool:
         """Return whether the broker had nothing more when it was last asked."""
+
+    def behind_seconds(self) -> float | None:
+        """Return how old the first message is that is not done, 0 at the tip; None: not known."""
+        return None
 
     def done(self, position: int) -> None:  # noqa: B027 - logs have nothing to acknowledge
         """Take note that a message is done: acknowledge it."""
@@ -293,7 +303,8 @@ class Broker(abc.ABC):
     def give_back(self, held: Sequence[tuple[str, str]]) -> None:  # noqa: B027 - as above
         """Let messages be received again that a dead process held.
 
-        :param held: queue and receipt of each. One that is not held any more is passed over.
+        :param held: queue and receipt of each. One that is not held any more is passed over; an
+            empty one says that the process was asking for messages of the queue.
         :raises: as `queues`.
         """
 

@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from qdo.brokers.aws import make_client
+from qdo.brokers.aws import make_calls, make_client
 from qdo.brokers.aws_address import KinesisAddress
 from qdo.brokers.base import (
     Backlog,
@@ -27,19 +27,25 @@ from qdo.brokers.kinesis_letters import KinesisLetters
 from qdo.brokers.kinesis_poller import ShardPoll, Start
 from qdo.brokers.kinesis_positions import FINISHED, POSITIONS, is_end, pack
 from qdo.brokers.kinesis_reader import PassingReader
-from qdo.brokers.kinesis_reading import Paces, ShardReading, Source
+from qdo.brokers.kinesis_reading import METHODS, TARGET, Paces, ShardReading, Source
 from qdo.brokers.kinesis_records import MAX_BODY_BYTES
 from qdo.brokers.kinesis_sending import KinesisSender
 from qdo.brokers.kinesis_shards import Shards
 from qdo.brokers.kinesis_subscription import KinesisSubscription
 from qdo.errors import UnsupportedError, UsageError
 from qdo.message import position_now
+from qdo.policy import Policy
 
-READERS = 64
-"""Requests for records that are open at once; a read takes a fraction of a second."""
+READERS = 256
+"""Connections that are kept for reads."""
+SEEKERS = 16
 SENDERS = 16
 CLOSE_SECONDS = 25.0
 """How long closing waits for requests that are under way: longer than their time-out."""
+_REMEDY = (
+    "add dead_letters=s3://BUCKET/PREFIX to the broker's address, or give its job"
+    ' Policy(then="block") or "skip"'
+)
 
 Wake = Callable[[Iterable[str]], None]
 
@@ -66,6 +72,7 @@ class KinesisBroker(Broker):
     positions = POSITIONS
     finished_text = FINISHED
     list_seconds = 10.0
+    backlog_budget = 100
 
     def __init__(self, address: KinesisAddress, app: str) -> None:
         self.address = address
@@ -78,9 +85,10 @@ class KinesisBroker(Broker):
         """All that may still make a request."""
         self._client = make_client(address.place)
         # Reading and sending repeat by themselves, and at their own pace.
-        self._reads = make_client(address.place, connections=READERS, attempts=1)
+        self._reads = make_client(address.place, connections=SEEKERS, attempts=1)
         self._writes = make_client(address.place, connections=SENDERS, attempts=1)
-        self._source = Source(self._reads, address)
+        self._calls = make_calls(address.place, TARGET, METHODS, connections=READERS, version="1.1")
+        self._source = Source(self._reads, self._calls, address)
         self._paces = Paces(1.0 / address.reads_per_second)
         self.shards = Shards(self._client, address)
         self._sender = KinesisSender(
@@ -108,6 +116,17 @@ class KinesisBroker(Broker):
         :raises: as `queues`.
         """
         return self.shards.parents(queue)
+
+    def advice(self, policies: Mapping[str, Policy]) -> list[str]:
+        """Return what should be said at a worker's start: dead letters have no place."""
+        if self._letters is not None or all(
+            each.then != "dead-letter" for each in policies.values()
+        ):
+            return []
+        return [
+            f"a message of stream {self.address.stream} that fails for the last time will hold up"
+            f" its shard: it cannot be set aside; {_REMEDY}"
+        ]
 
     # --- sending ---
 
@@ -252,8 +271,7 @@ class KinesisBroker(Broker):
             raise UnsupportedError(
                 broker="Kinesis",
                 what="keep dead letters",
-                remedy="add dead_letters=s3://BUCKET/PREFIX to the broker's address, or choose the"
-                " policy block or skip",
+                remedy=_REMEDY,
             )
         return self._letters
 
@@ -269,5 +287,5 @@ class KinesisBroker(Broker):
         self._subscriptions.clear()
         if self._letters is not None:
             self._letters.close()
-        for client in (self._reads, self._writes, self._client):
+        for client in (self._calls, self._reads, self._writes, self._client):
             client.close()

@@ -178,8 +178,10 @@ class ShardPoll:
             self._sought = sequence
             return Seek("AT_SEQUENCE_NUMBER", sequence=sequence)
         if self.after:
-            # Times to come are refused, and the clock of AWS may be the later one.
             asked = time_of_position(time_in(self.after))
+            if asked <= 0:  # before there was any stream
+                return Seek("TRIM_HORIZON")
+            # Times to come are refused, and the clock of AWS may be the later one.
             return Seek("AT_TIMESTAMP", time=min(asked, now - SLACK_SECONDS))
         if self._beginning is None:
             self._beginning = self._start.seek(now)

@@ -69,6 +69,8 @@ class KinesisPositions(Positions):
     """Positions of Kinesis: recorded as ``SEQUENCE``, ``SEQUENCE:SUBSEQUENCE`` or ``SHARD_END``."""
 
     lasting = True
+    earliest = 1
+    """A time before all others: 0 stands for the start that the address says."""
 
     def begin(self, last: int, position: str | None) -> int:
         if position is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import logging
 import threading
@@ -18,6 +19,7 @@ from qdo.brokers.aws_errors import (
     translated,
     translation,
 )
+from qdo.brokers.aws_wire import Calls
 from qdo.brokers.base import Backlog
 from qdo.brokers.kinesis_aggregation import is_aggregated, unpack
 from qdo.brokers.kinesis_poller import Answer, Gone, Keeping, Read, Seek, ShardPoll, Taken
@@ -32,6 +34,10 @@ PATIENCE = 3
 """So many failures in a row that may pass by themselves are only logged."""
 SUMMARY_SECONDS = 60.0
 """How long what the stream says of itself is believed."""
+
+TARGET = "Kinesis_20131202"
+METHODS = {"GetRecords": "get_records"}
+"""Of a boto3 client, by action."""
 
 _INVALID = "InvalidArgumentException"
 _EXPIRED = "ExpiredIteratorException"
@@ -64,10 +70,12 @@ class Source:
     """The stream, as those see it who read. Safe to use from several threads.
 
     :param client: of boto3; repeats nothing by itself.
+    :param calls: makes the reads, of which there are very many.
     """
 
-    def __init__(self, client: Any, address: KinesisAddress) -> None:
+    def __init__(self, client: Any, calls: Calls, address: KinesisAddress) -> None:
         self._client = client
+        self._calls = calls
         self.address = address
         self._said: tuple[Mapping[str, Any], float] | None = None
 
@@ -89,7 +97,8 @@ class Source:
 
         :param hash_keys: of the shard.
         """
-        response = self._client.get_records(ShardIterator=read.iterator, Limit=read.limit)
+        asked = {"ShardIterator": read.iterator, "Limit": read.limit}
+        response = self._calls.call("GetRecords", asked)
         return answer_of(response, hash_keys)
 
     def keeping(self) -> Keeping:
@@ -128,8 +137,9 @@ def answer_of(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) ->
     rows: list[Taken] = []
     size = 0
     for record in records:
-        size += len(record["Data"])
-        rows += _messages(record, hash_keys)
+        data = _data(record)
+        size += len(data)
+        rows += _messages(record, data, hash_keys)
     last = whole(int(records[-1]["SequenceNumber"]), _arrival(records[-1])) if records else 0
     return Answer(
         first=int(records[0]["SequenceNumber"]) if records else None,
@@ -142,8 +152,9 @@ def answer_of(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) ->
     )
 
 
-def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> list[Taken]:
-    data: bytes = record["Data"]
+def _messages(
+    record: Mapping[str, Any], data: bytes, hash_keys: tuple[int, int] | None
+) -> list[Taken]:
     sequence, arrival = int(record["SequenceNumber"]), _arrival(record)
     unpacked = unpack(data, hash_keys) if is_aggregated(data) else None
     if unpacked is None:
@@ -159,9 +170,15 @@ def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> l
     return rows
 
 
+def _data(record: Mapping[str, Any]) -> bytes:
+    data: str | bytes = record["Data"]
+    return base64.b64decode(data) if isinstance(data, str) else data
+
+
 def _arrival(record: Mapping[str, Any]) -> int:
-    moment: datetime.datetime = record["ApproximateArrivalTimestamp"]
-    return position_of_time(moment.timestamp())
+    moment: float | datetime.datetime = record["ApproximateArrivalTimestamp"]
+    seconds = moment.timestamp() if isinstance(moment, datetime.datetime) else moment
+    return position_of_time(seconds)
 
 
 class ShardReading:
@@ -211,7 +228,9 @@ class ShardReading:
             self._gone(now)
         elif is_throttling(error):
             pause = self.poll.refused(now)
-            log.warning("queue %s: Kinesis throttles, read again in %.1f s", self._shard, pause)
+            # Now and then it is nothing: somebody else had a look at the shard.
+            level = logging.WARNING if self.poll.failures >= PATIENCE else logging.INFO
+            log.log(level, "queue %s: Kinesis throttles, read again in %.1f s", self._shard, pause)
         else:
             pause = self.poll.doubted(now)
             address = self._source.address

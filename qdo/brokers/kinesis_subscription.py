@@ -76,7 +76,8 @@ class KinesisSubscription(Subscription):
 
     def reader(self, after: int) -> KinesisReader:
         with self._lock:
-            self.end = self.reached = None
+            # `reached` stays: it counts once everything in hand was fetched again.
+            self.end = None
             if not self._hand.rewind(after):
                 self._restart(after)
         return KinesisReader(self)
@@ -102,8 +103,9 @@ class KinesisSubscription(Subscription):
 
     def at_tip(self) -> bool:
         with self._lock:
-            reading = self._reading
-            return not self._hand.waiting and reading is not None and reading.poll.at_tip
+            if self._hand.waiting or self._reading is None:
+                return False
+            return self._reading.poll.at_tip or self._reading.poll.ended
 
     def done(self, position: int) -> None:
         with self._lock:

@@ -27,11 +27,14 @@ from qdo.brokers.base import (
 from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import AT_ONCE
 from qdo.brokers.sqs_advice import advice
+from qdo.brokers.sqs_facts import QueueFacts
 from qdo.brokers.sqs_holding import HOLD_SECONDS
 from qdo.brokers.sqs_letters import SqsLetters
+from qdo.brokers.sqs_messages import TARGET
 from qdo.brokers.sqs_positions import SQS_POSITIONS
-from qdo.brokers.sqs_queues import QueueFacts, SqsQueues
-from qdo.brokers.sqs_sending import MAX_S3_BODY, SqsSender
+from qdo.brokers.sqs_queues import SqsQueues
+from qdo.brokers.sqs_sending import ACTION, MAX_S3_BODY, SqsSender
+from qdo.descriptors import room_for
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order
 from qdo.policy import Policy
@@ -80,7 +83,8 @@ class SqsBroker(Broker):
         self._receipts: ReceiptBook | None = None
         self.client = make_client(address.place, connections=CONNECTIONS)
         # One that repeats nothing by itself: of a batch only what failed is sent again.
-        self._sending = make_client(address.place, connections=CONNECTIONS, attempts=1)
+        methods = {ACTION: "send_message_batch"}
+        self._sending = make_calls(address.place, TARGET, methods, connections=CONNECTIONS)
         self.objects = Objects(address.place, address.bucket) if address.bucket else None
         self.sqs_queues = SqsQueues(self.client, address)
         self._sender = SqsSender(
@@ -171,23 +175,26 @@ class SqsBroker(Broker):
     def _made_receiver(self) -> SqsReceiver:
         # Imported late: senders do without gevent.
         from qdo.brokers.sqs_receiver import SqsReceiver
-        from qdo.brokers.sqs_requests import METHODS, MOST_POLLS, TARGET, Requests
+        from qdo.brokers.sqs_requests import METHODS, MOST_POLLS, Requests
 
         address = self.address
+        polls = room_for(MOST_POLLS)
         requests = Requests(
             make_calls(address.place, TARGET, METHODS, connections=CONNECTIONS),
             make_calls(
                 address.place,
                 TARGET,
                 METHODS,
-                connections=MOST_POLLS,
+                connections=polls,
                 read_seconds=address.wait_seconds + POLL_SLACK_SECONDS,
             ),
             address.place,
             self.sqs_queues.url,
             wait_seconds=address.wait_seconds,
             visibility_seconds=address.visibility_seconds,
+            waiting=lambda queue: self.sqs_queues.counts(queue).waiting,
             objects=self.objects,
+            polls=polls,
         )
         return SqsReceiver(
             requests,

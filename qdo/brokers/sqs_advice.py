@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from qdo.brokers.aws_address import FIFO
-from qdo.brokers.sqs_queues import QueueFacts, Redrive
+from qdo.brokers.sqs_facts import QueueFacts, Redrive
 from qdo.describe import few
 from qdo.policy import Policy
 

@@ -91,6 +91,7 @@ class Holding:
     ) -> None:
         self._queue = queue
         self._receipts = receipts
+        self._poll = 0
         self._moment = SQS_POSITIONS.last(after)
         self._visibility = visibility_seconds
         self._clock = clock
@@ -176,6 +177,13 @@ class Holding:
             self._receipts.drop(held.kept)
             held.kept = self._receipts.keep(self._queue, held.receipt)
 
+    def polling(self, begins: bool) -> None:
+        """Take note that a poll begins, or is answered: what is given back while it is open goes
+        to it, be the process that made it alive or dead."""
+        if self._receipts is not None:
+            self._receipts.drop(self._poll)
+            self._poll = self._receipts.keep(self._queue, "") if begins else 0
+
     def _hide(self, held: Held, until: float) -> None:
         held.until = until
         held.extend_at = until - (1 - _EXTEND_SHARE) * self._visibility
@@ -215,12 +223,9 @@ class Holding:
         self._forget(held)
         self.in_doubt()
 
-    def give_up(self) -> list[Held]:
-        """Hold no longer what is not done; return it, in the order of receipt."""
-        undone = self.undone()
-        for held in undone:
-            self._forget(held)
-        return undone
+    def given_back(self, held: Held) -> None:
+        """Take note that SQS is to show a message again, to whoever asks."""
+        self._forget(held)
 
     def _forget(self, held: Held) -> None:
         if self._receipts is not None:
@@ -242,6 +247,10 @@ class Holding:
     def has_rows(self, after: int) -> bool:
         """Return whether there are rows behind a position."""
         return bool(self._order) and self._order[-1] > after
+
+    def oldest_sent(self) -> int | None:
+        """Return when the first message was sent that is not done (UUIDv1), None: all are done."""
+        return SQS_POSITIONS.last(self._order[0]) if self._order else None
 
     def is_held(self, position: int) -> bool:
         """Return whether a message is still ours, or done."""
@@ -280,16 +289,18 @@ class Holding:
 
     def extend_at(self) -> float:
         """Return the clock time at which messages should be hidden for longer, `inf` for never."""
-        return min((held.extend_at for held in self._held.values()), default=float("inf"))
+        undone = (self._held[position].extend_at for position in self._order)
+        return min(undone, default=float("inf"))
 
     def to_extend(self, now: float) -> tuple[list[Held], list[Held]]:
         """Return what should be hidden for longer now, and what is not hidden any more.
 
-        A little before its time is soon enough to go with others in one request.
+        A little before its time is soon enough to go with others in one request. What is done is
+        left alone: it is being deleted, and recognised if it comes again.
         """
         soon = now + 0.1 * self._visibility
         due, over = [], []
-        for held in self._held.values():
+        for held in self.undone():
             if held.until <= now:
                 over.append(held)
             elif held.extend_at <= soon:

@@ -95,7 +95,11 @@ class LetterHands:
     def take(self) -> Hand:
         """Receive everything there is."""
         hand = self._empty()
-        self._fill(hand)
+        try:
+            self._fill(hand)
+        except BaseException:
+            self.free(hand)  # others need not wait for what is of no use now
+            raise
         return hand
 
     def _empty(self) -> Hand:

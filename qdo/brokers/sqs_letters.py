@@ -72,7 +72,7 @@ class SqsLetters:
         self._clock = clock
         self._lock = threading.Lock()
         self._hands = LetterHands(client, address, queues, clock)
-        self._seen: dict[Place, DeadLetterRecord] = {}
+        self._seen: dict[Place, Found] = {}
         self._seen_at = 0.0
         self._counts: Mapping[str, int] = {}
         self._counted_at: float | None = None
@@ -113,11 +113,11 @@ class SqsLetters:
         """Return one letter; one that was listed a moment ago costs no request."""
         place = queue, SQS_POSITIONS.name(position)
         with self._lock:
-            if self._clock() - self._seen_at <= SEEN_SECONDS and place in self._seen:
-                return self._seen[place]
-        found = (each for each in self._look() if each.place == place)
-        each = next(found, None)
-        return None if each is None else self._whole(each)
+            young = self._clock() - self._seen_at <= SEEN_SECONDS
+            found = self._seen.get(place) if young else None
+        if found is None:
+            found = next((each for each in self._look() if each.place == place), None)
+        return None if found is None else self._whole(found)
 
     def counts(self) -> Mapping[str, int]:
         """Return how many letters each queue has, of those that have any; a minute old at most."""
@@ -148,11 +148,10 @@ class SqsLetters:
         self._seen, self._seen_at = {}, self._clock()
         size = 0
         for each in found:
-            size += each.body_bytes
+            size += len(each.record.body)
             if size > SEEN_BYTES:
                 break
-            if each.pointer is None:
-                self._seen[each.place] = each.record
+            self._seen[each.place] = each
 
     def _whole(self, found: Found) -> DeadLetterRecord:
         """Return a letter with its body, wherever that is."""

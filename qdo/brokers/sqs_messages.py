@@ -31,6 +31,9 @@ from qdo.errors import UsageError
 from qdo.headers import RESERVED, is_raw, parsed
 from qdo.message import GREGORIAN_OFFSET
 
+TARGET = "AmazonSQS"
+"""Begins the names of actions in the protocol of SQS."""
+
 ENCODING = "qdo-encoding"
 HEADERS = "qdo-headers"
 KEY = "qdo-key"

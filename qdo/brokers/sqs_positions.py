@@ -41,6 +41,11 @@ class SqsPositions(Positions):
     def name(self, position: int) -> int:
         return position & _NAME
 
+    def ahead(self, position: int, done: int) -> int:
+        if position > done:
+            return position
+        return ((self.last(done) + 1) << _NAME_BITS) | self.name(position)
+
     def message_id(self, position: int, node: int) -> str:
         return str(uuid.UUID(int=position & _ID))
 

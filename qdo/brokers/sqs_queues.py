@@ -6,25 +6,27 @@ settings seldom, and its counts no more often than a budget allows.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
+import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-import ujson
-
-from qdo.brokers.aws_address import FIFO, MAX_SQS_NAME, SqsAddress
-from qdo.brokers.aws_errors import BOTO_ERRORS, is_not_found, translated, translation
+from qdo.brokers.aws_address import FIFO, SqsAddress
+from qdo.brokers.aws_errors import BOTO_ERRORS, code_of, is_not_found, translated, translation
 from qdo.brokers.side_by_side import side_by_side
+from qdo.brokers.sqs_facts import QueueFacts, facts_of, sqs_name_fault
 from qdo.errors import AccessDeniedError, AwsError, AwsNotFoundError, SqsNameError
 from qdo.names import name_fault
 
 log = logging.getLogger(__name__)
 
 SETTINGS_SECONDS = 3600.0
-"""How long a queue's settings and tags are taken for unchanged."""
+"""How long a queue's settings and tags are taken for unchanged, about."""
 COUNTS_SECONDS = 5.0
 COUNTS_PER_SECOND = 5.0
 """Counts are asked for again after `COUNTS_SECONDS`, or later where so many queues are asked
@@ -32,39 +34,8 @@ about that it would take more requests than this: 5 a second cost 5 dollars a mo
 RETENTION_SECONDS = 1_209_600
 """Of queues that are created: 14 days, the most SQS offers."""
 _PAGE = 1000
-
-_R = TypeVar("_R")
-
-
-@dataclass(frozen=True, slots=True)
-class Redrive:
-    """What SQS itself does with messages that were received too often.
-
-    :ivar target: SQS name of the queue it moves them to.
-    :ivar max_receives: how often a message is received at most before.
-    """
-
-    target: str
-    max_receives: int
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFacts:
-    """What a queue of SQS is like, and how much is in it, as SQS itself says.
-
-    :ivar read_at: time on the monotonic clock at which it was asked for.
-    :ivar waiting: messages that can be received, about.
-    :ivar in_flight: received and not deleted, about.
-    :ivar delayed: not due yet, about.
-    """
-
-    read_at: float
-    retention_seconds: int = 345_600
-    visibility_seconds: int = 30
-    redrive: Redrive | None = None
-    waiting: int = 0
-    in_flight: int = 0
-    delayed: int = 0
+_EXISTS = ("QueueNameExists", "QueueAlreadyExists")
+"""Somebody created the queue meanwhile, with other attributes."""
 
 
 @dataclass(slots=True)
@@ -73,8 +44,9 @@ class _Known:
 
     url: str | None = None
     facts: QueueFacts | None = None
-    tags: Mapping[str, str] | None = None
-    tags_at: float = 0.0
+    settings_until: float = -math.inf
+    tags: Mapping[str, str] = field(default_factory=dict)
+    tags_until: float = -math.inf
 
 
 class SqsQueues:
@@ -104,7 +76,8 @@ class SqsQueues:
         :raises SqsNameError: it cannot be the name of a queue of SQS.
         """
         name = self._address.prefix + queue
-        reason = _name_fault(name)
+        # A queue that is called like the prefix alone has no name here.
+        reason = name_fault(queue) or sqs_name_fault(name)
         if name in self._address.letter_queues:
             reason = "dead letters are kept there"
         if reason is not None:
@@ -140,6 +113,14 @@ class SqsQueues:
         with self._lock:
             self._known.pop(name, None)
 
+    def _forget_all_but(self, names: Iterable[str]) -> None:
+        """Forget queues that are not listed any more, or memory would grow with their coming
+        and going; whoever means one asks for it anew."""
+        kept = {*names, *self._address.letter_queues}
+        with self._lock:
+            self._known = {name: each for name, each in self._known.items() if name in kept}
+        self._counted &= kept
+
     def create(self, name: str, kind: str) -> str:
         """Create a queue; return its URL.
 
@@ -161,9 +142,14 @@ class SqsQueues:
         tag = self._address.tag
         tags = {"tags": dict([tag])} if tag else {}
         with translated(self._address.place, "queue", name):
-            url = self._client.create_queue(QueueName=name, Attributes=attributes, **tags)
+            try:
+                made = self._client.create_queue(QueueName=name, Attributes=attributes, **tags)
+            except BOTO_ERRORS as error:
+                if code_of(error) not in _EXISTS:
+                    raise
+                made = self._client.get_queue_url(QueueName=name)  # somebody was faster
         log.info("queue %s was created in SQS", name)
-        return str(url["QueueUrl"])
+        return str(made["QueueUrl"])
 
     def _entry(self, name: str) -> _Known:
         with self._lock:
@@ -177,11 +163,13 @@ class SqsQueues:
         Left out are qdo's own dead-letter queues, those that a redrive policy of another one
         names, those without the tag of the address, and names that no znode can have.
         """
-        found = [name for name in self._listed() if name not in self._address.letter_queues]
+        listed = self._listed()
+        self._forget_all_but(listed)
+        found = [name for name in listed if name not in self._address.letter_queues]
         if self._address.tag is not None:
-            found = [name for name, has in _asked(self._has_tag, found) if has]
-        facts = dict(_asked(self._settings_or_none, found))
-        targets = {each.redrive.target for each in facts.values() if each and each.redrive}
+            found = self._tagged(found, self._address.tag)
+        facts = self._settings(found)
+        targets = {each.redrive.target for each in facts.values() if each.redrive}
         bare = (name.removeprefix(self._address.prefix) for name in found if name not in targets)
         return sorted(name for name in bare if self._is_usable(name))
 
@@ -189,13 +177,18 @@ class SqsQueues:
         """Make one request, to see whether SQS can be reached with these credentials."""
         try:
             with translated(self._address.place, "prefix", self._address.prefix):
-                self._client.list_queues(QueueNamePrefix=self._address.prefix, MaxResults=1)
+                self._client.list_queues(**self._wanted(1))
         except AccessDeniedError:
             pass  # it answers, and who only sends needs no leave to list
 
+    def _wanted(self, count: int) -> dict[str, Any]:
+        """Return what to ask ListQueues for."""
+        prefix = self._address.prefix
+        return {"MaxResults": count} | ({"QueueNamePrefix": prefix} if prefix else {})
+
     def _listed(self) -> list[str]:
         found: list[str] = []
-        page: dict[str, Any] = {"QueueNamePrefix": self._address.prefix, "MaxResults": _PAGE}
+        page = self._wanted(_PAGE)
         with translated(self._address.place, "prefix", self._address.prefix):
             while True:
                 answer = self._client.list_queues(**page)
@@ -222,30 +215,20 @@ class SqsQueues:
             self._warned.add(name)
             log.warning("%s", text)
 
-    def _has_tag(self, name: str) -> bool:
-        known = self._entry(name)
-        now = self._clock()
-        tags = known.tags
-        if tags is None or now - known.tags_at > SETTINGS_SECONDS:
-            try:
-                answer = self._request("list_queue_tags", name)
-            except AwsNotFoundError:
-                return False  # deleted meanwhile; lists show it for a while
-            tags = known.tags = answer.get("Tags", {})
-            known.tags_at = now
-        return tags.get(self._address.tag[0]) == self._address.tag[1] if self._address.tag else True
-
     # --- what they are like ---
 
     def settings(self, queue: str) -> QueueFacts:
         """Return what a queue is like; its counts may be old."""
-        return self._facts(self.full_name(queue), SETTINGS_SECONDS)
+        known = self._entry(self.full_name(queue))
+        if known.facts is not None and known.settings_until > self._clock():
+            return known.facts
+        return self._read(self.full_name(queue))
 
     def settings_of(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
         """Return what queues are like, those left out that do not say it."""
-        found = _asked(self._settings_or_none, list(map(self.full_name, queues)))
-        facts = (each for _, each in found)
-        return {queue: each for queue, each in zip(queues, facts, strict=True) if each}
+        facts = self._settings(list(map(self.full_name, queues)))
+        named = ((queue, facts.get(self.full_name(queue))) for queue in queues)
+        return {queue: each for queue, each in named if each is not None}
 
     def counts(self, queue: str) -> QueueFacts:
         """Return what a queue is like, with counts as young as the budget allows."""
@@ -254,26 +237,52 @@ class SqsQueues:
     def counts_of(self, name: str) -> QueueFacts:
         """Do as `counts` for a queue by its full name."""
         self._counted.add(name)
-        return self._facts(name, max(COUNTS_SECONDS, len(self._counted) / COUNTS_PER_SECOND))
+        max_age = max(COUNTS_SECONDS, len(self._counted) / COUNTS_PER_SECOND)
+        facts = self._entry(name).facts
+        if facts is not None and self._clock() - facts.read_at <= max_age:
+            return facts
+        return self._read(name)
 
-    def _settings_or_none(self, name: str) -> QueueFacts | None:
-        """Return what a queue is like, None where it does not say: that must not stop discovery."""
-        try:
-            return self._facts(name, SETTINGS_SECONDS)
-        except AwsNotFoundError:
-            return None
-        except AwsError as error:
-            self._warn_once(name, f"{error}; its redrive policy stays unknown")
-            return None
-
-    def _facts(self, name: str, max_age: float) -> QueueFacts:
-        known = self._entry(name)
+    def _tagged(self, names: Sequence[str], tag: tuple[str, str]) -> list[str]:
+        """Return the queues that have a tag, by their full names."""
         now = self._clock()
-        if known.facts is not None and now - known.facts.read_at <= max_age:
-            return known.facts
+        side_by_side(self._read_tags, [n for n in names if self._entry(n).tags_until <= now])
+        return [name for name in names if self._entry(name).tags.get(tag[0]) == tag[1]]
+
+    def _read_tags(self, name: str) -> None:
+        with contextlib.suppress(AwsNotFoundError):  # deleted; lists show it for a while
+            tags = self._request("list_queue_tags", name).get("Tags", {})
+            known = self._entry(name)
+            known.tags, known.tags_until = tags, self._until()
+
+    def _settings(self, names: Sequence[str]) -> dict[str, QueueFacts]:
+        """Return what queues are like by their full names, those left out that do not say it."""
+        now = self._clock()
+        due = [name for name in names if self._entry(name).settings_until <= now]
+        side_by_side(self._read_if_told, due)
+        found = ((name, self._entry(name).facts) for name in names)
+        return {name: facts for name, facts in found if facts is not None}
+
+    def _read_if_told(self, name: str) -> None:
+        """Ask what a queue is like; that it does not say it must not stop discovery."""
+        try:
+            self._read(name)
+        except AwsNotFoundError:
+            pass  # see `_read_tags`
+        except AwsError as error:
+            self._entry(name).settings_until = self._until()
+            self._warn_once(name, f"{error}; its redrive policy stays unknown")
+
+    def _read(self, name: str) -> QueueFacts:
         answer = self._request("get_queue_attributes", name, AttributeNames=["All"])
-        known.facts = _facts_of(answer.get("Attributes", {}), now)
-        return known.facts
+        facts = facts_of(answer.get("Attributes", {}), self._clock())
+        known = self._entry(name)
+        known.facts, known.settings_until = facts, self._until()
+        return facts
+
+    def _until(self) -> float:
+        """Return when to ask again: never for all queues at the same time."""
+        return self._clock() + SETTINGS_SECONDS * random.uniform(0.5, 1.5)
 
     def _request(self, method: str, name: str, **parameters: Any) -> Any:
         url = self.url_of(name)
@@ -283,43 +292,3 @@ class SqsQueues:
             if is_not_found(error):
                 self.forget(name)
             raise translation(error, self._address.place, "queue", name) from error
-
-
-def _asked(ask: Callable[[str], _R], names: Sequence[str]) -> list[tuple[str, _R]]:
-    """Return what is asked about each name; several requests are open at once."""
-    return list(zip(names, side_by_side(ask, names), strict=True))
-
-
-def _name_fault(name: str) -> str | None:
-    """Return why SQS takes no queue of this full name, None when it does."""
-    if len(name) > MAX_SQS_NAME:
-        return f"{name!r} has {len(name)} characters"
-    bare = name.removesuffix(FIFO)
-    if not bare:
-        return "nothing is left of it"
-    refused = next((c for c in bare if not (c.isascii() and c.isalnum()) and c not in "-_"), None)
-    return None if refused is None else f"it holds {refused!r}"
-
-
-def _facts_of(attributes: Mapping[str, str], now: float) -> QueueFacts:
-    return QueueFacts(
-        read_at=now,
-        retention_seconds=int(attributes.get("MessageRetentionPeriod", 345_600)),
-        visibility_seconds=int(attributes.get("VisibilityTimeout", 30)),
-        redrive=_redrive_of(attributes.get("RedrivePolicy")),
-        waiting=int(attributes.get("ApproximateNumberOfMessages", 0)),
-        in_flight=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
-        delayed=int(attributes.get("ApproximateNumberOfMessagesDelayed", 0)),
-    )
-
-
-def _redrive_of(policy: str | None) -> Redrive | None:
-    if not policy:
-        return None
-    try:
-        found = ujson.loads(policy)
-        target = str(found["deadLetterTargetArn"]).rsplit(":", 1)[-1]
-        return Redrive(target, int(found.get("maxReceiveCount", 10)))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        log.warning("redrive policy %r cannot be read; it is taken for none", policy)
-        return None

@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 
+import gevent
 from gevent.event import Event
 
 from qdo.brokers.base import ReceiptBook
@@ -82,11 +83,23 @@ class SqsReceiver:
         return made
 
     def give_back(self, held: Sequence[tuple[str, str]]) -> None:
-        """Have messages visible again that a dead process held."""
+        """Have messages visible again that a dead process held; takes up to `wait_seconds`.
+
+        A long poll of the dead process may still be open at SQS: what becomes visible meanwhile
+        goes to it, and is hidden for another visibility time-out.
+
+        :param held: also queues with an empty receipt, where a poll was open.
+        """
         queues: dict[str, list[str]] = {}
         for queue, receipt in held:
             queues.setdefault(queue, []).append(receipt)
-        for queue, receipts in queues.items():
+        polled = {queue for queue, receipts in queues.items() if "" in receipts}
+        for queue in sorted(queues, key=polled.__contains__):
+            if queue in polled and self._wait_seconds:
+                # Once is enough for all of them: they were open when the process died.
+                gevent.sleep(self._wait_seconds)
+                polled.clear()
+            receipts = [receipt for receipt in queues[queue] if receipt]
             self._requests.release_receipts(queue, receipts)
 
     def _closed(self, subscription: SqsSubscription) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from gevent.lock import BoundedSemaphore
 
 from qdo.brokers.aws_address import FIFO, Place
-from qdo.brokers.aws_errors import BOTO_ERRORS, translated, translation
+from qdo.brokers.aws_errors import translated
 from qdo.brokers.aws_wire import Calls
 from qdo.brokers.s3 import Objects
 from qdo.brokers.sqs_holding import Held
@@ -22,7 +21,6 @@ from qdo.describe import describe
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
 BATCH = 10
-TARGET = "AmazonSQS"
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",
@@ -52,7 +50,9 @@ class Requests:
     :param calls: makes requests that are answered at once.
     :param polling: makes long polls.
     :param url_of: gives the URL of a queue; may ask SQS.
+    :param waiting: gives the number of messages of a queue that can be received, about.
     :param objects: bodies that are too large for SQS; None where there is no place for them.
+    :param polls: that are open at once at most; see `qdo.descriptors`.
     :ivar counts: requests made, by action.
     """
 
@@ -65,7 +65,9 @@ class Requests:
         *,
         wait_seconds: int,
         visibility_seconds: int,
+        waiting: Callable[[str], int],
         objects: Objects | None = None,
+        polls: int = MOST_POLLS,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._calls = calls
@@ -74,9 +76,9 @@ class Requests:
         self._url_of = url_of
         self._wait_seconds = wait_seconds
         self._visibility_seconds = visibility_seconds
+        self._waiting = waiting
         self._objects = objects
-        self._polls = BoundedSemaphore(MOST_POLLS)
-        self._attempts: dict[str, str] = {}
+        self._polls = BoundedSemaphore(polls)
 
     def close(self) -> None:
         """Let go of connections."""
@@ -86,10 +88,12 @@ class Requests:
     # --- receiving ----------------------------------------------------------------------
 
     def receive(
-        self, queue: str, is_wanted: Callable[[], bool] = lambda: True
+        self, queue: str, attempt: str, is_wanted: Callable[[], bool] = lambda: True
     ) -> list[Received]:
         """Wait for messages, in one long poll.
 
+        :param attempt: a new id; that of an earlier one to have its answer, if that got lost and
+            the queue is FIFO.
         :param is_wanted: asked when it is the poll's turn: nothing is received where it is not.
         :raises QdoError: SQS cannot be asked, or a body cannot be had.
         """
@@ -101,18 +105,13 @@ class Requests:
             "MessageSystemAttributeNames": RECEIVED_ATTRIBUTES,
             "MessageAttributeNames": ("All",),
         }
-        with self._polls:
+        if queue.endswith(FIFO):
+            options["ReceiveRequestAttemptId"] = attempt
+        with self._polls, translated(self._place, "queue", _name(options["QueueUrl"])):
             if not is_wanted():
                 return []
-            if queue.endswith(FIFO):
-                # A new one for each poll, but for the one after an answer that got lost: that is
-                # given the same messages, whose groups would be locked for a while otherwise.
-                attempt = self._attempts.setdefault(queue, str(uuid.uuid4()))
-                options["ReceiveRequestAttemptId"] = attempt
             self.counts["ReceiveMessage"] += 1
-            with translated(self._place, "queue", queue):
-                answer = self._polling.call("ReceiveMessage", options)
-            self._attempts.pop(queue, None)
+            answer = self._polling.call("ReceiveMessage", options)
         return [self._whole(queue, received(raw)) for raw in answer.get("Messages", ())]
 
     def _whole(self, queue: str, message: Received) -> Received:
@@ -127,6 +126,25 @@ class Requests:
         if body is None:
             _log.error("queue %s: the body of a message is gone from S3: %s", queue, pointer.key)
         return message._replace(body=body or b"")
+
+    def look(self, queue: str) -> None:
+        """Say so where messages wait although polls bring none: SQS gives no error; raises nothing.
+
+        :param queue: its owner holds nothing of it.
+        """
+        try:
+            count = self._waiting(queue)
+        except Exception as error:  # noqa: BLE001 - nothing depends on it
+            _log.debug("queue %s: its backlog is unknown: %s", queue, describe(error))
+            return
+        if count:
+            _log.warning(
+                "queue %s: about %d messages wait, and no poll brings any: somebody else has"
+                " received from it and holds its message groups, or more is in flight than SQS"
+                " allows",
+                queue,
+                count,
+            )
 
     # --- what follows -------------------------------------------------------------------
 
@@ -156,11 +174,11 @@ class Requests:
                 {"Id": str(index), "ReceiptHandle": receipt, "VisibilityTimeout": 0}
                 for index, receipt in enumerate(receipts[start : start + BATCH])
             ]
-            with translated(self._place, "queue", queue):
+            url = self._url_of(queue)
+            with translated(self._place, "queue", _name(url)):
                 self.counts["ChangeMessageVisibilityBatch"] += 1
                 self._calls.call(
-                    "ChangeMessageVisibilityBatch",
-                    {"QueueUrl": self._url_of(queue), "Entries": entries},
+                    "ChangeMessageVisibilityBatch", {"QueueUrl": url, "Entries": entries}
                 )
 
     def _change(self, queue: str, batch: Sequence[Held], seconds: int) -> Answer:
@@ -175,11 +193,10 @@ class Requests:
     ) -> Answer:
         try:
             url = self._url_of(queue)
-            self.counts[action] += 1
-            found = self._calls.call(action, {"QueueUrl": url, "Entries": entries})
+            with translated(self._place, "queue", _name(url)):
+                self.counts[action] += 1
+                found = self._calls.call(action, {"QueueUrl": url, "Entries": entries})
         except Exception as error:  # noqa: BLE001 - tried again, and it would end a duty
-            if isinstance(error, BOTO_ERRORS):
-                error = translation(error, self._place, "queue", queue)
             _log.warning("queue %s: %s, tried again: %s", queue, action, describe(error))
             return Answer((), failed=batch)
         faults = {int(each["Id"]): each for each in found.get("Failed", ())}
@@ -213,6 +230,11 @@ class Requests:
                 pointers[0].key,
                 describe(error),
             )
+
+
+def _name(url: str) -> str:
+    """Return what SQS calls a queue: with its prefix, as permissions name it."""
+    return url.rsplit("/", 1)[-1]
 
 
 def _is_refused(fault: Any) -> bool:

@@ -24,6 +24,7 @@ from qdo.brokers.aws_errors import (
     is_throttling_code,
     translation,
 )
+from qdo.brokers.aws_wire import Calls
 from qdo.brokers.base import DEDUP_SECONDS, Outgoing, Terms
 from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import side_by_side
@@ -41,6 +42,7 @@ from qdo.errors import (
     UnsupportedError,
 )
 
+ACTION = "SendMessageBatch"
 BATCH = 10
 """Messages of one request, at most."""
 MAX_DELAY_SECONDS = 900
@@ -114,20 +116,20 @@ class _Results:
 class SqsSender:
     """Sends messages. Safe to use from several threads or greenlets.
 
-    :param client: one that makes each request once: repeating is done here.
+    :param calls: makes each request once: repeating is done here.
     :param objects: where bodies go that are too large; None: they are refused.
     :param stopped: ends waiting between tries.
     """
 
     def __init__(
         self,
-        client: Any,
+        calls: Calls,
         address: SqsAddress,
         queues: SqsQueues,
         objects: Objects | None,
         stopped: threading.Event,
     ) -> None:
-        self._client = client
+        self._calls = calls
         self._address = address
         self._queues = queues
         self._objects = objects
@@ -213,7 +215,7 @@ class SqsSender:
         name = self._queues.full_name(queue)
         url = self._queues.url(queue, create=True)
         try:
-            answer = self._client.send_message_batch(QueueUrl=url, Entries=entries)
+            answer = self._calls.call(ACTION, {"QueueUrl": url, "Entries": entries})
         except BOTO_ERRORS as error:
             said = translation(error, self._address.place, "queue", name)
             if is_passing(error):

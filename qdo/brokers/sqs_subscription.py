@@ -3,15 +3,15 @@
 ========  =================================================================  =================
 polling   meaning                                                            next
 ========  =================================================================  =================
-off       nobody fetches: the queue is blocked, or what came is not started  asking (a fetch
+off       nobody fetches: what came is not started                           asking (a fetch
                                                                              that leaves
                                                                              nothing at hand)
 asking    a long poll is open                                                off (it brought
                                                                              messages), resting
                                                                              (nothing, or an
                                                                              error)
-resting   the queue is empty: a pause that grows up to `idle_seconds`        asking (the pause
-                                                                             is over, a ring)
+resting   the queue is empty: a pause that grows up to `idle_seconds`; or    asking (the pause
+          nothing may be started: it is blocked, or the lease is over        is over, a ring)
 closed    the claim has ended; what an open poll brings is given back        -
 ========  =================================================================  =================
 """
@@ -19,26 +19,33 @@ closed    the claim has ended; what an open poll brings is given back        -
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gevent
 
 from qdo.brokers.base import Row, Subscription
+from qdo.brokers.sqs_attempts import Attempts
+from qdo.brokers.sqs_deletes import TROUBLE, Deletes
 from qdo.brokers.sqs_holding import Held, Holding
-from qdo.brokers.sqs_requests import Requests
+from qdo.brokers.sqs_messages import Received
+from qdo.brokers.sqs_reader import SqsReader
+from qdo.brokers.sqs_requests import BATCH, Requests
+from qdo.errors import UnreachableError
+from qdo.message import time_of_position
 from qdo.policy import Policy, backoff
 
 FIRST_REST_SECONDS = 0.5
 """Pause after the first poll that found nothing; it doubles from poll to poll."""
-TROUBLE = Policy(backoff_seconds=0.2, backoff_max_seconds=30.0)
-"""Pauses after requests that failed."""
+LOOK_AT = frozenset(3 << shift for shift in range(24))
+"""After so many empty polls in a row it is looked whether the queue is empty, ever less often."""
+UNWANTED_SECONDS = 1.0
+"""How often it is looked whether the queue may be polled again."""
 EXTENSION_TROUBLE = Policy(backoff_seconds=0.2, backoff_max_seconds=2.0)
 """Pauses after extensions that failed: short ones, for time is running out."""
-LINGER_SECONDS = 0.5
-"""A done message waits so long at most for others to be deleted with it."""
-BATCH = 10
-"""Entries of one request at most."""
+RELEASES = 4
+"""How often it is tried to give messages back; they are seen again after a while anyway."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,10 +84,11 @@ class SqsSubscription(Subscription):
         self._asking = False
         self._wanted = False
         self._empty = 0
+        self._given = 0
         self._failures = 0
         self._rest: Any = None
-        self._deleting: list[Held] = []
-        self._delete_timer: Any = None
+        self._attempts = Attempts()
+        self._deletes = Deletes(queue, requests, holding, self._begin, clock, chance)
         self._extend_timer: Any = None
         self._extending = False
         self._extend_failures = 0
@@ -90,7 +98,7 @@ class SqsSubscription(Subscription):
     # --- what the engine says and asks --------------------------------------------------
 
     def reader(self, after: int) -> SqsReader:
-        return SqsReader(self, after)
+        return SqsReader(self.fetch, after)
 
     def fetch(self, after: int, limit: int) -> list[Row]:
         """Return rows that are at hand; have SQS asked for more where these are the last.
@@ -101,21 +109,30 @@ class SqsSubscription(Subscription):
         if error is not None:
             raise error
         rows = self._holding.rows(after, limit)
-        if not self._holding.has_rows(rows[-1].position if rows else after):
+        self._given = rows[-1].position if rows else after
+        if not self._holding.has_rows(self._given):
             self._wanted = True
             self._ask()
         return rows
 
     def at_tip(self) -> bool:
-        return self._empty > 0 and not len(self._holding) and not self._failures
+        # What was fetched may stay held: the messages of a key that waits for an operator.
+        return self._empty > 0 and not self._holding.has_rows(self._given) and not self._failures
+
+    def behind_seconds(self) -> float | None:
+        """Return the age of the first message that was received and is not done."""
+        sent = self._holding.oldest_sent()
+        if sent is not None:
+            return max(0.0, time.time() - time_of_position(sent))
+        return 0.0 if self.at_tip() else None
 
     def done(self, position: int) -> None:
         held = self._holding.done(position)
         if held is not None:
-            self._delete([held])
+            self._deletes.add([held], self._closed)
 
     def done_through(self, position: int) -> None:
-        self._delete(self._holding.done_through(position))
+        self._deletes.add(self._holding.done_through(position), self._closed)
 
     def is_held(self, position: int) -> bool:
         return self._holding.is_held(position)
@@ -136,25 +153,29 @@ class SqsSubscription(Subscription):
         self._closed = True
         self._wanted = False
         self._stop_resting()
-        self._begin(self._leave)
-
-    def _leave(self) -> None:
-        """Give back what is not done and delete the rest, so that the next owner need not wait.
-
-        In this order: deleting may have to be tried again. Of a message group nothing is given
-        out before what is done of it is deleted.
-        """
-        self._give_back(self._holding.give_up())
-        self._flush()
+        # The next owner need not wait for what is not done, nor that for deletes that fail.
+        self._begin(self._deletes.flush)
+        self._give_back(self._holding.undone())
 
     def _give_back(self, held: Sequence[Held]) -> None:
-        """Let SQS show messages again, to whoever asks.
+        """Let SQS show messages again, to whoever asks; returns at once.
 
         Of a message group none is given out while another one is hidden, so that the order in
         which they become visible is of no consequence.
         """
+        for each in held:
+            self._holding.given_back(each)
         for start in range(0, len(held), BATCH):
-            self._requests.release(self.queue, held[start : start + BATCH])
+            batch = held[start : start + BATCH]
+            self._begin(lambda batch=batch: self._release(batch))  # type: ignore[misc]
+
+    def _release(self, batch: Sequence[Held]) -> None:
+        """Give messages back, also when SQS is in trouble for a moment: they wait otherwise."""
+        for failures in range(1, RELEASES + 1):
+            batch = self._requests.release(self.queue, batch).failed
+            if not batch:
+                return
+            gevent.sleep(backoff(failures, TROUBLE, self._chance()))
 
     def _begin(self, task: Callable[[], None]) -> None:
         """Run something beside everything else, and take note when it was the last."""
@@ -171,33 +192,45 @@ class SqsSubscription(Subscription):
 
     def _look_closed(self) -> None:
         if self._closed and not self._under_way and not self._asking:
-            self._stop_timers()
-            self._on_closed(self)
-
-    def _stop_timers(self) -> None:
-        for timer in (self._delete_timer, self._extend_timer):
+            timer, self._extend_timer = self._extend_timer, None
             if timer is not None:
                 timer.kill(block=False)
-        self._delete_timer = self._extend_timer = None
+            self._on_closed(self)
 
     # --- asking -------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        if not (self._asking or self._closed or self._rest is not None) and self._wanted:
-            self._asking = True
-            gevent.spawn(self._poll)
+        if self._asking or self._closed or self._rest is not None or not self._wanted:
+            return
+        if not self.may_start():
+            # What comes now would only be hidden from whoever may start it.
+            self._rest_for(UNWANTED_SECONDS)
+            return
+        self._asking = True
+        gevent.spawn(self._poll)
 
     def _poll(self) -> None:
         asked_at = self._clock()
         try:
-            messages = self._requests.receive(self.queue, lambda: not self._closed)
+            messages = self._received(asked_at)
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
             self._asking = False
+            if not isinstance(error, UnreachableError):
+                self._attempts.answered()
             self._failed(error)
         else:
             self._asking = False
+            self._attempts.answered()
             self._answered(messages, asked_at)
         self._look_closed()
+
+    def _received(self, asked_at: float) -> list[Received]:
+        self._holding.polling(True)
+        try:
+            attempt = self._attempts.next(asked_at)
+            return self._requests.receive(self.queue, attempt, lambda: not self._closed)
+        finally:
+            self._holding.polling(False)
 
     def _failed(self, error: Exception) -> None:
         if self._closed:
@@ -209,7 +242,7 @@ class SqsSubscription(Subscription):
         self._rest_for(backoff(self._failures, TROUBLE, self._chance()))
         self._on_news()
 
-    def _answered(self, messages: Sequence[Any], asked_at: float) -> None:
+    def _answered(self, messages: Sequence[Received], asked_at: float) -> None:
         self._failures = 0
         self._error = None
         taken = self._holding.take(messages, asked_at)
@@ -219,10 +252,14 @@ class SqsSubscription(Subscription):
                 self.queue,
                 len(taken.again),
             )
-            self._delete(taken.again)
+            self._deletes.add(taken.again, self._closed)
         if self._closed:
             # What an open poll brings after the end of the claim goes back at once.
-            self._begin(self._leave)
+            self._give_back(self._holding.undone())
+            return
+        if not self.may_start():
+            self._keep_what_runs(self._holding.undone())
+            self._rest_for(UNWANTED_SECONDS)
             return
         if len(messages):
             self._empty = 0
@@ -234,6 +271,8 @@ class SqsSubscription(Subscription):
         if not len(messages):
             self._empty += 1
             self._holding.nothing_came(asked_at)
+            if self._empty in LOOK_AT and not len(self._holding):
+                self._begin(lambda: self._requests.look(self.queue))
         self._rest_for(self._idle_pause())
 
     def _idle_pause(self) -> float:
@@ -258,50 +297,6 @@ class SqsSubscription(Subscription):
         if rest is not None:
             rest.kill(block=False)
 
-    # --- deleting -----------------------------------------------------------------------
-
-    def _delete(self, held: Sequence[Held]) -> None:
-        """Delete messages soon: ten at a time, or when no other is in hand, or after a while."""
-        if not held:
-            return
-        self._deleting += held
-        if len(self._deleting) >= BATCH or not len(self._holding) or self._closed:
-            self._begin(self._flush)
-        elif self._delete_timer is None:
-            self._delete_timer = gevent.spawn_later(LINGER_SECONDS, self._linger_over)
-
-    def _linger_over(self) -> None:
-        self._delete_timer = None
-        self._begin(self._flush)
-
-    def _flush(self) -> None:
-        """Delete what is done."""
-        timer, self._delete_timer = self._delete_timer, None
-        if timer is not None:
-            timer.kill(block=False)
-        while self._deleting:
-            batch, self._deleting = self._deleting[:BATCH], self._deleting[BATCH:]
-            self._delete_batch(batch)
-
-    def _delete_batch(self, batch: list[Held]) -> None:
-        failures = 0
-        while batch:
-            answer = self._requests.delete(self.queue, batch)
-            for held in answer.done:
-                self._holding.confirmed(held)
-            for held in answer.refused:
-                # Another receipt is valid now; with that it comes again, and is recognised.
-                self._holding.undeletable(held)
-            batch = list(answer.failed)
-            if not batch:
-                return
-            failures += 1
-            now = self._clock()
-            for held in [each for each in batch if each.until <= now]:
-                batch.remove(held)
-                self._holding.undeletable(held)
-            gevent.sleep(backoff(failures, TROUBLE, self._chance()) if batch else 0)
-
     # --- hiding for longer --------------------------------------------------------------
 
     def _schedule_extension(self) -> None:
@@ -321,9 +316,11 @@ class SqsSubscription(Subscription):
         try:
             due, over = self._holding.to_extend(self._clock())
             self._lose(over)
+            if due and not self.may_start():
+                due = self._keep_what_runs(due)
             failed = False
             for start in range(0, len(due), BATCH):
-                batch = [held for held in due[start : start + BATCH] if self._is_wanted(held)]
+                batch = [held for held in due[start : start + BATCH] if self._is_ours(held)]
                 if batch and not self._closed:
                     failed |= not self._extend_batch(batch)
             self._extend_failures = self._extend_failures + 1 if failed else 0
@@ -333,55 +330,46 @@ class SqsSubscription(Subscription):
             self._extending = False
             self._schedule_extension()
 
-    def _is_wanted(self, held: Held) -> bool:
+    def _is_ours(self, held: Held) -> bool:
         return self._holding.is_held(held.position)
 
     def _extend_batch(self, batch: list[Held]) -> bool:
         """Ask once; return whether every entry has its answer."""
         asked_at = self._clock()
-        receipts = [held.receipt for held in batch]
+        asked = {held.position: held.receipt for held in batch}
         answer = self._requests.extend(self.queue, batch)
         for held in answer.done:
             self._holding.extended(held, asked_at)
         # One that was received again meanwhile is ours by another receipt.
-        asked = dict(zip(map(id, batch), receipts, strict=True))
-        self._lose([held for held in answer.refused if asked[id(held)] == held.receipt])
+        self._lose([held for held in answer.refused if held.receipt == asked[held.position]])
         return not answer.failed
+
+    def _keep_what_runs(self, due: Sequence[Held]) -> list[Held]:
+        """Return what is to be held on although nothing may be started; give back the rest.
+
+        The queue is blocked, or may be another worker's by now: it must be able to have them. All
+        of them: what stayed would run before what was given back.
+        """
+        in_hand = self.in_hand()
+        self._give_back(
+            [held for held in self._holding.undone() if held.position not in in_hand]
+        )
+        return [held for held in due if held.done or held.position in in_hand]
 
     def _lose(self, lost: Sequence[Held]) -> None:
         """Take note that messages may be somebody else's by now: their jobs must not go on."""
+        now = self._clock()
         behind: list[Held] = []
         for held in lost:
-            if not self._is_wanted(held):
+            if not self._is_ours(held):
                 continue
             if held.done:
                 self._holding.undeletable(held)
                 continue
             gone = self._holding.lost(held)
-            behind += gone[1:]
+            behind += [each for each in gone[1:] if each.until > now]
             for each in gone:
                 self._on_lost(each.position)
-        now = self._clock()
-        hidden = [held for held in behind if held.until > now]
-        if hidden:
-            self._begin(lambda: self._give_back(hidden))
+        self._give_back(behind)
         if lost:
             self._on_news()
-
-
-class SqsReader:
-    """Reads what a subscription holds, from a position on."""
-
-    def __init__(self, subscription: SqsSubscription, after: int) -> None:
-        self._subscription = subscription
-        self._after = after
-
-    def fetch(self, limit: int) -> list[Row]:
-        """Return the next rows at hand, none when there are none; raises what a poll raised."""
-        rows = self._subscription.fetch(self._after, limit)
-        if rows:
-            self._after = rows[-1].position
-        return rows
-
-    def close(self) -> None:
-        """Nothing is held by a reader."""

@@ -11,7 +11,7 @@ from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
 from qdo.cli.times import short_duration
 from qdo.errors import NotFoundError
-from qdo.message import format_position
+from qdo.message import format_last
 from qdo.ops.seek import EARLIEST, Place, Seek, check_seekable, execute, plan_seek
 from qdo.settings import Settings
 
@@ -73,4 +73,4 @@ def _measures(plan: Seek) -> tuple[str, ...]:
 
 
 def _shown(place: Place) -> str:
-    return format_position(place.last) if place.last else EARLIEST
+    return format_last(place.last) or EARLIEST

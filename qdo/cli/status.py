@@ -10,7 +10,7 @@ from qdo.cli.output import emit, iso_time, say
 from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
 from qdo.cli.times import short_duration
-from qdo.message import format_position
+from qdo.message import format_last
 from qdo.ops import status
 from qdo.settings import Settings
 
@@ -103,7 +103,7 @@ def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
         "untaken": each.untaken,
         "waits_for": each.waits_for,
         "last": str(each.last) if each.last else "",
-        "last_time": format_position(each.last) if each.last else None,
+        "last_time": format_last(each.last),
         "position": each.position,
         "backlog": each.backlog,
         "approximate": each.approximate,

@@ -8,6 +8,7 @@ from qdo.brokers import positions_of
 from qdo.cli.output import emit
 from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
+from qdo.coordination.layout import MAX_LAST
 from qdo.errors import NotFoundError, UsageError
 from qdo.message import format_position
 from qdo.ops.unblock import Verdict, unblock
@@ -19,7 +20,7 @@ from qdo.settings import Settings
 @click.option("--retry", is_flag=True, help="Run the message again, with attempts from 1.")
 @click.option("--skip", is_flag=True, help="Pass the message over.")
 @click.option("--dead-letter", is_flag=True, help="Set the message aside with its error.")
-@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
 def unblock_queue(
     queue: str, retry: bool, skip: bool, dead_letter: bool, form: str, settings: Settings
@@ -38,7 +39,7 @@ def unblock_queue(
     item = {
         "queue": queue,
         "position": str(marks.position),
-        "time": format_position(positions_of(settings.broker).last(marks.position)),
+        "time": _sent(marks.position, settings.broker),
         "attempts": marks.attempts,
         "error": marks.error,
         "verdict": verdict,
@@ -46,6 +47,12 @@ def unblock_queue(
     columns = ("queue", "time", "attempts", "verdict", "error")
     headings = {name: name.upper() for name in columns}
     emit("qdo.unblock/1", [item], form, {**headings, "time": "SENT"})
+
+
+def _sent(position: int, broker: str) -> str | None:
+    """Return when the message was sent; None where the address is not that of its broker."""
+    last = positions_of(broker).last(position)
+    return format_position(last) if last <= MAX_LAST else None
 
 
 def _verdict(retry: bool, skip: bool, dead_letter: bool) -> Verdict:

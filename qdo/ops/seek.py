@@ -117,7 +117,7 @@ def _waiting(broker: Broker, queue: str, place: Place) -> tuple[int | None, floa
 
 def _place(target: str, broker: Broker, queue: str) -> Place:
     if target == EARLIEST:
-        return Place(0)
+        return Place(broker.positions.earliest)
     if target == LATEST:
         return Place(_head(broker, queue))
     if broker.positions is TIMES:

@@ -112,6 +112,7 @@ def queue_statuses(
     names = sorted(stored.union(nodes, _matching(dead, glob)) - over)
     whole = [name for name in names if name in stored and nodes.get(name, _NEW).fault is None]
     backlogs = ask(broker, whole, nodes, workers, budget) if broker else {}
+    lags = _lags(client, layout) if client and broker and broker.polled else {}
     found = [
         _queue_status(
             name,
@@ -121,6 +122,7 @@ def queue_statuses(
             backlogs.get(name),
             dead.get(name, 0),
             bool(takers) and not any(takes(name) for takes in takers),
+            lags.get(name),
         )
         for name in names
     ]
@@ -189,6 +191,7 @@ def _queue_status(
     backlog: Backlog | None,
     dead: int,
     untaken: bool,
+    lag: float | None,
 ) -> QueueStatus:
     countable = broker is not None and broker.capabilities.countable
     return QueueStatus(
@@ -205,8 +208,22 @@ def _queue_status(
         untaken=untaken,
         position=node.position,
         approximate=backlog is not None and backlog.approximate,
-        behind_seconds=backlog.behind_seconds if backlog else None,
+        behind_seconds=lag if backlog is None or lag is not None else backlog.behind_seconds,
     )
+
+
+def _lags(client: Client, layout: Layout) -> dict[str, float]:
+    """Return how far behind workers say their queues are, of those that are at all."""
+    found: dict[str, float] = {}
+    for read in read_nodes(client, _below(client, f"{layout.components}/worker")):
+        behind = dict(_details(read.data)).get("behind")
+        if isinstance(behind, dict):
+            found.update(
+                (queue, float(seconds))
+                for queue, seconds in behind.items()
+                if isinstance(seconds, (int, float))
+            )
+    return found
 
 
 def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:

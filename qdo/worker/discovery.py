@@ -105,8 +105,8 @@ class Discovery:
                 self._given = set(names)
                 self._fresh.update(names)
                 tending.look_through(member)
+        self._given |= self._fresh
         self._fresh = fresh = self._fresh - tending.nodes
-        self._given |= fresh
         pause = tending.act(member, self._usable(fresh), now)
         self._fresh = self._fresh - fresh
         return max(SOON_SECONDS, min(pause, self._list_at - now, TEND_SECONDS))

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count
+from math import inf
 from typing import Any
 
 import gevent
@@ -38,7 +39,7 @@ from qdo.coordination.slots import Claim
 from qdo.worker.counters import Counters
 from qdo.worker.fetching import Fetcher, Row, Rows
 from qdo.worker.hands import Hands
-from qdo.worker.slot import JobAborted, Registration, Slot, Turn
+from qdo.worker.slot import JobAborted, MessageExpired, Registration, Slot, Turn
 from qdo.worker.window import Window
 
 WINDOW = 10_000
@@ -203,7 +204,10 @@ class Lanes:
     :param trouble: has a slot wait for its broker, which failed.
     :param note_expired: counts a message that the broker took back.
     :param limit: lanes that may run at once.
+    :param alone: there is one lane only, for the queue has an order of its own: where that is
+        blocked nothing is read.
     :param key_of: the lane of a row, by what it returns.
+    :param hold_seconds: how long the broker may hide a message at most, None if it never does.
     """
 
     def __init__(
@@ -215,12 +219,14 @@ class Lanes:
         trouble: Callable[[Slot, str, Exception], Turn],
         note_expired: Callable[[Slot, int], None],
         limit: int,
+        alone: bool,
         key_of: Callable[[Row], object],
         fetcher: Fetcher,
         places: Places,
         hands: Hands,
         counters: Counters,
         turn_seconds: float,
+        hold_seconds: float | None,
         clock: Callable[[], float],
     ) -> None:
         self.claim = claim
@@ -230,6 +236,7 @@ class Lanes:
         self._note_expired = note_expired
         self._slot = slot
         self._limit = limit
+        self._alone = alone
         self._key_of = key_of
         self._fetcher = fetcher
         self._places = places
@@ -247,6 +254,7 @@ class Lanes:
             for each in marks
             if each.position > claim.done
         }
+        self._known_until = inf if hold_seconds is None else clock() + hold_seconds
         # Reading is ahead of what is done: it has a slot and a claim of its own.
         self._source = Slot(slot.queue)
         self._source.subscription = slot.subscription
@@ -292,7 +300,7 @@ class Lanes:
         claim, now = self.claim, self._clock()
         if not claim.open or self._slot.claim is not claim:
             return Turn.ENDED
-        if self._stopping:
+        if self._stopping or (self._alone and self._is_blocked()):
             return Turn.HELD
         if now >= claim.lease.until:
             return Turn.PAUSED
@@ -310,6 +318,9 @@ class Lanes:
             self._slot.not_before = min(due)
             return Turn.WAIT
         return Turn.TIP
+
+    def _is_blocked(self) -> bool:
+        return any(_is_blocked(lane.claim.marks) for lane in self._lanes.values())
 
     def _start_ready(self) -> bool:
         """Start lanes while there are any and places are free; return whether places are left."""
@@ -367,6 +378,10 @@ class Lanes:
     def rest(self) -> bool:
         """Return whether nothing is pending, with the claim up to date."""
         self.look()
+        if self._known and not self._window and self._clock() >= self._known_until:
+            self._known.clear()  # nothing can be hidden for so long: they are gone
+            self._changed = True
+            self.look()
         return not self._window and not self._known
 
     def drop(self) -> None:
@@ -421,6 +436,9 @@ class Lanes:
         turn = Turn.ENDED
         try:
             turn = self._run_on(lane)
+        except MessageExpired:
+            # It came when the job had ended: the lane goes on, without what it has no more.
+            turn = Turn.MORE
         except JobAborted:
             self._stopping = True
         except BaseException as error:  # noqa: BLE001 - raised where the turn ends
@@ -501,7 +519,9 @@ class Lanes:
         claim.above = Above(runs, tuple(marks[1:])) if runs or marks[1:] else None
 
     def _marks(self) -> Iterator[Marks]:
-        yield from self._known.values()
+        for known in self._known.values():
+            # Not received again yet, however far others are done meanwhile.
+            yield replace(known, position=self._positions.ahead(known.position, self._window.last))
         for lane in self._lanes.values():
             yield from lane.marks
             marks = lane.claim.marks

@@ -196,6 +196,10 @@ class Pipeline:
             if turn is Turn.TIP and slot.subscription is not None:
                 note_end(slot, claim)
             return turn
+        except MessageExpired:
+            # It came when the job had ended: what is still held is read anew.
+            self._fetcher.clear(slot)
+            return Turn.MORE
         except JobAborted:
             return Turn.ENDED
         finally:
@@ -225,10 +229,7 @@ class Pipeline:
         """Do what must come before any message; say how the turn ends, None: go on."""
         if slot.letter is not None:
             return self._outcomes.bury(slot, claim, slot.letter)
-        marks = claim.marks
-        if marks is not None and marks.blocked and marks.position > claim.done:
-            return Turn.HELD
-        return None
+        return Turn.HELD if _is_blocked(claim) else None
 
     def _process(self, slot: Slot, member: Registration, claim: Claim, work: Work) -> Turn:
         try:
@@ -279,6 +280,8 @@ class Pipeline:
         self, slot: Slot, member: Registration, claim: Claim, work: Work
     ) -> Turn:
         """Process messages that need not all wait for each other; see `lanes`."""
+        if work.order == "queue" and _is_blocked(claim):
+            return Turn.HELD  # and nothing is asked for: it is not even read
         lanes = slot.lanes
         self._label(slot, member, in_line=False)
         if lanes is None or lanes.claim is not claim:
@@ -310,12 +313,14 @@ class Pipeline:
             trouble=self._outcomes.trouble,
             note_expired=self._outcomes.note_expired,
             limit=work.lanes,
+            alone=work.order == "queue",
             key_of=_LANE_OF[work.order],
             fetcher=self._fetcher,
             places=self._places,
             hands=self._hands,
             counters=self.counters,
             turn_seconds=self._turn_seconds,
+            hold_seconds=self._broker.capabilities.hold_seconds,
             clock=self._clock,
         )
 
@@ -497,6 +502,11 @@ def _in_batches(call: JobCall) -> JobCall:
             raise
 
     return alone
+
+
+def _is_blocked(claim: Claim) -> bool:
+    """Return whether a message ahead waits for an operator."""
+    return _is_marked(claim) and claim.marks is not None and claim.marks.blocked
 
 
 def _is_marked(claim: Claim) -> bool:

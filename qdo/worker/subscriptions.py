@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from qdo.brokers.base import Broker, Subscription
+from qdo.coordination.lease import clock
 from qdo.coordination.slots import Claim
-from qdo.worker.slot import MessageExpired, Slot
+from qdo.worker.slot import MessageExpired, Slot, State
 
 
 class Subscriptions:
@@ -38,6 +39,8 @@ class Subscriptions:
         slot.subscription = source
         if source is not None:
             claim.look = look_at(claim, source)
+            source.may_start = lambda: _may_start(slot, claim)
+            source.in_hand = lambda: _all_in_hand(slot, batch)
 
     def end(self, slot: Slot) -> None:
         """Give back what the claim of a slot holds."""
@@ -73,6 +76,17 @@ def _expired(slot: Slot, position: int, batch: int) -> None:
     for each in slot.lanes.in_hand() if slot.lanes is not None else (slot,):
         if each.greenlet is not None and position in _in_hand(each, batch):
             each.greenlet.kill(MessageExpired(), block=False)
+
+
+def _may_start(slot: Slot, claim: Claim) -> bool:
+    """Return whether messages of a claim may be started, now or once there is a place."""
+    in_force = slot.claim is claim and claim.open and clock() < claim.lease.until
+    return in_force and slot.state is not State.HELD
+
+
+def _all_in_hand(slot: Slot, batch: int) -> list[int]:
+    slots = slot.lanes.in_hand() if slot.lanes is not None else (slot,)
+    return [position for each in slots for position in _in_hand(each, batch)]
 
 
 def _in_hand(slot: Slot, batch: int) -> Iterable[int]:

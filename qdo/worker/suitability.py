@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from qdo.app import App, Job
 from qdo.brokers.base import Broker
-from qdo.describe import describe
+from qdo.describe import describe, few
 from qdo.errors import UnreachableError, UsageError
 from qdo.policy import Policy
 
@@ -35,11 +35,11 @@ def check_jobs(
     :raises QdoError: the broker cannot list its queues, see `Broker.queues`.
     """
     _check_time(app.jobs, broker)
-    if not orders_differ(broker):
+    if not orders_differ(broker) and not _advises(broker):
         return
     unfit: dict[Job, list[str]] = {}
     taken = sorted(filter(takes, broker.queues()))
-    for queue in taken:
+    for queue in taken if orders_differ(broker) else ():
         job = app.job_for(queue)
         if job is not None and is_weaker(broker, queue, job):
             unfit.setdefault(job, []).append(queue)
@@ -65,6 +65,10 @@ def orders_differ(broker: Broker) -> bool:
     return type(broker).order is not Broker.order
 
 
+def _advises(broker: Broker) -> bool:
+    return type(broker).advice is not Broker.advice
+
+
 def is_weaker(broker: Broker, queue: str, job: Job) -> bool:
     """Return whether a queue cannot be processed in the order of its job.
 
@@ -75,11 +79,10 @@ def is_weaker(broker: Broker, queue: str, job: Job) -> bool:
 
 def _reason(broker: Broker, job: Job, queues: list[str]) -> str:
     given = broker.order(queues[0])
-    shown = ", ".join(queues[:NAMES_SHOWN])
-    more = f" and {len(queues) - NAMES_SHOWN} more" if len(queues) > NAMES_SHOWN else ""
+    shown = ("queue " if len(queues) == 1 else "queues ") + few(queues, NAMES_SHOWN)
     what = "no order" if given == "none" else f"order={given!r} only"
     return (
-        f"the broker keeps {what} in {shown}{more}, and job {job.name} has order={job.order!r}: "
+        f"the broker keeps {what} in {shown}, and job {job.name} has order={job.order!r}: "
         f'write @app.job(order="{given}") for such queues, or leave them out with --exclude'
     )
 

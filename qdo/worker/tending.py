@@ -139,9 +139,9 @@ class Tending:
         more |= self._change(
             member, census.done_for(), rest, "%d queues are finished and at rest: %s"
         )
-        self._say_aside(member)
         if more:
-            return 0.0
+            return 0.0  # to say it of each part would have all queues shared out each time
+        self._say_aside(member)
         busy = census.waiting or census.finished - census.aside
         return PARENTS_SECONDS if busy else _NEVER
 

@@ -67,6 +67,7 @@ from qdo.worker.executors.base import Executor
 from qdo.worker.executors.choice import Executors
 from qdo.worker.executors.limited import LimitedExecutor
 from qdo.worker.hands import Hands
+from qdo.worker.lags import lags
 from qdo.worker.pipeline import Pipeline
 from qdo.worker.receipts import Receipts
 from qdo.worker.registrar import Enrolled, Registrar
@@ -94,7 +95,8 @@ class Worker:
         made around the job that the settings name.
     :param hands: where to keep word of the messages in hand for whoever survives this process.
     :param receipts: the same for what the broker lets it hold.
-    :param left: queue and receipt of what dead processes held, to be given back.
+    :param left: queue and receipt of what dead processes held, to be given back; an empty receipt
+        where one was asking for messages.
     """
 
     def __init__(
@@ -279,17 +281,18 @@ class Worker:
 
     def _give_back(self) -> None:
         """Have messages received again that a dead process held, without waiting for them."""
+        count = sum(1 for _, receipt in self._left if receipt)
         try:
             self._broker.give_back(self._left)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.warning(
                 "%d messages that a dead worker held are seen only after their visibility"
                 " time-out: %s",
-                len(self._left),
+                count,
                 describe(error),
             )
         else:
-            _log.info("%d messages that a dead worker held are given back", len(self._left))
+            _log.info("%d messages that a dead worker held are given back", count)
 
     def _should_stop(self) -> bool:
         return bool(
@@ -396,6 +399,7 @@ class Worker:
             "concurrency": self.settings.concurrency,
             "queues": len(self._dispatcher.slots),
             **counts,
+            "behind": lags(self._dispatcher.slots.values()),
         }
 
     def _discover_for_ever(self) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -132,15 +132,49 @@ def test_the_sqs_page_happens_as_shown(shell: Shell, moto_url: str, aws_prefix: 
         assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
 
 
-def test_the_readme_example_happens_as_shown(shell: Shell) -> None:
-    """The first thing that anybody tries works."""
-    app, console = blocks(read("README"))
+def test_the_kinesis_page_happens_as_shown(shell: Shell, moto_url: str, aws_stream: str) -> None:
+    """With the server that it says; only its port, and the stream, are the test's own."""
+    page = list(blocks(read("kinesis")))
+    (start,) = [each for each in page if "moto_server" in each.text]
+    exports = [each for each, _ in steps(start) if each.startswith("export ")]
+    assert len(exports) == 3
+    setting = "; ".join(exports).replace("http://127.0.0.1:5000", moto_url)
+    (app,) = [each for each in page if "caption" in each.options]
+    (session,) = [each for each in page if each.options.get("class") == "run"]
+    shell.write(app.options["caption"], app.text)
+    ran = 0
+    for command, shown in steps(session):
+        # The app is called as the stream is, and stays.
+        own = re.sub(r"='clicks'|/clicks\?|clicks clicks", _renamed(aws_stream), command)
+        found = shell.run(f"{setting.replace('/clicks?', f'/{aws_stream}?')}; {own}")
+        assert plain(found) == plain("\n".join(shown)), command
+        ran += 1
+    assert ran == 4
+
+
+def _renamed(stream: str) -> Callable[[re.Match[str]], str]:
+    def rename(found: re.Match[str]) -> str:
+        return stream.join(found[0].rsplit("clicks", 1))
+
+    return rename
+
+
+def test_the_readme_example_happens_as_shown(shell: Shell, moto_url: str, aws_prefix: str) -> None:
+    """The first thing that anybody tries works, and so does the second, with SQS."""
+    app, console, sqs = blocks(read("README"))
     shell.write("hello.py", app.text)
     activate, *rest = steps(console)
     assert activate == (". .venv/bin/activate", [])
     assert len(rest) == 3
     for command, shown in rest:
         assert plain(shell.run(command)) == plain("\n".join(shown)), command
+    install, server, *exports, send, work = steps(sqs)
+    assert install[0].startswith("pip install")
+    assert server[0].startswith("moto_server --port 5000")
+    setting = "; ".join(command for command, _ in exports)
+    setting = setting.replace("http://127.0.0.1:5000", moto_url).replace("hello-", aws_prefix)
+    for command, shown in (send, work):
+        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
 
 
 def test_a_fenced_write_counts_every_message_once(shell: Shell) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from qdo import App
 from qdo.coordination.client import connect
 from qdo.coordination.layout import Layout, QueueNode
@@ -14,6 +16,8 @@ from tests.support.aws.resources import Resources
 from tests.support.cli import WORKER, Ended, command
 from tests.support.procs import wait_until
 
+pytestmark = pytest.mark.timeout(900)
+"""Counts of SQS may be a minute old, and its lists, too."""
 APP = """
 import json, os
 import qdo
@@ -30,7 +34,6 @@ def job(message, context):
     os.close(fd)
 """
 PATIENCE_SECONDS = 240.0
-"""Counts of SQS may be a minute old."""
 
 
 def sqs_address(resources: Resources, region: str, options: str) -> str:

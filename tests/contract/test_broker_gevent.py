@@ -71,7 +71,14 @@ def run(code: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "part", ["test_broker", "test_broker_terms", "test_broker_letters", "test_broker_sqs"]
+    "part",
+    [
+        "test_broker",
+        "test_broker_terms",
+        "test_broker_letters",
+        "test_broker_sqs",
+        "test_broker_kinesis",
+    ],
 )
 def test_the_contract_holds_under_gevent(tmp_path: Path, part: str) -> None:
     """Every test of these files passes in a process that gevent has patched."""

@@ -20,6 +20,7 @@ from qdo.brokers.kinesis_aggregation import hash_key
 from qdo.brokers.kinesis_positions import pack, sequence_of
 from qdo.errors import AwsNotFoundError, PositionTrimmedError, UnsupportedError, UsageError
 from qdo.message import position_now
+from qdo.policy import Policy
 from tests.support.aws.clients import client
 from tests.support.aws.kinesis_stub import KinesisStub, kinesis_stub
 from tests.support.kinesis import BRISK, Owner, opened, outgoing
@@ -94,7 +95,7 @@ def test_trap_1_other_consumers_slow_it_down_and_nothing_is_lost(
     kinesis.set(reads_per_second=1)
     broker.send_many(outgoing(SHARD, range(20)))
     owner = Owner(broker, SHARD)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         owner.read_to_tip()
         broker.send_many(outgoing(SHARD, range(20, 25)))
         assert owner.read(25) == numbers(25)
@@ -345,6 +346,7 @@ def test_trap_8_a_finished_shard_is_not_read_again(
     after = broker.positions.begin(position_now(), broker.finished_text)
     owner = Owner(broker, SHARD, after)
     assert owner.read_to_end() == []
+    assert owner.subscription.at_tip()
     assert kinesis.reads(stream, SHARD) == []
     assert broker.backlog(SHARD, after).count == 0
 
@@ -413,7 +415,7 @@ def test_trap_10_a_quiet_shard_lost_nothing(later: KinesisStub) -> None:
     broker.close()
 
 
-def test_trap_10_the_tip_of_a_quiet_shard_is_recorded_now_and_then(later: KinesisStub) -> None:
+def test_trap_14_the_tip_of_a_quiet_shard_is_recorded_now_and_then(later: KinesisStub) -> None:
     """By a position that names the same record and a later time."""
     half_read(later, 3600)
     broker = opened(later.url, "s")
@@ -428,6 +430,9 @@ def test_trap_10_the_tip_of_a_quiet_shard_is_recorded_now_and_then(later: Kinesi
     assert abs(broker.positions.last(reached) - position_now()) < 600_000_000
     reads = len(later.reads("s", SHARD))
     owner.read_until(lambda: len(later.reads("s", SHARD)) > reads + 3)
+    assert owner.subscription.reached == reached
+    owner.back_to(last)  # as owners do that had nothing to do for a while
+    owner.fetch()
     assert owner.subscription.reached == reached
     owner.back_to(reached)
     assert owner.read_to_tip() == []
@@ -531,6 +536,16 @@ def test_trap_11_without_a_place_dead_letters_are_refused(broker: KinesisBroker)
     assert broker.dead_letters() == []
     with pytest.raises(UnsupportedError, match="dead_letters=s3://BUCKET/PREFIX"):
         broker.bury(letter(5))
+
+
+def test_trap_11_a_worker_is_told_at_its_start(
+    broker: KinesisBroker, keeping: KinesisBroker
+) -> None:
+    """Where a policy ends with a dead letter, and there is no place for it."""
+    (told,) = broker.advice({SHARD: Policy(), OTHER: Policy(then="block")})
+    assert "dead_letters=s3://BUCKET/PREFIX" in told
+    assert broker.advice({SHARD: Policy(then="skip")}) == []
+    assert keeping.advice({SHARD: Policy()}) == []
 
 
 def test_trap_11_a_missing_bucket_is_named_at_the_start(moto_url: str, aws_stream: str) -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from qdo.errors import (
 from qdo.policy import Policy
 from tests.support.aws.clients import client
 from tests.support.aws.messages import raw_messages, received_all
+from tests.support.cli import command
 
 REGION = "eu-west-1"
 with_s3 = pytest.mark.parametrize("endpoint", ["moto"], indirect=True)
@@ -178,7 +180,7 @@ def test_what_is_known_of_queues_is_not_asked_for_with_every_list(
     assert asked == ["ListQueues"]
 
 
-def test_a_queue_that_was_deleted_meanwhile(
+def test_trap_17_a_queue_that_was_deleted_meanwhile(
     connect: Callable[..., SqsBroker], make: Callable[..., str]
 ) -> None:
     """Lists of SQS show it for a while: it is no error there, but is where it is meant."""
@@ -273,7 +275,7 @@ def test_many_threads_send_at_once(broker: SqsBroker) -> None:
     assert sorted(bodies) == sorted(b"%d" % number for number in range(20) for _ in range(5))
 
 
-def test_the_owner_alone_sees_messages(broker: SqsBroker) -> None:
+def test_trap_19_the_owner_alone_sees_messages(broker: SqsBroker) -> None:
     """Looking would hide them from it."""
     with pytest.raises(UnsupportedError) as caught:
         broker.reader("a", 0)
@@ -466,3 +468,30 @@ def test_opening_makes_one_request(moto_url: str) -> None:
     with closing(open_broker(f"sqs://{REGION}/x-?endpoint={moto_url}", "app")) as broker:
         assert isinstance(broker, SqsBroker)
         assert broker.sqs_queues.names() == []
+
+
+_FORKING = """
+import os, sys
+from qdo import App
+
+with App("app") as app:
+    app.send("a", "before")
+    pid = os.fork()
+    if pid == 0:
+        app.send("a", "child")
+        app.close()
+        os._exit(0)
+    app.send("a", "parent")
+    sys.exit(os.waitpid(pid, 0)[1])
+"""
+
+
+def test_a_forked_child_has_connections_of_its_own(
+    broker: SqsBroker, endpoint: str, aws_prefix: str, tmp_path: Path
+) -> None:
+    """As web servers do that load an app once and fork then."""
+    url = f"sqs://{REGION}/{aws_prefix}?endpoint={endpoint}&create=standard"
+    ended = command("-W", "error", "-c", _FORKING, cwd=tmp_path, env={"QDO_BROKER": url})
+    assert (ended.code, ended.err) == (0, "")
+    bodies = sorted(row.body for row in received_all(broker, "a"))
+    assert bodies == [b'"before"', b'"child"', b'"parent"']

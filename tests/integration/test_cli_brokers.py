@@ -282,6 +282,15 @@ def test_unblock_tells_when_a_message_was_sent(
     assert item["position"] == str(marks.position)
 
 
+def test_unblock_without_the_address_of_the_broker_tells_no_time(
+    coordinator: Client, cli: Run
+) -> None:
+    """The position is a time only for the default broker."""
+    put(coordinator, "q", marks=Marks(wide(7, SENT), 3, "no", since=1.0))
+    (item,) = items(cli("unblock q", "--skip", "-o", "json"))
+    assert item["time"] is None
+
+
 @pytest.fixture
 def letters(coordinator: Client, broker: WideBroker) -> WideBroker:
     for number in (7, 8, 9):

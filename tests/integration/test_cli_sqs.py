@@ -14,7 +14,7 @@ from qdo.cli.shell import run
 from tests.support.aws.clients import client
 from tests.support.aws.messages import raw_messages
 from tests.support.aws.proxy import Proxy, proxying
-from tests.support.cli import QDO, Ended, command
+from tests.support.cli import QDO, WORKER, Ended, command
 
 REGION = "eu-west-1"
 
@@ -248,6 +248,30 @@ def test_an_impossible_address(tmp_path: Path, url: str, words: str) -> None:
     """As any other setting."""
     ended = command(*QDO, "send", "--app", "a", "--broker", url, "a", "1", cwd=tmp_path)
     assert words in said(ended, 2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "code", "words"),
+    [
+        ("unknown", "", 2, "InvalidClientTokenId"),
+        ("expired", "", 2, "have expired"),
+        ("denied", "", 5, "SQS does not allow sqs:ListQueues on prefix 'test-"),
+        ("", "&bucket=nobody-made-this", 6, "S3 bucket 'nobody-made-this' does not exist"),
+        ("", "&idle_second=3", 2, "did you mean 'idle_seconds'?"),
+    ],
+)
+def test_a_worker_that_cannot_begin(
+    proxy: Proxy, aws_prefix: str, tmp_path: Path, fault: str, options: str, code: int, words: str
+) -> None:
+    """Says it in the same words, and ends with the same exit code."""
+    if fault:
+        proxy.spoil(fault, "ListQueues", count=0)
+    url = f"sqs://{REGION}/{aws_prefix}?endpoint={proxy.url}{options}"
+    arguments = ("--app", "a", "--job", "workers.echo:job", "--broker", url)
+    ended = command(*WORKER, *arguments, cwd=tmp_path)
+    assert ended.code == code, ended.err
+    assert len([line for line in ended.err.splitlines() if words in line]) == 1
+    assert "Traceback" not in ended.err
 
 
 def test_without_boto3(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from qdo.brokers.kinesis import KinesisBroker
 from qdo.coordination.client import connect
 from qdo.coordination.layout import Layout, QueueNode
 from tests.support.aws.kinesis_stub import KinesisStub
+from tests.support.cli import QDO, command
 from tests.support.kinesis import kinesis_url, opened
 from tests.support.procs import Proc, descendants, wait_until, whole_lines
 
@@ -69,7 +70,7 @@ class Fleet:
         self.coordinator = coordinator
         self.broker: KinesisBroker = opened(kinesis.url, stream)
         (folder / "jobs.py").write_text(APP)
-        self._env: Mapping[str, str] = {
+        self.env: Mapping[str, str] = {
             "QDO_BROKER": kinesis_url(kinesis.url, stream),
             "QDO_COORDINATOR": coordinator,
             "ORDER": order,
@@ -83,7 +84,7 @@ class Fleet:
         """Start one worker."""
         argv = ("-m", "qdo.cli.worker", "jobs:app", *options)
         return self._workers.enter_context(
-            Proc.python(*argv, env={**self._env, **env}, cwd=self.folder)
+            Proc.python(*argv, env={**self.env, **env}, cwd=self.folder)
         )
 
     def send(self, count: int) -> None:
@@ -278,6 +279,11 @@ def test_a_queue_whose_position_is_gone_stands_still_and_says_why(fleet: Fleet) 
         "the others go on",
     )
     assert fleet.nodes()[name].position == "7"
+    seek = (*QDO, "seek", "--app", "streams", name, "earliest", "--execute")
+    ended = command(*seek, cwd=fleet.folder, env=fleet.env)
+    assert ended.code == 0, ended.err
+    fleet.wait_for(4 * KEYS)
+    assert fleet.nodes()[name].position != "7"
 
 
 @pytest.mark.parametrize("order", ["queue"], indirect=True)
@@ -298,3 +304,17 @@ def test_nothing_is_skipped_between_two_workers_that_begin_with_the_newest(fleet
     fleet.start(**newest)
     fleet.wait_for(KEYS)
     assert {line.number for line in fleet.lines()} == {1}
+
+
+@pytest.mark.parametrize("order", ["queue"], indirect=True)
+def test_a_burst_goes_on_through_children(fleet: Fleet) -> None:
+    """It ends when all shards are at their tips, also those that had to wait for their parents."""
+    fleet.send(2)
+    fleet.kinesis.split(fleet.stream, "shardId-000000000000")
+    fleet.send(2)
+    fleet.kinesis.merge(fleet.stream, "shardId-000000000005", "shardId-000000000001")
+    fleet.send(2)
+    worker = fleet.start("--burst")
+    assert worker.wait(WAIT_SECONDS) == 0, worker.output
+    assert fleet.done() == 6 * KEYS
+    fleet.check_order()

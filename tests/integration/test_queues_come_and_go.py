@@ -168,6 +168,29 @@ def test_orphans_do_not_wait_for_the_new_leader_to_read_all_nodes(stage: Stage) 
     stage.wait(lambda: stage.fleet.balanced(4), "the other has all")
 
 
+def test_lost_connections_and_leaders_keep_nothing_from_being_retired(stage: Stage) -> None:
+    """What one leader has begun the next one ends; nothing that is listed is touched."""
+    names = [f"q{number:03}" for number in range(300)]
+    stage.broker.names = list(names)
+    stage.join()
+    stage.join()
+    stage.wait(lambda: stage.fleet.balanced(300), "all queues are owned")
+    stage.broker.names = names[250:]
+    stage.fleet.drop_connection(0)
+    stage.wait(lambda: any(stage.node(name).deleted for name in names[:250]), "some are retired")
+    leader = next(n for n, (member, _) in enumerate(stage.fleet.members) if member.is_leader())
+    stage.fleet.drop_connection(leader)
+    stage.fleet.leave(leader)
+    stage.wait(
+        lambda: all(stage.node(name).deleted for name in names[:250]), "all others are retired"
+    )
+    stage.wait(lambda: stage.fleet.balanced(50), "the other worker has what is left")
+    assert not any(stage.node(name).deleted for name in names[250:])
+    stage.broker.names = list(names)
+    stage.wait(lambda: stage.fleet.balanced(300), "all are back")
+    assert not any(stage.node(name).deleted for name in names)
+
+
 def test_many_nodes_are_read_at_once(watcher: Client) -> None:
     """In the order asked for, without those that do not exist."""
     watcher.ensure_path(LAYOUT.queues)

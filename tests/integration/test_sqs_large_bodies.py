@@ -81,7 +81,7 @@ def work(run: Run) -> str:
     return ended.err
 
 
-def test_a_large_body_reaches_its_job_and_leaves_nothing(
+def test_trap_20_a_large_body_reaches_its_job_and_leaves_nothing(
     run: Run, stored: Callable[[], int], proxy: Proxy, tmp_path: Path
 ) -> None:
     """The object is deleted behind its message."""
@@ -95,7 +95,7 @@ def test_a_large_body_reaches_its_job_and_leaves_nothing(
     assert actions.index("DeleteMessageBatch") < actions.index("POST")  # S3's DeleteObjects
 
 
-def test_an_object_stays_while_its_message_cannot_be_deleted(
+def test_trap_20_an_object_stays_while_its_message_cannot_be_deleted(
     run: Run, stored: Callable[[], int], proxy: Proxy
 ) -> None:
     """Whoever gets the message again needs it; afterwards it goes."""
@@ -111,7 +111,7 @@ def test_an_object_stays_while_its_message_cannot_be_deleted(
     assert stored() == 0
 
 
-def test_an_object_that_cannot_be_deleted_is_named_and_holds_up_nothing(
+def test_trap_20_an_object_that_cannot_be_deleted_is_named(
     run: Run, stored: Callable[[], int], proxy: Proxy, tmp_path: Path
 ) -> None:
     """Nobody needs it any more; its message is done."""

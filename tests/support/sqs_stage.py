@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from qdo.brokers.sqs import SqsBroker
 from qdo.coordination.client import Client, connect
 from qdo.coordination.layout import Layout, QueueNode
 from tests.support.aws.clients import client
+from tests.support.aws.proxy import Entry, Proxy
 from tests.support.aws.server import ServerProcess
 from tests.support.cli import QDO, Ended, command
 from tests.support.procs import ROOT, Proc, children, wait_until, whole_lines
@@ -65,16 +66,18 @@ waited for; ``seconds`` to sleep; so many attempts that ``kills`` their process,
 class Stage:
     """An app whose job does as messages say, and its queues.
 
-    :param endpoint: what workers take for SQS; the server itself, or a proxy before it.
+    :ivar proxy: what workers take for SQS; None: the server itself.
+    :param faults: the server can be told to fail, as the fast one can.
     """
 
     def __init__(
-        self, folder: Path, server: ServerProcess, prefix: str, endpoint: str | None = None
+        self, folder: Path, server: ServerProcess, prefix: str, faults: bool = True
     ) -> None:
         self.folder = folder
         self.server = server
         self.prefix = prefix
-        self.endpoint = endpoint or server.url
+        self.proxy: Proxy | None = None
+        self._faults = faults
         self.coordinator = f"sqlite:{folder / 'coordination.db'}"
         self.sqs = client("sqs", server.url, region=REGION)
         self.urls: dict[str, str] = {}
@@ -109,10 +112,29 @@ class Stage:
             answer = self.sqs.send_message_batch(QueueUrl=self.urls[queue], Entries=entries)
             assert not answer.get("Failed"), answer
 
-    def url(self, endpoint: str | None = None, **options: Any) -> str:
+    def take_proxy(self, proxy: Proxy) -> None:
+        """Have workers ask a proxy from now on."""
+        self.proxy = proxy
+
+    def spoil(self, fault: str, action: str, queue: str = "", **terms: Any) -> None:
+        """Have the proxy spoil requests, of this queue or of all; see `Rule`."""
+        if self.proxy is not None:
+            name = self.prefix + queue if queue else ""
+            self.proxy.spoil(fault, action, name=name, **terms)
+
+    def asked(self, action: str, queue: str) -> list[Entry]:
+        """Return what the proxy was asked of a queue."""
+        name = self.prefix + queue
+        return [each for each in self.proxy.log(action) if each.name == name] if self.proxy else []
+
+    def all_asked(self) -> list[Entry]:
+        """Return what the proxy was asked of any queue, and of all together."""
+        return self.proxy.log() if self.proxy is not None else []
+
+    def url(self, **options: Any) -> str:
         """Return the address of the broker."""
         given = {
-            "endpoint": endpoint or self.endpoint,
+            "endpoint": self.server.url if self.proxy is None else self.proxy.url,
             "visibility_seconds": 2,
             "wait_seconds": 1,
             "idle_seconds": 0.2,
@@ -149,10 +171,10 @@ class Stage:
         wait_until(lambda: len(children(worker.pid)) == 1, "the worker has a child")
         return children(worker.pid)[0]
 
-    def qdo(self, *words: str) -> Ended:
-        """Run the command line of an operator."""
-        env = {"QDO_APP": APP, "QDO_BROKER": self.url(), "QDO_COORDINATOR": self.coordinator}
-        return command(*QDO, *words, cwd=self.folder, env=env)
+    def qdo(self, *words: str, env: Mapping[str, str] | None = None) -> Ended:
+        """Run the command line of an operator, or of a sender."""
+        known = {"QDO_APP": APP, "QDO_BROKER": self.url(), "QDO_COORDINATOR": self.coordinator}
+        return command(*QDO, *words, cwd=self.folder, env={**known, **(env or {})})
 
     def open(self, gate: str) -> None:
         """Let jobs pass a gate."""
@@ -196,7 +218,7 @@ class Stage:
     def counts(self, queue: str) -> dict[str, int]:
         """Return how many messages of a queue are ``waiting``, and how many ``hidden``."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        url = self.urls.get(queue) or self.sqs.get_queue_url(QueueName=self.prefix + queue)["QueueUrl"]
+        url = self.urls[queue]
         found = self.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
         return {"waiting": int(found[names[0]]), "hidden": int(found[names[1]])}
 
@@ -244,9 +266,9 @@ class Stage:
         marks = self.node(queue).marks
         return marks is not None and marks.blocked
 
-    def broker(self) -> SqsBroker:
+    def broker(self, **options: Any) -> SqsBroker:
         """Return a broker as operators have it, straight at the server; to be closed."""
-        broker = open_broker(self.url(self.server.url), APP)
+        broker = open_broker(self.url(endpoint=self.server.url, **options), APP)
         assert isinstance(broker, SqsBroker)
         return broker
 
@@ -254,7 +276,8 @@ class Stage:
         for worker in self._workers:
             with worker:
                 pass
-        self.server.ask("/_fail_entries", {})
+        if self._faults:
+            self.server.ask("/_fail_entries", {})
 
 
 def once_in_order(numbers: Iterable[int]) -> list[int]:

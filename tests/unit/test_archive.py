@@ -16,7 +16,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from qdo import Message, Stop
+from qdo.brokers.kinesis_positions import POSITIONS, pack
 from qdo.errors import SettingsError
+from qdo.message import position_of_time
 from workers import archive, archive_places
 from workers.archive import Archive, Options, Span, name_of, span_of
 from workers.archive_places import Bucket, Folder, Place, folder_of, open_place
@@ -149,7 +151,7 @@ def test_files_sort_in_the_order_of_their_queue(store: Store) -> None:
 
 def test_the_same_messages_make_the_same_file(store: Store) -> None:
     """Repeated by an owner that does not see the first one's file, it replaces it."""
-    name = name_of("orders", Span(FIRST, FIRST + 2))
+    name = name_of("orders", Span(FIRST, FIRST + 2), archive.day_of(message(2)))
     for _ in range(2):
         store.place.write(name, archive.packed(messages(0, 2)))
     assert list(store.files()) == [name]
@@ -233,7 +235,7 @@ def test_many_files(s3: Any) -> None:
 def test_names_of_other_files() -> None:
     """What is no archive file is passed over."""
     span = Span(1, 2)
-    assert span_of(name_of("q", span)) == span
+    assert span_of(name_of("q", span, "2025-01-01")) == span
     for name in ("q/2026-08-01/readme", "q/2026-08-01/x-y.jsonl.gz", "q/2026-08-01/1.jsonl.gz"):
         assert span_of(name) is None
 
@@ -343,3 +345,38 @@ def test_the_job_takes_one_message_or_several(tmp_path: Path) -> None:
     archive.job(message(0), keeper)
     archive.job(messages(1, 3), keeper)
     assert list(store.numbers().values()) == [[0], [1, 2, 3]]
+
+
+# --- positions that are no times ------------------------------------------------------
+
+
+def record(number: int, arrived: float = 1_700_000_000.0, **more: Any) -> Message:
+    """Return a message of Kinesis."""
+    position = pack(10**55 + number, 0, position_of_time(arrived))
+    return Message("shard", position, number, id=POSITIONS, **{"fence": 1, **more})
+
+
+def test_files_of_wide_positions_sort_as_these_do(store: Store) -> None:
+    """Their day and the time in their lines are those of the messages."""
+    kept = Archive(store.place)
+    names = [
+        *kept.keep([record(1), record(2)]),
+        *kept.keep([record(99)]),
+        *kept.keep([record(100), record(101, 1_700_003_600.0)]),
+    ]
+    assert names == sorted(names)
+    assert all(name.startswith("shard/2023-11-1") for name in names)
+    assert max(len(name.rpartition("/")[2]) for name in names) < 255
+    lines = [json.loads(line) for line in gzip.decompress(store.files()[names[0]]).splitlines()]
+    assert [line["time"] for line in lines] == ["2023-11-14T22:13:20Z"] * 2
+    assert [line["position"] for line in lines] == [record(1).position, record(2).position]
+
+
+def test_wide_positions_are_known_again_though_times_go_back(store: Store) -> None:
+    """Around midnight, where a later record arrived a moment earlier than the one before it."""
+    midnight = 1_700_006_400.0
+    Archive(store.place).keep([record(1, midnight + 0.001), record(2, midnight - 0.001)])
+    again = Archive(store.place)
+    again.keep([record(n, midnight + 0.001 * (3 - 2 * n), fence=2) for n in (1, 2)])
+    assert len(store.files()) == 1
+    assert again.keep([record(3, midnight + 1, fence=2)])

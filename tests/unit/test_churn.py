@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from qdo import DeadLetter, Message
+from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.errors import DatabaseForeignError
 from workers import churn
 from workers.churn import Ledger, Totals, count_before_parent
@@ -60,6 +61,20 @@ def test_repetition_changes_nothing(ledger: Ledger) -> None:
     assert not ledger.count(commit(3, fence=2))
     assert ledger.count(commit(4, fence=2))
     assert totals(ledger) == Totals("q", 4, 10, 4, 0, 0)
+
+
+def test_messages_are_known_by_their_ids_where_positions_do_not_last(ledger: Ledger) -> None:
+    """A message of SQS has another position each time it is received."""
+    first, second = commit(1), commit(2)
+    times = iter(range(140_000_000_000_000_000, 140_000_000_000_000_009))
+
+    def received(each: Message, number: int) -> Message:
+        return Message("q", next(times) << 256 | number, each.body, id=SQS_POSITIONS)
+
+    assert ledger.count(received(first, 7))
+    assert not ledger.count(received(first, 7))
+    assert ledger.count(received(second, 8))
+    assert totals(ledger) == Totals("q", 2, 3, 2, 0, 0)
 
 
 def test_late_writes_of_an_old_owner_are_refused(ledger: Ledger) -> None:

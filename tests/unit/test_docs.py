@@ -16,7 +16,7 @@ import pytest
 import qdo
 from qdo import errors
 from qdo.brokers.aws import make_client
-from qdo.brokers.aws_address import Place, SqsAddress, sqs_address
+from qdo.brokers.aws_address import KinesisAddress, Place, SqsAddress, sqs_address
 from qdo.brokers.aws_errors import permission
 from qdo.cli.main import COMMANDS
 from qdo.cli.main import qdo as qdo_command
@@ -122,6 +122,73 @@ def test_the_policy_for_sqs_allows_what_is_asked_for_and_nothing_else() -> None:
         if service == "sqs":
             asked.add("sqs:TagQueue")  # to create a queue with a tag
         assert {each for each in allowed if each.startswith(f"{service}:")} == asked
+
+
+# --- Kinesis ----------------------------------------------------------------------
+
+
+def test_every_option_of_a_kinesis_address_is_documented_with_its_default() -> None:
+    """And no other; what is in words stands for what an address cannot say."""
+    found = table("kinesis", "kinesis-options").items()
+    told = {name: cells[1].strip("`") for name, cells in found}
+    known = {each.name: each.default for each in dataclasses.fields(KinesisAddress)}
+    assert told.keys() == known.keys() - {"region", "stream"}
+    in_words = {"endpoint": "AWS's own", "dead_letters": "none"}
+    for name, default in told.items():
+        if name in in_words:
+            assert (default, known[name]) == (in_words[name], None)
+        else:
+            assert default == str(known[name]).removesuffix(".0")
+
+
+def test_the_policy_for_kinesis_allows_what_is_asked_for_and_nothing_else() -> None:
+    """Every operation of Kinesis and S3 that the broker's code names."""
+    (policy,) = [
+        json.loads(each.text) for each in blocks(read("kinesis")) if each.language == "json"
+    ]
+    allowed = {action for each in policy["Statement"] for action in _listed(each["Action"])}
+    code = "\n".join(page.read_text() for page in BROKERS.glob("kinesis*.py"))
+    asked = set()
+    for service in ("kinesis", "s3"):
+        known = make_client(Place(service, "eu-west-1")).meta.method_to_api_mapping
+        used = {known[name] for name in known if re.search(rf"\b{name}\b", code)}
+        asked |= {f"{service}:{permission(service, each)}" for each in used}
+    assert allowed == asked
+
+
+def _listed(actions: str | list[str]) -> list[str]:
+    return [actions] if isinstance(actions, str) else actions
+
+
+def test_every_trap_of_kinesis_has_a_test_where_the_page_says() -> None:
+    """Sixteen of them, in order; the tests are numbered the same."""
+    traps = table("kinesis", "kinesis-traps")
+    assert list(traps) == [str(number) for number in range(1, 17)]
+    numbered = (ROOT / "tests/contract/test_broker_kinesis_traps.py").read_text()
+    for number, cells in traps.items():
+        for place in cells[-1].split(", "):
+            if place == "traps":
+                assert f"def test_trap_{number}_" in numbered
+            elif place == "workers":
+                assert (ROOT / "tests/integration/test_kinesis_workers.py").exists()
+            else:
+                assert (ROOT / place.strip("`")).exists()
+
+
+def test_every_trap_of_sqs_has_its_tests_or_a_reason() -> None:
+    """In each file that the table names there is a test with the number of the trap."""
+    traps = table("sqs", "traps")
+    assert [*traps] == [str(number) for number in range(1, 21)]
+    for number, cells in traps.items():
+        where = cells[3]
+        named = re.findall(r"`(test_\w+\.py)`", where)
+        assert named or where.startswith("None: "), number
+        for name in named:
+            (path,) = (ROOT / "tests").rglob(name)
+            found = re.search(
+                rf"def test_trap_(\d\d_)*{int(number):02}_", path.read_text(encoding="utf-8")
+            )
+            assert found or where.startswith("the whole of"), (number, name)
 
 
 # --- commands ---------------------------------------------------------------------

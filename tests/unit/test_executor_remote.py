@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 
 from qdo import outcomes
+from qdo.brokers.kinesis_positions import POSITIONS, pack
+from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.describe import describe, describe_traceback
-from qdo.message import Message
+from qdo.message import Message, position_of_time
 from qdo.policy import Rule
+from qdo.positions import Positions
 from qdo.stopping import StopSign
 from qdo.worker.executors import remote, wire
+
+SENT = 1_700_000_000.25
 
 
 class Picky(ValueError):
@@ -159,6 +164,28 @@ def test_what_is_no_frame_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", b"\0\0", b"\0\0\0\2\0\0\0\0{"])
 def test_the_end_is_the_end_also_amidst_a_frame(data: bytes) -> None:
     assert wire.read(reader(data)) is None
+
+
+@pytest.mark.parametrize(
+    ("position", "naming", "lasting"),
+    [
+        (position_of_time(SENT), 5, True),
+        (pack(2**185, 3, position_of_time(SENT)), POSITIONS, True),
+        (position_of_time(SENT) << 256 | 7, SQS_POSITIONS, False),
+    ],
+)
+def test_a_message_is_the_same_in_the_job_s_process(
+    position: int, naming: int | Positions, lasting: bool
+) -> None:
+    """Id, time and position, whatever positions its broker has."""
+    sent = Message("q", position, {"n": 1}, "k", {"a": "b"}, fence=3, attempt=2, id=naming)
+    frame = wire.read(reader(wire.pack_message(sent, 9)))
+    assert frame is not None
+    found = wire.message_of(*frame)
+    assert (found.id, found.position, found.lasting) == (sent.id, position, lasting)
+    assert found.time == pytest.approx(SENT)
+    assert (found.queue, found.body, found.key, found.headers) == ("q", {"n": 1}, "k", {"a": "b"})
+    assert (found.fence, found.attempt) == (3, 2)
 
 
 def test_the_sign_is_seen_where_it_is_shared() -> None:

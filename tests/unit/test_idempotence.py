@@ -15,6 +15,8 @@ from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.orm import Session
 
 from qdo import Message
+from qdo.brokers.kinesis_positions import POSITIONS
+from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.errors import UnsupportedError, UsageError
 from qdo.idempotence import DoneMessages, FencedWrites, Write
 
@@ -85,6 +87,27 @@ def test_a_repetition_is_told(transaction: Transaction) -> None:
     assert admit(transaction, message(5, fence=2)) is Write.REPEATED
     assert admit(transaction, message(5, fence=2)) is Write.REPEATED
     assert admit(transaction, message(6, fence=2)) is Write.NEW
+
+
+def test_positions_of_any_width_compare_as_numbers(transaction: Transaction) -> None:
+    """Those of Kinesis have 280 bits; a longer number is greater, whatever it begins with."""
+    for position in (9, 10, 2**63, 10**40, 5 * 10**40, 2**280, 2**320):
+        assert admit(transaction, message(position)) is Write.NEW
+    for position in (2**320, 2**280 + 5, 9 * 10**40, 99):
+        assert admit(transaction, message(position)) is Write.REPEATED
+
+
+def test_positions_that_do_not_last_prove_nothing(transaction: Transaction) -> None:
+    """A message of SQS has another one each time it is received; its id stays."""
+    received = [
+        message(time << 256 | 7, id=SQS_POSITIONS)
+        for time in (140_000_000_000_000_000, 140_000_000_000_000_001)
+    ]
+    with pytest.raises(UnsupportedError, match=r"use qdo\.idempotence\.DoneMessages"):
+        admit(transaction, received[0])
+    assert message(5, id=POSITIONS).lasting
+    with transaction() as session:
+        assert [DONE.record(session, each) for each in received] == [True, False]
 
 
 def test_a_former_owner_is_refused(transaction: Transaction) -> None:

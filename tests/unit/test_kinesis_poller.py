@@ -21,7 +21,7 @@ from qdo.brokers.kinesis_poller import (
     Start,
     Taken,
 )
-from qdo.brokers.kinesis_positions import end, pack, whole
+from qdo.brokers.kinesis_positions import POSITIONS, end, pack, whole
 from qdo.message import position_of_time
 
 NOW = 1_700_000_000.0
@@ -95,6 +95,12 @@ def test_the_start_does_not_matter_where_there_is_a_position() -> None:
         assert poll(at(7), start).next(NOW) == Seek("AT_SEQUENCE_NUMBER", sequence=7)
         sought = position_of_time(NOW - 100)
         assert poll(sought, start).next(NOW) == Seek("AT_TIMESTAMP", time=NOW - 100)
+
+
+def test_the_earliest_is_the_oldest_record_whatever_the_start() -> None:
+    """An operator wants what is there, not what was configured for new shards."""
+    after = POSITIONS.begin(POSITIONS.earliest, None)
+    assert poll(after, Start("latest")).next(NOW) == Seek("TRIM_HORIZON")
 
 
 def test_no_time_to_come_is_asked_for() -> None:

@@ -16,10 +16,13 @@ from qdo.errors import SettingsError
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    root, kazoo = logging.getLogger(), logging.getLogger("kazoo")
-    before = (list(root.handlers), root.level, kazoo.level)
+    root = logging.getLogger()
+    loggers = [root, logging.getLogger("kazoo"), logging.getLogger("botocore")]
+    handlers, levels = list(root.handlers), [each.level for each in loggers]
     yield io.StringIO()
-    root.handlers[:], root.level, kazoo.level = before
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def test_a_line_says_when_how_bad_where_and_what(stream: io.StringIO):
@@ -59,6 +62,18 @@ def test_of_kazoo_only_warnings_are_shown_unless_debugging(stream: io.StringIO):
     log.configure("debug", stream)
     logging.getLogger("kazoo.client").info("Connecting to")
     assert "Connecting to" in stream.getvalue()
+
+
+def test_of_botocore_what_is_secret_is_not_shown_even_when_debugging(stream: io.StringIO):
+    """What it signs, at level debug; where it found credentials is said when debugging."""
+    log.configure("info", stream)
+    logging.getLogger("botocore.credentials").info("Found credentials")
+    assert stream.getvalue() == ""
+    log.configure("debug", stream)
+    logging.getLogger("botocore.credentials").info("Found credentials")
+    logging.getLogger("botocore.auth").debug("x-amz-security-token:secret")
+    assert "Found credentials" in stream.getvalue()
+    assert "secret" not in stream.getvalue()
 
 
 def test_what_kazoo_repeats_is_said_now_and_then():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gevent
@@ -11,6 +12,7 @@ import pytest
 
 from qdo.app import App
 from qdo.brokers.base import Reader, Subscription
+from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
 from qdo.coordination.layout import Marks
 from qdo.coordination.slots import Claim
 from qdo.errors import DatabaseFullError
@@ -675,3 +677,49 @@ def test_messages_that_were_taken_back_are_passed_over(failed_before: bool) -> N
     assert stile.seen == [2]
     assert stile.pipeline.counters.expired == 2
     assert stile.claim.done == 3
+
+
+class HidingBroker(LendingBroker):
+    """Gives a message a new position to every owner, and may hide it for ten seconds."""
+
+    positions = SQS_POSITIONS
+    capabilities = replace(LendingBroker.capabilities, hold_seconds=10.0)
+
+    def receive(self, moment: int, number: int) -> None:
+        row = (make_position(moment, 0, number), b"%d" % number, None, None)
+        self.stored.setdefault("q", []).append(row)
+
+
+def hiding() -> Turnstile:
+    """Return a stile whose message 7 failed once, elsewhere, and is not received yet."""
+    stile = Turnstile(order="none", broker=HidingBroker())
+    stile.claim.positions = SQS_POSITIONS
+    stile.claim.marks = Marks(make_position(50, 0, 7), 1, "the worker was killed", crashed=True)
+    return stile
+
+
+def test_marks_of_a_hidden_message_outlast_the_progress_of_others() -> None:
+    """They lie ahead of what is done, and count once the message is received."""
+    stile = hiding()
+    broker = stile.broker
+    assert isinstance(broker, HidingBroker)
+    broker.receive(60, 1)
+    stile.turns()
+    marks = stile.claim.marks
+    assert marks is not None
+    assert marks.position > stile.claim.done == make_position(60, 0, 1)
+    assert (SQS_POSITIONS.name(marks.position), marks.attempts) == (7, 1)
+    broker.receive(70, 7)
+    stile.turns()
+    assert [(each.body, each.attempt) for each in stile.messages] == [(1, 1), (7, 2)]
+    assert stile.claim.marks is None
+
+
+def test_marks_of_a_message_that_is_gone_are_dropped() -> None:
+    """It was not received for longer than it could be hidden, and the queue is empty."""
+    stile = hiding()
+    stile.turns()
+    assert stile.claim.marks is not None
+    stile.now += 10.0
+    stile.turns()
+    assert stile.claim.marks is None

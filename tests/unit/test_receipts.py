@@ -86,5 +86,6 @@ def test_what_is_held_of_a_queue_is_kept(memory: int) -> None:
     assert len(read(memory)) == 2
     holding.confirmed(done)
     assert read(memory) == [("q", "two")]
-    holding.give_up()
+    for each in holding.undone():
+        holding.given_back(each)
     assert read(memory) == []

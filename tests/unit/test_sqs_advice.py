@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdo.brokers.sqs_advice import LONGEST_RETENTION_SECONDS, advice
-from qdo.brokers.sqs_queues import QueueFacts, Redrive
+from qdo.brokers.sqs_facts import QueueFacts, Redrive
 from qdo.policy import Policy, Rule
 
 DAY = 86_400
@@ -22,7 +22,7 @@ def test_nothing_to_say() -> None:
     assert advice({}, {}) == []
 
 
-def test_a_redrive_policy_that_comes_too_early() -> None:
+def test_trap_05_a_redrive_policy_that_comes_too_early() -> None:
     """One sentence for each target, with the queues and the number that would do for all."""
     facts = {f"q{n}": redriven(5) for n in range(8)} | {"x": redriven(5, "other")}
     policies = {name: Policy(attempts=3) for name in facts}
@@ -34,13 +34,13 @@ def test_a_redrive_policy_that_comes_too_early() -> None:
     assert "messages of x to other" in second
 
 
-def test_a_redrive_policy_of_a_fifo_queue_breaks_its_order() -> None:
+def test_trap_06_a_redrive_policy_of_a_fifo_queue_breaks_its_order() -> None:
     """It is said, as it is why such a queue should have none."""
     (said,) = advice({"a.fifo": redriven(5)}, {"a.fifo": Policy()})
     assert "breaks the order of their groups" in said
 
 
-def test_messages_that_wait_behind_a_blocked_one_must_not_run_out_of_time() -> None:
+def test_trap_07_messages_behind_a_blocked_one_must_not_run_out_of_time() -> None:
     """Where a policy, or a rule of it, blocks."""
     facts = {name: QueueFacts(0.0, retention_seconds=4 * DAY) for name in "abc"}
     policies = {

@@ -211,7 +211,8 @@ def test_names_are_kept_while_messages_may_be_hidden(clock: Clock) -> None:
     take(holding, clock, message(8))
     holding.nothing_came(clock.now)
     assert holding.unconfirmed() == ("7",)
-    holding.give_up()
+    for each in holding.undone():
+        holding.given_back(each)
     holding.nothing_came(clock.now)
     assert holding.unconfirmed() == ()
 
@@ -249,6 +250,17 @@ def test_the_time_of_a_long_poll_is_not_taken_off(holding: Holding, clock: Clock
     assert [len(each) for each in holding.to_extend(clock.now)] == [1, 0]
     clock.now += 0.02 * VISIBILITY
     assert [len(each) for each in holding.to_extend(clock.now)] == [0, 1]
+
+
+def test_what_is_done_is_not_extended(holding: Holding, clock: Clock) -> None:
+    """It is being deleted."""
+    first, second = take(holding, clock, message(1), message(2))
+    holding.done(first)
+    clock.now += VISIBILITY / 2
+    due, _ = holding.to_extend(clock.now)
+    assert [each.position for each in due] == [second]
+    holding.done(second)
+    assert holding.extend_at() == float("inf")
 
 
 def test_messages_are_extended_together(holding: Holding, clock: Clock) -> None:

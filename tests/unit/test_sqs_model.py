@@ -8,7 +8,7 @@ from qdo.ordering import Order
 from tests.support.sqs_model.world import world
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     ("kind", "order", "batch"),
     [

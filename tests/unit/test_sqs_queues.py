@@ -10,11 +10,11 @@ import pytest
 from botocore import exceptions as boto
 
 from qdo.brokers.aws_address import sqs_address
+from qdo.brokers.sqs_facts import Redrive
 from qdo.brokers.sqs_queues import (
     COUNTS_PER_SECOND,
     COUNTS_SECONDS,
     SETTINGS_SECONDS,
-    Redrive,
     SqsQueues,
 )
 from qdo.errors import AccessDeniedError, ThrottledError
@@ -109,9 +109,37 @@ def test_settings_and_tags_are_asked_for_once_in_a_while() -> None:
     assert counted(service, "ListQueues") == 3
     assert counted(service, "ListQueueTags") == 3
     assert counted(service, "GetQueueAttributes") == 2  # not of those without the tag
-    clock.now += SETTINGS_SECONDS + 1
+    clock.now += 1.5 * SETTINGS_SECONDS + 1
     known.names()
     assert counted(service, "ListQueueTags") == 6
+
+
+def test_settings_of_many_queues_are_not_asked_for_all_at_once_again() -> None:
+    """Spread over an hour, they cost little of a core at any time."""
+    service, clock = Service(*(f"p-{number}" for number in range(1000))), Clock()
+    known = queues(service, clock)
+    known.names()
+    most = 0
+    for _ in range(120):
+        clock.now += 60
+        before = counted(service, "GetQueueAttributes")
+        known.names()
+        most = max(most, counted(service, "GetQueueAttributes") - before)
+    assert 10 <= most <= 60
+    assert 2000 <= counted(service, "GetQueueAttributes") <= 3500
+
+
+def test_what_is_known_of_queues_goes_with_them() -> None:
+    """Memory does not grow with queues that come and go."""
+    service = Service("p-a", "p-b")
+    known = queues(service, Clock())
+    known.names()
+    known.counts("a")
+    service.names = ("p-b",)
+    assert known.names() == ["b"]
+    assert counted(service, "GetQueueAttributes") == 2
+    known.counts("a")
+    assert counted(service, "GetQueueAttributes") == 3
 
 
 def test_settings_that_may_not_be_read_do_not_stop_discovery(
@@ -124,6 +152,7 @@ def test_settings_that_may_not_be_read_do_not_stop_discovery(
     with caplog.at_level(logging.WARNING):
         assert known.names() == ["a"]
         assert known.names() == ["a"]
+    assert counted(service, "GetQueueAttributes") == 1
     (record,) = caplog.records
     assert "does not allow sqs:GetQueueAttributes on queue 'p-a'" in record.getMessage()
     with pytest.raises(AccessDeniedError):

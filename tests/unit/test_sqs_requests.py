@@ -7,17 +7,13 @@ from typing import Any
 
 import gevent
 import pytest
-from botocore import exceptions as boto
 from gevent.event import Event
 
-import qdo.brokers.sqs_requests
 from qdo.brokers.aws_address import Place
 from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Received
 from qdo.brokers.sqs_requests import Requests
-from qdo.errors import AwsUnreachableError
 
-ENDPOINT = "http://127.0.0.1:1"
 Say = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
 
@@ -42,8 +38,16 @@ def calls() -> FakeCalls:
 
 
 def made(calls: FakeCalls) -> Requests:
-    place = Place("sqs", "eu-west-1", ENDPOINT)
-    return Requests(calls, calls, place, lambda q: q, wait_seconds=20, visibility_seconds=60)
+    return Requests(
+        calls,
+        calls,
+        Place("sqs", "eu-west-1", "http://127.0.0.1:1"),
+        lambda queue: queue,
+        wait_seconds=20,
+        visibility_seconds=60,
+        waiting=lambda queue: 0,
+        polls=1,
+    )
 
 
 def held(*numbers: int) -> list[Held]:
@@ -55,44 +59,8 @@ def held(*numbers: int) -> list[Held]:
     return holding.undone()
 
 
-def lose(action: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    raise boto.ReadTimeoutError(endpoint_url=ENDPOINT)
-
-
-def test_a_receive_is_repeated_by_its_id_after_an_answer_that_got_lost(calls: FakeCalls) -> None:
-    """It gets the messages of that answer; their groups would be locked until a time-out."""
-    requests = made(calls)
-    requests.receive("q.fifo")
-    calls.say = lose
-    with pytest.raises(AwsUnreachableError):
-        requests.receive("q.fifo")
-    calls.say = lambda action, value: {}
-    for _ in range(2):
-        requests.receive("q.fifo")
-    first, lost, again, fresh = [value["ReceiveRequestAttemptId"] for value in calls.asked]
-    assert lost == again
-    assert len({first, again, fresh}) == 3
-
-
-def test_the_id_of_a_receive_is_that_of_one_queue(calls: FakeCalls) -> None:
-    """Another queue has another id, and a standard queue none."""
-    requests = made(calls)
-    calls.say = lose
-    for queue in ("a.fifo", "b.fifo", "c"):
-        with pytest.raises(AwsUnreachableError):
-            requests.receive(queue)
-    one, other, none = [value.get("ReceiveRequestAttemptId") for value in calls.asked]
-    assert one
-    assert other
-    assert one != other
-    assert none is None
-
-
-def test_a_poll_that_is_not_wanted_any_more_is_not_made(
-    calls: FakeCalls, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_poll_that_is_not_wanted_any_more_is_not_made(calls: FakeCalls) -> None:
     """It waited for others to end, and its claim has ended meanwhile: nothing must come."""
-    monkeypatch.setattr(qdo.brokers.sqs_requests, "MOST_POLLS", 1)
     requests = made(calls)
     go_on, wanted = Event(), [True]
 
@@ -101,8 +69,8 @@ def test_a_poll_that_is_not_wanted_any_more_is_not_made(
         return {}
 
     calls.say = wait
-    first = gevent.spawn(requests.receive, "a.fifo")
-    second = gevent.spawn(requests.receive, "b.fifo", lambda: wanted[0])
+    first = gevent.spawn(requests.receive, "a.fifo", "1")
+    second = gevent.spawn(requests.receive, "b.fifo", "2", lambda: wanted[0])
     gevent.sleep(0)
     wanted[0] = False
     go_on.set()

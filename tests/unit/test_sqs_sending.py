@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,17 +61,22 @@ class Service:
         self.missing.discard(parameters["QueueName"])
         return {"QueueUrl": f"http://x/1/{parameters['QueueName']}"}
 
-    def send_message_batch(self, QueueUrl: str, Entries: list[dict[str, Any]]) -> Any:
+    def close(self) -> None:
+        """Do nothing."""
+
+    def call(self, action: str, value: Mapping[str, Any]) -> Any:
+        assert action == "SendMessageBatch"
+        entries: list[dict[str, Any]] = value["Entries"]
         with self.lock:
-            bodies = [each["MessageBody"] for each in Entries]
+            bodies = [each["MessageBody"] for each in entries]
             self.requests.append(bodies)
-            if QueueUrl.rsplit("/", 1)[1] in self.missing:
+            if value["QueueUrl"].rsplit("/", 1)[1] in self.missing:
                 raise failing("AWS.SimpleQueueService.NonExistentQueue")
             step = self.script.pop(0) if self.script else lambda body: None
             if isinstance(step, BaseException):
                 raise step
             answer: dict[str, list[Any]] = {"Successful": [], "Failed": []}
-            for each in Entries:
+            for each in entries:
                 fault = step(each["MessageBody"])
                 if fault is not None:
                     answer["Failed"].append({"Id": each["Id"], **fault})
@@ -150,13 +155,13 @@ def test_a_request_that_failed_as_a_whole_is_made_again_with_the_same_ids() -> N
     """SQS may have taken it: in a FIFO queue it takes nothing twice."""
     service = Service(failing("ThrottlingException"), boto.ReadTimeoutError(endpoint_url="x"))
     seen: list[list[str]] = []
-    take = service.send_message_batch
+    take = service.call
 
-    def watched(QueueUrl: str, Entries: list[dict[str, Any]]) -> Any:
-        seen.append([each["MessageDeduplicationId"] for each in Entries])
-        return take(QueueUrl, Entries)
+    def watched(action: str, value: Mapping[str, Any]) -> Any:
+        seen.append([each["MessageDeduplicationId"] for each in value["Entries"]])
+        return take(action, value)
 
-    service.send_message_batch = watched  # type: ignore[method-assign]
+    service.call = watched  # type: ignore[method-assign]
     sender(service).send(messages(3))
     assert len(seen) == 3
     assert seen[0] == seen[1] == seen[2]
@@ -177,13 +182,13 @@ def test_all_tries_in_vain() -> None:
 def test_an_answer_that_mentions_no_message() -> None:
     """Such as the page of a proxy: what is not said to be stored is sent again."""
     service = Service()
-    take = service.send_message_batch
-    empty = [{}, {}]
+    take = service.call
+    empty: list[dict[str, Any]] = [{}, {}]
 
-    def forgetful(**parameters: Any) -> Any:
-        return empty.pop() if empty else take(**parameters)
+    def forgetful(action: str, value: Mapping[str, Any]) -> Any:
+        return empty.pop() if empty else take(action, value)
 
-    service.send_message_batch = forgetful  # type: ignore[method-assign]
+    service.call = forgetful  # type: ignore[method-assign]
     assert ids(sender(service).send(messages(1))) == ["id of 0"]
     assert empty == []
 
@@ -234,6 +239,20 @@ def test_a_missing_queue_is_created_if_the_address_says_so(known: bool) -> None:
         "MessageRetentionPeriod": "1209600",
         "VisibilityTimeout": "33",
     }
+
+
+def test_somebody_else_may_create_the_queue_first() -> None:
+    """With other attributes even: it is there, and that is what was wanted."""
+    service = Service()
+    service.missing = {"p-a"}
+
+    def create(**parameters: Any) -> Any:
+        service.missing.clear()
+        raise failing("QueueAlreadyExists")
+
+    service.create_queue = create  # type: ignore[method-assign]
+    sender(service, replace(ADDRESS, create="standard")).send(messages(1, "a"))
+    assert service.stored == ["0"]
 
 
 def test_a_missing_queue_is_not_created_as_what_its_name_is_not() -> None:

@@ -4,155 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import gevent
 import pytest
-from gevent.event import Event
 
-from qdo.brokers.base import Row
-from qdo.brokers.sqs_holding import Held, Holding
-from qdo.brokers.sqs_messages import Received
-from qdo.brokers.sqs_positions import sequence_of
-from qdo.brokers.sqs_requests import Answer
-from qdo.brokers.sqs_subscription import SqsSubscription
 from qdo.errors import UnreachableError
-
-VISIBILITY = 0.4
-WAIT_SECONDS = 10.0
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Let greenlets run until a condition holds."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        gevent.sleep(0.005)
-
-
-def message(number: int, group: str = "g") -> Received:
-    return Received(
-        1000 + number, number, number, b"%d" % number, group, None, f"r{number}", group, 1, None
-    )
-
-
-class FakeRequests:
-    """SQS as tests want it to answer; keeps what it was asked for.
-
-    :ivar answers: to receives, in turn: messages, or an error; a poll waits while there is none.
-    """
-
-    def __init__(self) -> None:
-        self.answers: list[list[Received] | Exception] = []
-        self.polls = 0
-        self.open_polls = 0
-        self.deleted: list[list[int]] = []
-        self.extended: list[list[int]] = []
-        self.released: list[int] = []
-        self.refuse: set[int] = set()
-        self.fail_deletes = 0
-        self.fail_extensions = False
-        self.given_back: list[list[int]] = []
-        self.on_extend: Callable[[], None] = lambda: None
-        self.on_delete: Callable[[], None] = lambda: None
-        self._news = Event()
-
-    def answer(self, *answers: list[Received] | Exception) -> None:
-        self.answers += answers
-        self._news.set()
-
-    def receive(self, queue: str, is_wanted: Callable[[], bool]) -> list[Received]:
-        self.polls += 1
-        self.open_polls += 1
-        while not self.answers:
-            self._news.clear()
-            self._news.wait(WAIT_SECONDS)
-        self.open_polls -= 1
-        found = self.answers.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def delete(self, queue: str, batch: Sequence[Held]) -> Answer:
-        self.deleted.append(_numbers(batch))
-        self.on_delete()
-        if self.fail_deletes:
-            self.fail_deletes -= 1
-            return Answer(batch[1:], failed=batch[:1])
-        return self._answer(batch)
-
-    def extend(self, queue: str, batch: Sequence[Held]) -> Answer:
-        self.extended.append(_numbers(batch))
-        self.on_extend()
-        if self.fail_extensions:
-            return Answer((), failed=batch)
-        return self._answer(batch)
-
-    def release(self, queue: str, batch: Sequence[Held]) -> Answer:
-        self.released += _numbers(batch)
-        self.given_back.append(_numbers(batch))
-        return Answer(batch)
-
-    def _answer(self, batch: Sequence[Held]) -> Answer:
-        refused = [held for held in batch if sequence_of(held.position) in self.refuse]
-        return Answer([held for held in batch if held not in refused], refused)
-
-
-def _numbers(batch: Sequence[Held]) -> list[int]:
-    return [sequence_of(held.position) for held in batch]
-
-
-class Bench:
-    """A subscription, and what it said."""
-
-    def __init__(self, idle_seconds: float = 0.0, visibility: float = 60.0) -> None:
-        self.requests = FakeRequests()
-        self.lost: list[int] = []
-        self.news = 0
-        self.closed = False
-        self.holding = Holding(0, (), visibility, time.monotonic)
-        self.subscription = SqsSubscription(
-            "q.fifo",
-            self.requests,  # type: ignore[arg-type]
-            self.holding,
-            idle_seconds=idle_seconds,
-            on_lost=lambda position: self.lost.append(sequence_of(position)),
-            on_news=self._note_news,
-            on_closed=self._note_closed,
-            clock=time.monotonic,
-            chance=lambda: 0.5,
-        )
-        self.reader = self.subscription.reader(0)
-
-    def _note_news(self) -> None:
-        self.news += 1
-
-    def _note_closed(self, subscription: SqsSubscription) -> None:
-        self.closed = True
-
-    def fetched(self, *numbers: int) -> list[Row]:
-        """Have these messages received and fetch them."""
-        if not self.requests.polls:
-            assert self.reader.fetch(10) == []
-        self.requests.answer([message(number) for number in numbers])
-        news = self.news
-        until(lambda: self.news > news)
-        rows = self.reader.fetch(100)
-        assert [sequence_of(row.position) for row in rows] == list(numbers)
-        return rows
+from qdo.message import time_of_position
+from tests.support.sqs_bench import VISIBILITY, Bench, message, until
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
-    _end(bench)
-
-
-def _end(bench: Bench) -> None:
-    bench.subscription.close()
-    bench.requests.answer([], [], [])
-    until(lambda: bench.closed)
+    bench.end()
 
 
 # --- polls --------------------------------------------------------------------------------
@@ -196,6 +62,17 @@ def test_an_empty_queue_is_polled_again(bench: Bench) -> None:
     assert bench.subscription.at_tip()
 
 
+def test_messages_that_were_fetched_and_wait_leave_the_queue_at_its_tip(bench: Bench) -> None:
+    """A key that is blocked keeps its messages; nothing more of the queue is to be had."""
+    bench.fetched(1)
+    bench.requests.answer([])
+    until(lambda: bench.requests.polls >= 3)
+    assert bench.subscription.at_tip()
+    bench.requests.answer([message(2)])
+    until(lambda: len(bench.holding) == 2)
+    assert not bench.subscription.at_tip()
+
+
 def test_an_idle_queue_rests_longer_and_longer() -> None:
     """Twice as long from poll to poll, up to idle_seconds; the first message ends that."""
     bench = Bench(idle_seconds=0.02)
@@ -205,7 +82,7 @@ def test_an_idle_queue_rests_longer_and_longer() -> None:
     until(lambda: bench.requests.polls == 6)
     assert time.monotonic() - started >= 5 * 0.9 * 0.02
     bench.fetched(1)
-    _end(bench)
+    bench.end()
 
 
 def test_a_ring_ends_the_rest() -> None:
@@ -220,7 +97,7 @@ def test_a_ring_ends_the_rest() -> None:
         if polls == 4:
             break
         bench.subscription.ring()
-    _end(bench)
+    bench.end()
 
 
 def test_an_error_is_raised_where_rows_are_fetched_once(bench: Bench) -> None:
@@ -299,7 +176,7 @@ def test_what_is_in_hand_is_extended_again_and_again() -> None:
     until(lambda: len(bench.requests.extended) >= 3)
     assert all(each == [1, 2] for each in bench.requests.extended)
     assert bench.lost == []
-    _end(bench)
+    bench.end()
 
 
 def test_a_refused_extension_takes_the_message_away() -> None:
@@ -312,18 +189,18 @@ def test_a_refused_extension_takes_the_message_away() -> None:
     assert bench.subscription.is_held(rows[0].position)
     bench.subscription.done(rows[1].position)
     assert bench.requests.deleted == []
-    _end(bench)
+    bench.end()
 
 
 def test_what_is_behind_a_lost_message_is_given_back_ten_at_a_time() -> None:
-    """Not each in a request of its own, all of them at once."""
+    """Not each in a request of its own."""
     bench = Bench(visibility=VISIBILITY)
     bench.fetched(*range(1, 26))
     bench.requests.refuse = {1}
     until(lambda: len(bench.requests.released) == 24)
     assert [len(each) for each in bench.requests.given_back] == [10, 10, 4]
     assert bench.lost == list(range(1, 26))
-    _end(bench)
+    bench.end()
 
 
 def test_messages_that_are_not_hidden_any_more_are_not_given_back() -> None:
@@ -333,35 +210,51 @@ def test_messages_that_are_not_hidden_any_more_are_not_given_back() -> None:
     bench.requests.fail_extensions = True
     until(lambda: bench.lost == [1, 2, 3])
     assert bench.requests.released == []
-    _end(bench)
+    bench.end()
 
 
 def test_extensions_that_fail_are_not_asked_for_without_pause() -> None:
     """An endpoint that is out of reach is asked a few times until the messages are lost."""
-    bench = Bench(visibility=2.0)
+    bench = Bench(visibility=3.0)
     bench.fetched(1)
     bench.requests.fail_extensions = True
     until(lambda: bench.lost == [1])
-    assert 2 <= len(bench.requests.extended) <= 8
-    _end(bench)
+    assert 2 <= len(bench.requests.extended) <= 6
+    bench.end()
 
 
 def test_a_refusal_of_an_old_receipt_does_not_take_the_message_away() -> None:
     """It was received again while the request was under way, and is ours by its new receipt."""
     bench = Bench(visibility=VISIBILITY)
     (row,) = bench.fetched(1)
-    again = message(1)._replace(receipt="newer")
+    bench.requests.refuse = {1}
 
     def come_again() -> None:
-        bench.requests.refuse = set() if bench.requests.polls > 2 else {1}
-        bench.requests.answer([again])
-        until(lambda: bench.requests.polls > 2)
+        bench.requests.refuse = set()
+        bench.requests.on_extend = lambda: None
+        polls = bench.requests.polls
+        bench.requests.answer([message(1)._replace(receipt="newer")])
+        until(lambda: bench.requests.polls > polls)
 
     bench.requests.on_extend = come_again
     until(lambda: len(bench.requests.extended) >= 3)
     assert bench.lost == []
     assert bench.subscription.is_held(row.position)
-    _end(bench)
+    bench.end()
+
+
+def test_all_that_does_not_run_is_given_back_where_nothing_may_be_started() -> None:
+    """What was extended later than others of its group would run before them otherwise."""
+    bench = Bench(visibility=VISIBILITY)
+    first, second, third = bench.fetched(1, 2, 3)
+    bench.holding.extended(bench.holding.undone()[2], time.monotonic() + VISIBILITY)
+    bench.subscription.in_hand = lambda: [first.position]
+    bench.subscription.may_start = lambda: False
+    until(lambda: bench.requests.released == [2, 3])
+    assert bench.subscription.is_held(first.position)
+    assert not bench.subscription.is_held(second.position)
+    assert not bench.subscription.is_held(third.position)
+    bench.end()
 
 
 # --- the end ------------------------------------------------------------------------------
@@ -389,29 +282,16 @@ def test_what_an_open_poll_brings_after_the_end_is_given_back(bench: Bench) -> N
     assert bench.requests.polls == 1
 
 
-def test_giving_back_does_not_wait_for_deletes(bench: Bench) -> None:
-    """They may have to be tried again for as long as the messages are hidden."""
-    first, *_ = bench.fetched(1, 2, 3)
-    bench.requests.fail_deletes = 3
-    bench.subscription.done(first.position)
-    bench.subscription.close()
-    until(lambda: bench.requests.released == [2, 3])
-    assert bench.requests.deleted in ([], [[1]])
-    until(lambda: bench.requests.deleted == [[1]] * 4)
+# --- how far behind ---------------------------------------------------------------------------
 
 
-def test_what_comes_while_the_claim_ends_is_given_back_once(bench: Bench) -> None:
-    """Although what was done is still being deleted then."""
-    first, *_ = bench.fetched(1, 2)
-    until(lambda: bench.requests.open_polls == 1)
-
-    def come() -> None:
-        bench.requests.answer([message(3)])
-        until(lambda: not bench.requests.open_polls)
-
-    bench.requests.on_delete = come
-    bench.subscription.done(first.position)
-    bench.subscription.close()
-    until(lambda: bench.closed)
-    assert bench.requests.released == [2, 3]
-    assert len(bench.holding) == 0
+def test_the_first_undone_message_says_how_far_behind_its_queue_is(bench: Bench) -> None:
+    """Its age while there is one, 0 at the tip, nothing before anything is known."""
+    assert bench.subscription.behind_seconds() is None
+    rows = bench.fetched(1, 2)
+    age = time.time() - time_of_position(1002)
+    assert bench.subscription.behind_seconds() == pytest.approx(age, abs=60)
+    bench.subscription.done_through(rows[-1].position)
+    bench.requests.answer([])
+    until(bench.subscription.at_tip)
+    assert bench.subscription.behind_seconds() == 0

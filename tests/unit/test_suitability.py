@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_worker_refuses_queues_without_the_order_of_their_job(
     with pytest.raises(UsageError) as caught:
         check_jobs(app, broker, lambda queue: True, policy)
     text = str(caught.value)
-    assert "no order in plain, and job" in text
+    assert "no order in queue plain, and job" in text
     assert "strict.fifo" not in text
     assert '@app.job(order="none")' in text
     assert "\n" not in text
@@ -91,6 +92,19 @@ def test_what_the_broker_advises_is_a_warning(
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage() == f"mind {({'plain': policy('plain')})!r}"
+
+
+def test_a_broker_with_one_order_may_advise_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Its queues are not asked for their order."""
+
+    class Advising(MemoryBroker):
+        def advice(self, policies: Mapping[str, Policy]) -> list[str]:
+            return [f"mind {', '.join(policies)}"]
+
+    broker = Advising()
+    broker.put("q", b"1")
+    check_jobs(app_of("queue")[0], broker, lambda queue: True, policy)
+    assert [record.getMessage() for record in caplog.records] == ["mind q"]
 
 
 def test_many_such_queues_are_counted(broker: MixedBroker) -> None:
@@ -192,7 +206,7 @@ def test_the_worker_ends_before_it_registers(
     settings = Settings(app="test")
     app.use(settings)
     registrar = FakeRegistrar(settings)
-    with pytest.raises(UsageError, match="no order in plain"):
+    with pytest.raises(UsageError, match="no order in queue plain"):
         Worker(app, settings, registrar=registrar).run()
     assert registrar.members == []
     assert seen == []

@@ -18,9 +18,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from qdo.message import Message
+from qdo.message import Message, position_of_time
 
 _LENGTHS = struct.Struct("!II")
 ANSWER_LIMIT = 4 << 20
@@ -88,6 +89,8 @@ def pack_message(message: Message, serial: int) -> bytes:
         "fence": message.fence,
         "attempt": message.attempt,
         "id": message.id,
+        "time": message.time,
+        "lasting": message.lasting,
         "raw": raw,
         "body": None if raw else message.body,
     }
@@ -104,5 +107,20 @@ def message_of(head: dict[str, Any], blob: bytes) -> Message:
         head["headers"],
         head["fence"],
         head["attempt"],
-        head["id"],
+        _Told(head["id"], head["time"], head["lasting"]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the worker knows of a message by the positions of its broker."""
+
+    id: str
+    time: float
+    lasting: bool
+
+    def last(self, position: int) -> int:
+        return position_of_time(self.time)
+
+    def message_id(self, position: int, node: int) -> str:
+        return self.id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from types import TracebackType
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import boto3
 from botocore.exceptions import ClientError
 
+from tests.support.procs import wait_until
+
+LISTED_SECONDS = 120.0
 GONE = ("AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "ResourceNotFoundException")
 
 
@@ -26,19 +30,25 @@ class Resources:
         session = boto3.session.Session(region_name=region)
         self.sqs: Any = session.client("sqs", endpoint_url=endpoint)
         self.kinesis: Any = session.client("kinesis", endpoint_url=endpoint)
+        self._stands_in = endpoint is not None
         self._queues: list[str] = []
         self._streams: list[str] = []
 
     def queue(self, name: str) -> str:
-        """Make a queue, FIFO where its name ends so, and return its URL."""
+        """Make a queue, FIFO where its name ends so; return its URL when it can be used."""
         attributes = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
         made = self.sqs.create_queue(
             QueueName=self.prefix + name,
             Attributes=attributes,
             tags={"made-by": "tests of qdo"},
         )
-        self._queues.append(made["QueueUrl"])
-        return str(made["QueueUrl"])
+        url = str(made["QueueUrl"])
+        self._queues.append(url)
+        # AWS lists a queue some time after it was made, and wants a second before it is used.
+        wait_until(lambda: url in self._listed(), f"{name} is listed", LISTED_SECONDS)
+        if not self._stands_in:
+            threading.Event().wait(1.0)
+        return url
 
     def stream(self, name: str, shards: int) -> str:
         """Make a stream, wait until it can be used, and return its name."""

@@ -52,7 +52,8 @@ class _Poll:
 class Stub:
     """The server: regions, waiting polls, and the side for those who test."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause_seconds: float = 0.0) -> None:
+        self._pause_seconds = pause_seconds
         self.connections: set[Connection] = set()
         self._peak = 0
         self._regions: dict[bytes, Service] = {}
@@ -68,6 +69,14 @@ class Stub:
     # --- requests
 
     def handle(self, request: Request) -> None:
+        """Answer a request at once, but receives after the pause."""
+        if self._pause_seconds and b"AmazonSQS.ReceiveMessage" in request.head:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._pause_seconds, self._handle, request)
+        else:
+            self._handle(request)
+
+    def _handle(self, request: Request) -> None:
         """Answer a request, or keep it as a poll."""
         self._peak = max(self._peak, len(self.connections))
         target = _TARGET.search(request.head)
@@ -268,9 +277,9 @@ def _system(message: Message) -> dict[str, str]:
     return known
 
 
-async def run(port: int) -> None:
+async def run(port: int, pause_seconds: float) -> None:
     """Serve until the process is ended."""
-    stub = Stub()
+    stub = Stub(pause_seconds)
     forever = await http1.serve(stub.handle, stub.connections, port)
     await forever()
 
@@ -278,7 +287,9 @@ async def run(port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.aws.sqs_stub")
     parser.add_argument("--port", type=int, default=0, help="on loopback; 0 for a free one")
-    asyncio.run(run(parser.parse_args().port))
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each receive")
+    given = parser.parse_args()
+    asyncio.run(run(given.port, given.pause))
 
 
 if __name__ == "__main__":

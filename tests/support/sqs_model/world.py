@@ -25,8 +25,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+import qdo.brokers.sqs_deletes
+import qdo.brokers.sqs_receiver
 import qdo.brokers.sqs_subscription
 import qdo.worker.lanes
+import qdo.worker.subscriptions
 from qdo.brokers.base import DeadLetterRecord
 from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.coordination.layout import QueueNode
@@ -84,6 +87,7 @@ class World:
         self._node = QueueNode()
         self._fence = 0
         self._recorded_at: dict[Worker, float] = {}
+        self.away_until = 0.0
 
     # --- what the coordinator does ------------------------------------------------------
 
@@ -97,10 +101,16 @@ class World:
             self._record,
             left,
             self._lost,
+            lambda: not self.away,
             batch=self._batch,
         )
         self.workers.append(worker)
         return worker
+
+    @property
+    def away(self) -> bool:
+        """Whether the coordinator does not answer; sessions outlive that."""
+        return self.moments.now < self.away_until
 
     def _claim(self, worker: Worker) -> None:
         self._fence += 1
@@ -111,7 +121,9 @@ class World:
         worker.claim(claim)
 
     def _record(self, worker: Worker, claim: Claim, final: bool) -> None:
-        if worker is not self.owner or worker.lost:
+        if self.away and final:
+            worker.life_later(1.0, lambda: self._record(worker, claim, final))
+        if worker is not self.owner or worker.lost or self.away:
             return
         slot = Slot(self.queue)
         slot.node, slot.claim = self._node, claim
@@ -199,7 +211,7 @@ class World:
 
     def hand_over(self) -> None:
         """Release the queue, as after a rebalance."""
-        if self.owner is not None and not self.owner.life.stopped:
+        if self.owner is not None and not self.owner.life.stopped and not self.away:
             for claim in list(self.owner.claims.values()):
                 self.owner.release(claim)
 
@@ -241,8 +253,8 @@ class World:
         chance = self.chance
         awake = [each for each in self.workers if not each.life.stopped]
         what = chance.choices(
-            ("send", "slow", "hand over", "kill", "stop", "outage", "faults", "calm"),
-            (8, 3, 3, 2, 1, 1, 3, 3),
+            ("send", "slow", "hand over", "kill", "stop", "away", "outage", "faults", "calm"),
+            (8, 3, 3, 2, 1, 1, 1, 3, 3),
         )[0]
         self.story.append(f"{self.moments.now:.2f}: {what}")
         match what:
@@ -256,6 +268,8 @@ class World:
                 self.kill(chance.choice(awake), chance.random() < 0.5)
             case "stop" if awake:
                 self.stop(chance.choice(awake), chance.choice((1.0, 5.0, 20.0, 100.0)))
+            case "away":
+                self.away_until = self.moments.now + chance.choice((5.0, 20.0, 100.0))
             case "outage":
                 self.server.faults.dead = True
                 seconds = chance.choice((1.0, 10.0, 90.0))
@@ -273,7 +287,7 @@ class World:
     def _assign(self) -> None:
         """Do what the rebalancer does: a queue that nobody has is somebody's soon."""
         awake = [each for each in self.workers if not each.life.stopped and each.in_session]
-        if self.owner is None and awake:
+        if self.owner is None and awake and not self.away:
             self._claim(self.chance.choice(awake))
 
     # --- the whole story ----------------------------------------------------------------
@@ -343,8 +357,14 @@ def world(
     """Give a world in which the engine runs, in place of gevent's time."""
     made = World(seed, kind, order, batch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qdo.brokers.sqs_subscription, "gevent", made.moments)
-        patch.setattr(qdo.worker.lanes, "gevent", made.moments)
+        for module in (
+            qdo.brokers.sqs_deletes,
+            qdo.brokers.sqs_receiver,
+            qdo.brokers.sqs_subscription,
+            qdo.worker.lanes,
+        ):
+            patch.setattr(module, "gevent", made.moments)
+        patch.setattr(qdo.worker.subscriptions, "clock", made.moments.clock)
         patch.setattr(qdo.worker.lanes, "Event", made.moments.event)
         patch.setattr(qdo.brokers.sqs_receiver, "Event", made.moments.event)
         yield made

@@ -1,0 +1,157 @@
+"""A subscription to a queue of SQS, with SQS as tests want it to answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import gevent
+from gevent.event import Event
+
+from qdo.brokers.base import Row
+from qdo.brokers.sqs_holding import Held, Holding
+from qdo.brokers.sqs_messages import Received
+from qdo.brokers.sqs_positions import sequence_of
+from qdo.brokers.sqs_requests import Answer
+from qdo.brokers.sqs_subscription import SqsSubscription
+
+VISIBILITY = 0.4
+WAIT_SECONDS = 10.0
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Let greenlets run until a condition holds."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        gevent.sleep(0.005)
+
+
+def message(number: int, group: str = "g") -> Received:
+    return Received(
+        1000 + number, number, number, b"%d" % number, group, None, f"r{number}", group, 1, None
+    )
+
+
+class FakeRequests:
+    """SQS as tests want it to answer; keeps what it was asked for.
+
+    :ivar answers: to receives, in turn: messages, or an error; a poll waits while there is none.
+    :ivar on_extend: called while an extension is under way.
+    """
+
+    def __init__(self) -> None:
+        self.answers: list[list[Received] | Exception] = []
+        self.polls = 0
+        self.attempts: list[str] = []
+        self.open_polls = 0
+        self.deleted: list[list[int]] = []
+        self.extended: list[list[int]] = []
+        self.released: list[int] = []
+        self.refuse: set[int] = set()
+        self.fail_deletes = 0
+        self.looks = 0
+        self.fail_releases = 0
+        self.fail_extensions = False
+        self.given_back: list[list[int]] = []
+        self.on_extend: Callable[[], None] = lambda: None
+        self._news = Event()
+
+    def answer(self, *answers: list[Received] | Exception) -> None:
+        self.answers += answers
+        self._news.set()
+
+    def receive(
+        self, queue: str, attempt: str, is_wanted: Callable[[], bool]
+    ) -> list[Received]:
+        self.polls += 1
+        self.attempts.append(attempt)
+        self.open_polls += 1
+        while not self.answers:
+            self._news.clear()
+            self._news.wait(WAIT_SECONDS)
+        self.open_polls -= 1
+        found = self.answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def delete(self, queue: str, batch: Sequence[Held]) -> Answer:
+        self.deleted.append(_numbers(batch))
+        if self.fail_deletes:
+            self.fail_deletes -= 1
+            return Answer(batch[1:], failed=batch[:1])
+        return self._answer(batch)
+
+    def extend(self, queue: str, batch: Sequence[Held]) -> Answer:
+        self.extended.append(_numbers(batch))
+        refused = self._answer(batch)
+        self.on_extend()
+        if self.fail_extensions:
+            return Answer((), failed=batch)
+        return refused
+
+    def release(self, queue: str, batch: Sequence[Held]) -> Answer:
+        self.released += _numbers(batch)
+        self.given_back.append(_numbers(batch))
+        if self.fail_releases:
+            self.fail_releases -= 1
+            return Answer((), failed=batch)
+        return Answer(batch)
+
+    def look(self, queue: str) -> None:
+        self.looks += 1
+
+    def _answer(self, batch: Sequence[Held]) -> Answer:
+        refused = [held for held in batch if sequence_of(held.position) in self.refuse]
+        return Answer([held for held in batch if held not in refused], refused)
+
+
+def _numbers(batch: Sequence[Held]) -> list[int]:
+    return [sequence_of(held.position) for held in batch]
+
+
+class Bench:
+    """A subscription, and what it said."""
+
+    def __init__(self, idle_seconds: float = 0.0, visibility: float = 60.0) -> None:
+        self.requests = FakeRequests()
+        self.lost: list[int] = []
+        self.news = 0
+        self.closed = False
+        self.holding = Holding(0, (), visibility, time.monotonic)
+        self.subscription = SqsSubscription(
+            "q.fifo",
+            self.requests,  # type: ignore[arg-type]
+            self.holding,
+            idle_seconds=idle_seconds,
+            on_lost=lambda position: self.lost.append(sequence_of(position)),
+            on_news=self._note_news,
+            on_closed=self._note_closed,
+            clock=time.monotonic,
+            chance=lambda: 0.5,
+        )
+        self.reader = self.subscription.reader(0)
+
+    def _note_news(self) -> None:
+        self.news += 1
+
+    def _note_closed(self, subscription: SqsSubscription) -> None:
+        self.closed = True
+
+    def fetched(self, *numbers: int) -> list[Row]:
+        """Have these messages received and fetch them."""
+        if not self.requests.polls:
+            assert self.reader.fetch(10) == []
+        self.requests.answer([message(number) for number in numbers])
+        news = self.news
+        until(lambda: self.news > news)
+        rows = self.reader.fetch(100)
+        assert [sequence_of(row.position) for row in rows] == list(numbers)
+        return rows
+
+    def end(self) -> None:
+        """Close the subscription, and let its poll end."""
+        self.subscription.close()
+        self.requests.answer([], [], [])
+        until(lambda: self.closed)

@@ -1,0 +1,275 @@
+"""Requests in AWS's JSON protocol over connections of qdo's own, to a server that looks closely."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from botocore import exceptions as boto
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from qdo.brokers.aws import make_calls
+from qdo.brokers.aws_address import Place
+from qdo.brokers.aws_errors import code_of, is_passing
+from qdo.brokers.aws_wire import Calls, ClientCalls, WireCalls
+from qdo.brokers.sqs_requests import METHODS, TARGET
+
+REGION = "us-east-1"
+SECRET = "testing"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Keeps requests, and answers as the test says."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.append((dict(self.headers.items()), body))
+        self.server.peers.append(self.client_address[1])
+        self.server.answer(self)
+
+    def reply(self, status: int, content: bytes, length: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content) if length is None else length))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[tuple[dict[str, str], bytes]] = []
+        self.peers: list[int] = []
+        self.answer: Callable[[Handler], None] = lambda handler: handler.reply(200, b"{}")
+        self.scheme = "http"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "AWS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    # The session of the process may have been made with the settings of another test.
+    monkeypatch.setattr("qdo.brokers.aws._sessions", {})
+
+
+class Maker(Protocol):
+    def __call__(self, server: Server, read_seconds: float = 5.0) -> Calls: ...
+
+
+@pytest.fixture
+def calls() -> Iterator[Maker]:
+    """What makes requests to a server; closes it in the end."""
+    with contextlib.ExitStack() as made:
+
+        def make(server: Server, read_seconds: float = 5.0) -> Calls:
+            place = Place("sqs", REGION, server.url)
+            found = make_calls(place, TARGET, METHODS, connections=4, read_seconds=read_seconds)
+            made.callback(found.close)
+            return found
+
+        yield make
+
+
+def test_what_is_sent_is_what_was_signed(server: Server, calls: Maker) -> None:
+    """Computed anew from the request as it arrived, the signature is the same."""
+    server.answer = lambda handler: handler.reply(200, b'{"Messages": [{"Body": "\xc3\xbc"}]}')
+    answer = calls(server).call("ReceiveMessage", {"QueueUrl": "q", "n": 1, "text": "ü/"})
+    assert answer == {"Messages": [{"Body": "ü"}]}
+    ((headers, body),) = server.requests
+    assert json.loads(body) == {"QueueUrl": "q", "n": 1, "text": "ü/"}
+    assert headers["X-Amz-Target"] == "AmazonSQS.ReceiveMessage"
+    assert headers["Content-Type"] == "application/x-amz-json-1.0"
+    assert "qdo/" in headers["User-Agent"]
+    assert _signature(headers, body, server.url) in headers["Authorization"]
+
+
+def _signature(headers: dict[str, str], body: bytes, url: str) -> str:
+    signed = headers["Authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
+    lower = {name.lower(): value for name, value in headers.items()}
+    request = AWSRequest("POST", url + "/", {name: lower[name] for name in signed}, body)
+    request.context["timestamp"] = lower["x-amz-date"]
+    auth = SigV4Auth(Credentials("testing", SECRET), "sqs", REGION)
+    text = auth.string_to_sign(request, auth.canonical_request(request))
+    return str(auth.signature(text, request))
+
+
+def test_a_connection_is_used_again(server: Server, calls: Maker) -> None:
+    """A new one for each request would cost more than the request."""
+    made = calls(server)
+    for _ in range(3):
+        made.call("ReceiveMessage", {})
+    assert len(set(server.peers)) == 1
+
+
+def test_a_connection_that_was_closed_while_idle_is_replaced(server: Server, calls: Maker) -> None:
+    """The server ends it without a word; the request is made all the same, once."""
+
+    def closing(handler: Handler) -> None:
+        handler.reply(200, b"{}")
+        handler.close_connection = True
+
+    server.answer = closing
+    made = calls(server)
+    for _ in range(3):
+        assert made.call("ReceiveMessage", {}) == {}
+    assert len(set(server.peers)) == 3
+    assert len(server.requests) == 3
+
+
+def test_a_refusal_has_its_code_and_its_reason(server: Server, calls: Maker) -> None:
+    """As boto3's own errors have, so that they are told alike."""
+    content = b'{"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "none such"}'
+    server.answer = lambda handler: handler.reply(400, content)
+    with pytest.raises(boto.ClientError, match="none such") as caught:
+        calls(server).call("ReceiveMessage", {})
+    assert code_of(caught.value) == "QueueDoesNotExist"
+    assert caught.value.operation_name == "ReceiveMessage"
+    assert not is_passing(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"<html>busy</html>", b"", b"[1]", b'"x"'])
+def test_an_error_page_passes(server: Server, calls: Maker, content: bytes) -> None:
+    """Whatever a balancer says with a status of 503."""
+    server.answer = lambda handler: handler.reply(503, content)
+    with pytest.raises(boto.ClientError) as caught:
+        calls(server).call("ReceiveMessage", {})
+    assert is_passing(caught.value)
+
+
+def test_an_answer_that_is_no_json_passes(server: Server, calls: Maker) -> None:
+    """It is not taken for an empty one."""
+    server.answer = lambda handler: handler.reply(200, b"<html>login</html>")
+    with pytest.raises(boto.HTTPClientError):
+        calls(server).call("ReceiveMessage", {})
+
+
+def test_half_an_answer_is_none(server: Server, calls: Maker) -> None:
+    """The connection broke in the middle; it is not used again."""
+
+    def half(handler: Handler) -> None:
+        handler.reply(200, b'{"Messages"', length=100)
+        handler.close_connection = True
+
+    server.answer = half
+    made = calls(server)
+    with pytest.raises(boto.ConnectionClosedError) as caught:
+        made.call("ReceiveMessage", {})
+    assert is_passing(caught.value)
+    server.answer = lambda handler: handler.reply(200, b"{}")
+    assert made.call("ReceiveMessage", {}) == {}
+
+
+def test_an_answer_that_does_not_come_is_given_up(server: Server, calls: Maker) -> None:
+    """After the time that it may take; its connection is not used for the next request."""
+    over = threading.Event()
+    server.answer = lambda handler: over.wait(10) and None
+    made = calls(server, read_seconds=0.2)
+    with pytest.raises(boto.ReadTimeoutError):
+        made.call("ReceiveMessage", {})
+    over.set()
+    server.answer = lambda handler: handler.reply(200, b'{"n": 2}')
+    assert made.call("ReceiveMessage", {}) == {"n": 2}
+
+
+def test_nobody_there_is_out_of_reach() -> None:
+    """Told with the address."""
+    place = Place("sqs", REGION, "http://127.0.0.1:1")
+    made = make_calls(place, TARGET, METHODS, connections=1)
+    with pytest.raises(boto.EndpointConnectionError, match=r"127\.0\.0\.1:1"):
+        made.call("ReceiveMessage", {})
+
+
+def test_a_proxy_is_left_to_boto3(
+    server: Server, calls: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows how to go through it."""
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert isinstance(calls(server), WireCalls)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    assert isinstance(calls(server), ClientCalls)
+
+
+# --- TLS ----------------------------------------------------------------------------------
+
+
+def test_certificates_are_checked(
+    server: Server, calls: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that nobody trusts ends the connection; AWS_CA_BUNDLE names more to trust."""
+    _wrap(server, tmp_path)
+    with pytest.raises(boto.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+        calls(server).call("ReceiveMessage", {})
+    assert server.requests == []
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "certificate.pem"))
+    monkeypatch.setattr("qdo.brokers.aws._sessions", {})
+    assert calls(server).call("ReceiveMessage", {}) == {}
+
+
+def _wrap(server: Server, folder: Path) -> None:
+    """Have a server speak TLS, with a certificate that it signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.scheme = "https"
