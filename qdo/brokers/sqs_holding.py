@@ -134,7 +134,7 @@ class Holding:
                 taken.fresh += 1
         return taken
 
-    def nothing_came(self, asked_at: float) -> None:
+    def found_nothing(self, asked_at: float) -> None:
         """Take note of an answer without messages.
 
         Messages that are done and neither held nor received, although nobody can have hidden

@@ -183,12 +183,12 @@ def test_a_deleted_message_is_not_remembered(holding: Holding, clock: Clock) -> 
 def test_names_of_earlier_owners_are_forgotten_in_time(clock: Clock) -> None:
     """An empty answer shows that they were deleted, once nobody can hide them any more."""
     holding = Holding(0, ["7"], VISIBILITY, clock)
-    holding.nothing_came(clock.now)
+    holding.found_nothing(clock.now)
     assert holding.unconfirmed() == ("7",)
     clock.now += 2 * VISIBILITY + MOST_WAIT_SECONDS
-    holding.nothing_came(clock.now - 0.1)
+    holding.found_nothing(clock.now - 0.1)
     assert holding.unconfirmed() == ("7",)
-    holding.nothing_came(clock.now)
+    holding.found_nothing(clock.now)
     assert holding.unconfirmed() == ()
 
 
@@ -205,16 +205,35 @@ def test_names_are_kept_while_messages_may_be_hidden(clock: Clock) -> None:
     holding = Holding(0, ["7"], VISIBILITY, clock)
     clock.now += 100 * VISIBILITY
     holding.in_doubt()
-    holding.nothing_came(clock.now)
+    holding.found_nothing(clock.now)
     assert holding.unconfirmed() == ("7",)
     clock.now += 100 * VISIBILITY
     take(holding, clock, message(8))
-    holding.nothing_came(clock.now)
+    holding.found_nothing(clock.now)
     assert holding.unconfirmed() == ("7",)
     for each in holding.undone():
         holding.given_back(each)
-    holding.nothing_came(clock.now)
+    holding.found_nothing(clock.now)
     assert holding.unconfirmed() == ()
+
+
+def test_names_of_earlier_owners_are_forgotten_when_nothing_comes(clock: Clock) -> None:
+    """Not by the time alone: a queue that is not polled meanwhile brings its messages later."""
+    holding = Holding(0, ["7", "8"], VISIBILITY, clock)
+    holding.found_nothing(clock())
+    assert holding.unconfirmed() == ("7", "8")  # they may still be hidden
+    clock.now += 100 * VISIBILITY
+    (position,) = take(holding, clock, message(9))
+    holding.found_nothing(clock())
+    assert holding.unconfirmed() == ("7", "8")  # they may stand behind what is held
+    done = holding.done(position)
+    assert done is not None
+    holding.confirmed(done)
+    taken = holding.take([message(7)], clock())
+    assert [each.done for each in taken.again] == [True]
+    holding.undeletable(taken.again[0])
+    holding.found_nothing(clock())
+    assert holding.unconfirmed() == ("7", "8")  # one has come again, so it was not deleted
 
 
 def test_recorded_names_are_limited(holding: Holding, clock: Clock) -> None:
