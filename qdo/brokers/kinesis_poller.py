@@ -157,7 +157,7 @@ class ShardPoll:
         self._beginning: Seek | None = None
         self._sought: int | None = None
         self._given_up = 0
-        self._limit = FIRST_RECORDS
+        self._limit = self._asked = FIRST_RECORDS
         self._refusals = 0
         self.doubts = 0
         self._ended = is_end(after)
@@ -172,15 +172,17 @@ class ShardPoll:
         """Whether the shard was read to its end."""
         return self._ended
 
-    def next(self, now: float) -> Seek | Read | None:
+    def next(self, now: float, most: int = MOST_RECORDS) -> Seek | Read | None:
         """Return what to ask, `not_before` its time.
 
         :param now: Unix time.
+        :param most: records that are wanted.
         """
         if self._ended:
             return None
         if self._iterator is not None:
-            return Read(self._iterator, self._limit)
+            self._asked = min(self._limit, most)
+            return Read(self._iterator, self._asked)
         sequence = sequence_of(self.after)
         if sequence and self.after == self._given_up:
             return Seek("TRIM_HORIZON")
@@ -213,7 +215,7 @@ class ShardPoll:
         self._behind = answer.behind_seconds, now
         self._ended = answer.next_iterator is None
         self.not_before = now + max(self._pause_seconds, answer.size / READ_BYTES_PER_SECOND)
-        self.at_tip = answer.behind_seconds <= 0 and answer.records < self._limit
+        self.at_tip = answer.behind_seconds <= 0 and answer.records < self._asked
         if self.at_tip:
             self.tip_at = now
         if answer.records:

@@ -168,6 +168,17 @@ def test_a_full_answer_is_not_the_tip() -> None:
     assert not made.at_tip
 
 
+def test_who_wants_few_records_asks_for_few() -> None:
+    """As many as were asked for may not be all."""
+    made = reading()
+    assert made.next(NOW, 2) == Read("first", 2)
+    made.answered(answer(row(1), row(2)), NOW)
+    assert not made.at_tip
+    assert made.next(NOW, 2) == Read("next", 2)
+    made.answered(answer(row(3)), NOW)
+    assert made.at_tip
+
+
 @pytest.mark.parametrize(
     ("each", "limit"), [(1, MOST_RECORDS), (10_000, ANSWER_BYTES // 10_000), (9_000_000, 1)]
 )
