@@ -25,9 +25,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+import qdo.brokers.sqs_deletes
+import qdo.brokers.sqs_receiver
+import qdo.brokers.sqs_releases
 import qdo.brokers.sqs_subscription
 import qdo.worker.lanes
-import qdo.worker.subscriptions
 from qdo.brokers.base import DeadLetterRecord
 from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.coordination.layout import QueueNode
@@ -349,8 +351,8 @@ def world(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qdo.brokers.sqs_subscription, "gevent", made.moments)
         patch.setattr(qdo.brokers.sqs_deletes, "gevent", made.moments)
+        patch.setattr(qdo.brokers.sqs_releases, "gevent", made.moments)
         patch.setattr(qdo.worker.lanes, "gevent", made.moments)
-        patch.setattr(qdo.worker.subscriptions, "clock", made.moments.clock)
         patch.setattr(qdo.worker.lanes, "Event", made.moments.event)
         patch.setattr(qdo.brokers.sqs_receiver, "Event", made.moments.event)
         yield made
