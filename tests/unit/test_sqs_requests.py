@@ -1,41 +1,110 @@
-"""What is said of requests to SQS that are refused in part."""
+"""Requests to SQS about messages that are held: what is asked, and what answers mean."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import gevent
 import pytest
+from gevent.event import Event
 
 from qdo.brokers.aws_address import Place
 from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Received
 from qdo.brokers.sqs_requests import Requests
 
+ENDPOINT = "http://127.0.0.1:1"
+Say = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
-class RefusingCalls:
-    """Refuses every entry of a batch: its message is not in flight."""
+
+class FakeCalls:
+    """Keeps what is asked; answers as the test says."""
+
+    def __init__(self) -> None:
+        self.asked: list[Mapping[str, Any]] = []
+        self.say: Say = lambda action, value: {}
 
     def call(self, action: str, value: Mapping[str, Any]) -> dict[str, Any]:
-        failed = [
-            {"Id": each["Id"], "SenderFault": True, "Code": "MessageNotInflight"}
-            for each in value["Entries"]
-        ]
-        return {"Failed": failed}
+        self.asked.append(value)
+        return self.say(action, value)
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-def held_one(done: bool) -> list[Held]:
-    """Return a message that is held, and maybe done."""
-    holding = Holding(0, (), 60.0, lambda: 1000.0)
-    holding.take([Received(7, 1, 1, b"1", "g", None, "receipt", "g", 1, None)], 1000.0)
-    held = holding.undone()
-    if done:
-        holding.done(held[0].position)
-    return held
+@pytest.fixture
+def calls() -> FakeCalls:
+    return FakeCalls()
+
+
+def made(calls: FakeCalls, polls: int = 10) -> Requests:
+    place = Place("sqs", "eu-west-1", ENDPOINT)
+    return Requests(
+        calls,
+        calls,
+        place,
+        lambda queue: queue,
+        wait_seconds=20,
+        visibility_seconds=60,
+        waiting=lambda queue: 0,
+        polls=polls,
+    )
+
+
+def held(*numbers: int) -> list[Held]:
+    """Return messages as they are held."""
+    holding = Holding(0, (), 60.0, lambda: 0.0)
+    holding.take(
+        [Received(1, n, n, b"1", "g", None, f"r{n}", "g", 1, None) for n in numbers], 0.0
+    )
+    return holding.undone()
+
+
+def test_a_receive_of_a_fifo_queue_has_its_id(calls: FakeCalls) -> None:
+    """The one that its owner says; a standard queue has none."""
+    requests = made(calls)
+    requests.receive("q.fifo", "id")
+    requests.receive("q", "id")
+    ids = [value.get("ReceiveRequestAttemptId") for value in calls.asked]
+    assert ids == ["id", None]
+
+
+def test_a_poll_that_is_not_wanted_any_more_is_not_made(
+    calls: FakeCalls,
+) -> None:
+    """It waited for others to end, and its claim has ended meanwhile: nothing must come."""
+    requests = made(calls, polls=1)
+    go_on, wanted = Event(), [True]
+
+    def wait(action: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        go_on.wait()
+        return {}
+
+    calls.say = wait
+    first = gevent.spawn(requests.receive, "a.fifo", "1")
+    second = gevent.spawn(requests.receive, "b.fifo", "2", lambda: wanted[0])
+    gevent.sleep(0)
+    wanted[0] = False
+    go_on.set()
+    gevent.joinall([first, second], timeout=10, raise_error=True)
+    assert [value["QueueUrl"] for value in calls.asked] == ["a.fifo"]
+    assert second.value == []
+
+
+def test_what_an_answer_does_not_name_is_not_done(calls: FakeCalls) -> None:
+    """Something between here and SQS answers as it likes: such a delete is tried again."""
+    batch = held(1, 2, 3)
+    calls.say = lambda action, value: {}
+    answer = made(calls).delete("q.fifo", batch)
+    assert (answer.done, answer.refused, answer.failed) == ([], [], batch)
+    calls.say = lambda action, value: {
+        "Successful": [{"Id": "0"}],
+        "Failed": [{"Id": "1", "SenderFault": True, "Code": "ReceiptHandleIsInvalid"}],
+    }
+    answer = made(calls).delete("q.fifo", batch)
+    assert (answer.done, answer.refused, answer.failed) == ([batch[0]], [batch[1]], [batch[2]])
 
 
 @pytest.mark.parametrize(
@@ -47,21 +116,16 @@ def held_one(done: bool) -> list[Held]:
     ],
 )
 def test_a_done_message_may_be_gone_before_it_is_extended(
-    action: str, done: bool, level: int, caplog: pytest.LogCaptureFixture
+    calls: FakeCalls, action: str, done: bool, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its delete was under way: no reason to warn. Of anything else that is refused it is said."""
     caplog.set_level(logging.DEBUG)
-    calls = RefusingCalls()
-    requests = Requests(
-        calls,
-        calls,
-        Place("sqs", "eu-west-1"),
-        lambda queue: f"http://127.0.0.1/1/{queue}",
-        wait_seconds=0,
-        visibility_seconds=60,
-    )
-    held = held_one(done)
-    answer = requests.delete("q", held) if action == "delete" else requests.extend("q", held)
-    assert list(answer.refused) == held
+    failed = {"Id": "0", "SenderFault": True, "Code": "MessageNotInflight"}
+    calls.say = lambda action, value: {"Failed": [failed]}
+    batch = held(1)
+    batch[0].done = done
+    requests = made(calls)
+    answer = requests.delete("q", batch) if action == "delete" else requests.extend("q", batch)
+    assert list(answer.refused) == batch
     (record,) = [each for each in caplog.records if "is refused" in each.message]
     assert record.levelno == level
