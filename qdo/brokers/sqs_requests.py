@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from qdo.brokers.s3 import Objects
 from qdo.brokers.sqs_holding import Held
 from qdo.brokers.sqs_messages import RECEIVED_ATTRIBUTES, Pointer, Received, received
 from qdo.describe import describe
+from qdo.errors import QdoError, UnreachableError
 
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
@@ -107,12 +109,28 @@ class Requests:
         }
         if queue.endswith(FIFO):
             options["ReceiveRequestAttemptId"] = attempt
-        with self._polls, translated(self._place, "queue", _name(options["QueueUrl"])):
+        with self._polls:
             if not is_wanted():
                 return []
             self.counts["ReceiveMessage"] += 1
-            answer = self._polling.call("ReceiveMessage", options)
-        return [self._whole(queue, received(raw)) for raw in answer.get("Messages", ())]
+            with translated(self._place, "queue", _name(options["QueueUrl"])):
+                answer = self._polling.call("ReceiveMessage", options)
+        messages = [received(raw) for raw in answer.get("Messages", ())]
+        try:
+            return [self._whole(queue, each) for each in messages]
+        except QdoError as error:
+            self._put_back(queue, messages, error)
+            raise
+
+    def _put_back(self, queue: str, messages: Sequence[Received], error: QdoError) -> None:
+        """Have messages shown again that nobody can run, as a body cannot be had for now.
+
+        Those of a FIFO queue the same attempt gets again, if it is made again.
+        """
+        if queue.endswith(FIFO) and isinstance(error, UnreachableError):
+            return
+        with contextlib.suppress(QdoError):  # they are shown again after a while anyway
+            self.release_receipts(queue, [each.receipt for each in messages])
 
     def _whole(self, queue: str, message: Received) -> Received:
         """Return a message with its body, wherever that is.
@@ -145,6 +163,25 @@ class Requests:
                 queue,
                 count,
             )
+
+    def receive_lost(self, queue: str, attempt: str) -> list[str]:
+        """Return the receipts of what a receive of a FIFO queue brought whose answer was lost.
+
+        Where it brought nothing SQS takes this for a new one: then they are of other messages.
+
+        :raises QdoError: as `receive`.
+        """
+        options: dict[str, Any] = {
+            "QueueUrl": self._url_of(queue),
+            "MaxNumberOfMessages": BATCH,
+            "WaitTimeSeconds": 0,
+            "VisibilityTimeout": self._visibility_seconds,
+            "ReceiveRequestAttemptId": attempt,
+        }
+        self.counts["ReceiveMessage"] += 1
+        with translated(self._place, "queue", _name(options["QueueUrl"])):
+            answer = self._calls.call("ReceiveMessage", options)
+        return [str(raw["ReceiptHandle"]) for raw in answer.get("Messages", ())]
 
     # --- what follows -------------------------------------------------------------------
 
@@ -238,5 +275,10 @@ def _name(url: str) -> str:
 
 
 def _is_refused(fault: Any) -> bool:
-    """Return whether the receipt of an entry is no longer valid: asking again would not help."""
-    return fault is not None and bool(fault.get("SenderFault"))
+    """Return whether the receipt of an entry is no longer valid: asking again would not help.
+
+    Throttling is the fault of the sender to SQS, too.
+    """
+    if fault is None or not fault.get("SenderFault"):
+        return False
+    return "throttl" not in str(fault.get("Code")).lower()

@@ -27,17 +27,16 @@ import gevent
 
 from qdo.brokers.base import Row, Subscription
 from qdo.brokers.sqs_attempts import Attempts
-from qdo.brokers.sqs_deletes import TROUBLE, Deletes
+from qdo.brokers.sqs_deletes import Deletes
 from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Received
+from qdo.brokers.sqs_pauses import TROUBLE, rest_seconds
 from qdo.brokers.sqs_reader import SqsReader
 from qdo.brokers.sqs_requests import BATCH, Requests
 from qdo.errors import UnreachableError
 from qdo.message import time_of_position
 from qdo.policy import Policy, backoff
 
-FIRST_REST_SECONDS = 0.5
-"""Pause after the first poll that found nothing; it doubles from poll to poll."""
 LOOK_AT = frozenset(3 << shift for shift in range(24))
 """After so many empty polls in a row it is looked whether the queue is empty, ever less often."""
 UNWANTED_SECONDS = 1.0
@@ -200,6 +199,7 @@ class SqsSubscription(Subscription):
             timer, self._extend_timer = self._extend_timer, None
             if timer is not None:
                 timer.kill(block=False)
+            self._holding.polling(None)
             self._on_closed(self)
 
     # --- asking -------------------------------------------------------------------------
@@ -217,25 +217,22 @@ class SqsSubscription(Subscription):
     def _poll(self) -> None:
         asked_at = self._clock()
         try:
-            messages = self._received(asked_at)
+            attempt = self._attempts.next(asked_at)
+            self._holding.polling(attempt)
+            messages = self._requests.receive(
+                self.queue, attempt, lambda: not self._closed
+            )
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
             self._asking = False
             if not isinstance(error, UnreachableError):
                 self._attempts.answered()
+                self._holding.polling(None)
             self._failed(error)
         else:
             self._asking = False
             self._attempts.answered()
             self._answered(messages, asked_at)
         self._look_closed()
-
-    def _received(self, asked_at: float) -> list[Received]:
-        self._holding.polling(True)
-        try:
-            attempt = self._attempts.next(asked_at)
-            return self._requests.receive(self.queue, attempt, lambda: not self._closed)
-        finally:
-            self._holding.polling(False)
 
     def _failed(self, error: Exception) -> None:
         if self._closed:
@@ -251,6 +248,7 @@ class SqsSubscription(Subscription):
         self._failures = 0
         self._error = None
         taken = self._holding.take(messages, asked_at)
+        self._holding.polling(None)
         if taken.again:
             _log.info(
                 "queue %s: %d messages that are done were received again and are deleted",
@@ -275,21 +273,12 @@ class SqsSubscription(Subscription):
             return
         if not len(messages):
             self._empty += 1
-            self._holding.found_nothing(asked_at)
+            self._holding.nothing_came(asked_at)
             if self._empty in LOOK_AT and not len(self._holding):
                 self._begin(lambda: self._requests.look(self.queue))
-        self._rest_for(self._idle_pause())
-
-    def _idle_pause(self) -> float:
-        """Return how long to rest: nothing at first, then more from poll to poll.
-
-        With a little chance in it, or all queues of a worker would be polled at once for ever.
-        """
         rung, self._rung = self._rung, False
-        if rung or not self._idle_seconds or not self._empty:
-            return 0.0
-        pause = min(self._idle_seconds, FIRST_REST_SECONDS * 2.0 ** min(self._empty - 1, 30))
-        return pause * (0.9 + 0.2 * self._chance())
+        empty = 0 if rung else self._empty
+        self._rest_for(rest_seconds(empty, self._idle_seconds, self._chance()))
 
     def _rest_for(self, seconds: float) -> None:
         self._rest = gevent.spawn_later(seconds, self._rested)
@@ -326,7 +315,7 @@ class SqsSubscription(Subscription):
                 due = self._keep_what_runs(due)
             failed = False
             for start in range(0, len(due), BATCH):
-                batch = [held for held in due[start : start + BATCH] if self._is_ours(held)]
+                batch = [held for held in due[start : start + BATCH] if self._is_wanted(held)]
                 if batch and not self._closed:
                     failed |= not self._extend_batch(batch)
             self._extend_failures = self._extend_failures + 1 if failed else 0
@@ -336,46 +325,46 @@ class SqsSubscription(Subscription):
             self._extending = False
             self._schedule_extension()
 
-    def _is_ours(self, held: Held) -> bool:
+    def _is_wanted(self, held: Held) -> bool:
         return self._holding.is_held(held.position)
 
     def _extend_batch(self, batch: list[Held]) -> bool:
         """Ask once; return whether every entry has its answer."""
         asked_at = self._clock()
-        asked = {held.position: held.receipt for held in batch}
+        receipts = [held.receipt for held in batch]
         answer = self._requests.extend(self.queue, batch)
         for held in answer.done:
             self._holding.extended(held, asked_at)
         # One that was received again meanwhile is ours by another receipt.
-        self._lose([held for held in answer.refused if held.receipt == asked[held.position]])
+        asked = dict(zip(map(id, batch), receipts, strict=True))
+        self._lose([held for held in answer.refused if asked[id(held)] == held.receipt])
         return not answer.failed
 
     def _keep_what_runs(self, due: Sequence[Held]) -> list[Held]:
         """Return what is to be held on although nothing may be started; give back the rest.
 
         The queue is blocked, or may be another worker's by now: it must be able to have them. All
-        of them: what stayed would run before what was given back.
+        of them: what stayed here would run before what was given back.
         """
         in_hand = self.in_hand()
-        self._give_back(
-            [held for held in self._holding.undone() if held.position not in in_hand]
-        )
-        return [held for held in due if held.done or held.position in in_hand]
+        undone = self._holding.undone()
+        self._give_back([held for held in undone if held.position not in in_hand])
+        return [held for held in due if held.position in in_hand]
 
     def _lose(self, lost: Sequence[Held]) -> None:
         """Take note that messages may be somebody else's by now: their jobs must not go on."""
-        now = self._clock()
         behind: list[Held] = []
         for held in lost:
-            if not self._is_ours(held):
+            if not self._is_wanted(held):
                 continue
             if held.done:
                 self._holding.undeletable(held)
                 continue
             gone = self._holding.lost(held)
-            behind += [each for each in gone[1:] if each.until > now]
+            behind += gone[1:]
             for each in gone:
                 self._on_lost(each.position)
-        self._give_back(behind)
+        now = self._clock()
+        self._give_back([held for held in behind if held.until > now])
         if lost:
             self._on_news()

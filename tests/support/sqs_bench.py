@@ -37,7 +37,6 @@ class FakeRequests:
     """SQS as tests want it to answer; keeps what it was asked for.
 
     :ivar answers: to receives, in turn: messages, or an error; a poll waits while there is none.
-    :ivar on_extend: called while an extension is under way.
     """
 
     def __init__(self) -> None:
@@ -55,6 +54,7 @@ class FakeRequests:
         self.fail_extensions = False
         self.given_back: list[list[int]] = []
         self.on_extend: Callable[[], None] = lambda: None
+        self.on_delete: Callable[[], None] = lambda: None
         self._news = Event()
 
     def answer(self, *answers: list[Received] | Exception) -> None:
@@ -77,6 +77,7 @@ class FakeRequests:
         return found
 
     def delete(self, queue: str, batch: Sequence[Held]) -> Answer:
+        self.on_delete()
         self.deleted.append(_numbers(batch))
         if self.fail_deletes:
             self.fail_deletes -= 1
@@ -84,12 +85,11 @@ class FakeRequests:
         return self._answer(batch)
 
     def extend(self, queue: str, batch: Sequence[Held]) -> Answer:
-        self.extended.append(_numbers(batch))
-        refused = self._answer(batch)
         self.on_extend()
+        self.extended.append(_numbers(batch))
         if self.fail_extensions:
             return Answer((), failed=batch)
-        return refused
+        return self._answer(batch)
 
     def release(self, queue: str, batch: Sequence[Held]) -> Answer:
         self.released += _numbers(batch)

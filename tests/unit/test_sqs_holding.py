@@ -183,57 +183,13 @@ def test_a_deleted_message_is_not_remembered(holding: Holding, clock: Clock) -> 
 def test_names_of_earlier_owners_are_forgotten_in_time(clock: Clock) -> None:
     """An empty answer shows that they were deleted, once nobody can hide them any more."""
     holding = Holding(0, ["7"], VISIBILITY, clock)
-    holding.found_nothing(clock.now)
+    holding.nothing_came(clock.now)
     assert holding.unconfirmed() == ("7",)
     clock.now += 2 * VISIBILITY + MOST_WAIT_SECONDS
-    holding.found_nothing(clock.now - 0.1)
+    holding.nothing_came(clock.now - 0.1)
     assert holding.unconfirmed() == ("7",)
-    holding.found_nothing(clock.now)
+    holding.nothing_came(clock.now)
     assert holding.unconfirmed() == ()
-
-
-def test_names_are_kept_while_nobody_asks(clock: Clock) -> None:
-    """A long job keeps the queue from being polled: what comes after it may be done already."""
-    holding = Holding(0, ["7"], VISIBILITY, clock)
-    clock.now += 100 * VISIBILITY
-    assert holding.unconfirmed() == ("7",)
-    assert [each.done for each in holding.take([message(7)], clock.now).again] == [True]
-
-
-def test_names_are_kept_while_messages_may_be_hidden(clock: Clock) -> None:
-    """By a poll whose answer got lost, or because another message of their group is in hand."""
-    holding = Holding(0, ["7"], VISIBILITY, clock)
-    clock.now += 100 * VISIBILITY
-    holding.in_doubt()
-    holding.found_nothing(clock.now)
-    assert holding.unconfirmed() == ("7",)
-    clock.now += 100 * VISIBILITY
-    take(holding, clock, message(8))
-    holding.found_nothing(clock.now)
-    assert holding.unconfirmed() == ("7",)
-    for each in holding.undone():
-        holding.given_back(each)
-    holding.found_nothing(clock.now)
-    assert holding.unconfirmed() == ()
-
-
-def test_names_of_earlier_owners_are_forgotten_when_nothing_comes(clock: Clock) -> None:
-    """Not by the time alone: a queue that is not polled meanwhile brings its messages later."""
-    holding = Holding(0, ["7", "8"], VISIBILITY, clock)
-    holding.found_nothing(clock())
-    assert holding.unconfirmed() == ("7", "8")  # they may still be hidden
-    clock.now += 100 * VISIBILITY
-    (position,) = take(holding, clock, message(9))
-    holding.found_nothing(clock())
-    assert holding.unconfirmed() == ("7", "8")  # they may stand behind what is held
-    done = holding.done(position)
-    assert done is not None
-    holding.confirmed(done)
-    taken = holding.take([message(7)], clock())
-    assert [each.done for each in taken.again] == [True]
-    holding.undeletable(taken.again[0])
-    holding.found_nothing(clock())
-    assert holding.unconfirmed() == ("7", "8")  # one has come again, so it was not deleted
 
 
 def test_recorded_names_are_limited(holding: Holding, clock: Clock) -> None:
@@ -314,21 +270,6 @@ def test_nothing_is_held_beyond_twelve_hours(holding: Holding, clock: Clock) -> 
     assert start + HOLD_SECONDS >= clock.now > start + 0.99 * HOLD_SECONDS
 
 
-def test_an_extension_that_comes_too_late_for_the_cap_is_not_due(
-    holding: Holding, clock: Clock
-) -> None:
-    """Nor is it looked at again and again until the message is lost."""
-    take(holding, clock, message(1))
-    start = clock.now
-    while clock.now < start + HOLD_SECONDS - 1.2 * VISIBILITY:
-        clock.now = holding.extend_at()
-        for each in holding.to_extend(clock.now)[0]:
-            holding.extended(each, clock.now)
-    clock.now = start + HOLD_SECONDS - 0.9 * VISIBILITY
-    assert holding.to_extend(clock.now) == ([], [])
-    assert holding.extend_at() > clock.now
-
-
 def test_what_is_behind_a_lost_message_of_its_group_is_lost(holding: Holding, clock: Clock) -> None:
     """It must not run before the lost one; other groups go on."""
     positions = take(holding, clock, message(1), message(2), message(3, group="other"), message(4))
@@ -352,3 +293,43 @@ def test_a_lost_message_is_run_when_it_comes_again(holding: Holding, clock: Cloc
     holding.lost(held(holding, position))
     (again,) = take(holding, clock, message(1))
     assert again > position
+
+
+def test_names_are_kept_while_nobody_asks(clock: Clock) -> None:
+    """A long job keeps the queue from being polled: what comes after it may be done already."""
+    holding = Holding(0, ["7"], VISIBILITY, clock)
+    clock.now += 100 * VISIBILITY
+    assert holding.unconfirmed() == ("7",)
+    assert [each.done for each in holding.take([message(7)], clock.now).again] == [True]
+
+
+def test_names_are_kept_while_messages_may_be_hidden(clock: Clock) -> None:
+    """By a poll whose answer got lost, or because another message of their group is in hand."""
+    holding = Holding(0, ["7"], VISIBILITY, clock)
+    clock.now += 100 * VISIBILITY
+    holding.in_doubt()
+    holding.nothing_came(clock.now)
+    assert holding.unconfirmed() == ("7",)
+    clock.now += 100 * VISIBILITY
+    take(holding, clock, message(8))
+    holding.nothing_came(clock.now)
+    assert holding.unconfirmed() == ("7",)
+    for held in holding.undone():
+        holding.given_back(held)
+    holding.nothing_came(clock.now)
+    assert holding.unconfirmed() == ()
+
+
+def test_an_extension_that_comes_too_late_for_the_cap_is_not_due(
+    holding: Holding, clock: Clock
+) -> None:
+    """Nor is it looked at again and again until the message is lost."""
+    take(holding, clock, message(1))
+    start = clock.now
+    while clock.now < start + HOLD_SECONDS - 1.2 * VISIBILITY:
+        clock.now = holding.extend_at()
+        for each in holding.to_extend(clock.now)[0]:
+            holding.extended(each, clock.now)
+    clock.now = start + HOLD_SECONDS - 0.9 * VISIBILITY
+    assert holding.to_extend(clock.now) == ([], [])
+    assert holding.extend_at() > clock.now

@@ -14,6 +14,7 @@ from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Received
 from qdo.brokers.sqs_requests import Requests
 
+ENDPOINT = "http://127.0.0.1:1"
 Say = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
 
@@ -37,16 +38,17 @@ def calls() -> FakeCalls:
     return FakeCalls()
 
 
-def made(calls: FakeCalls) -> Requests:
+def made(calls: FakeCalls, polls: int = 10) -> Requests:
+    place = Place("sqs", "eu-west-1", ENDPOINT)
     return Requests(
         calls,
         calls,
-        Place("sqs", "eu-west-1", "http://127.0.0.1:1"),
+        place,
         lambda queue: queue,
         wait_seconds=20,
         visibility_seconds=60,
         waiting=lambda queue: 0,
-        polls=1,
+        polls=polls,
     )
 
 
@@ -59,9 +61,20 @@ def held(*numbers: int) -> list[Held]:
     return holding.undone()
 
 
-def test_a_poll_that_is_not_wanted_any_more_is_not_made(calls: FakeCalls) -> None:
-    """It waited for others to end, and its claim has ended meanwhile: nothing must come."""
+def test_a_receive_of_a_fifo_queue_has_its_id(calls: FakeCalls) -> None:
+    """The one that its owner says; a standard queue has none."""
     requests = made(calls)
+    requests.receive("q.fifo", "id")
+    requests.receive("q", "id")
+    ids = [value.get("ReceiveRequestAttemptId") for value in calls.asked]
+    assert ids == ["id", None]
+
+
+def test_a_poll_that_is_not_wanted_any_more_is_not_made(
+    calls: FakeCalls,
+) -> None:
+    """It waited for others to end, and its claim has ended meanwhile: nothing must come."""
+    requests = made(calls, polls=1)
     go_on, wanted = Event(), [True]
 
     def wait(action: str, value: Mapping[str, Any]) -> dict[str, Any]:

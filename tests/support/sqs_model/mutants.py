@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import qdo.brokers.sqs_subscription
 from qdo.brokers.sqs_deletes import Deletes
 from qdo.brokers.sqs_holding import Holding
 from qdo.brokers.sqs_subscription import SqsSubscription
@@ -39,7 +40,7 @@ def _never_asks_again(patch: Patch) -> None:
 
 def _does_not_rest(patch: Patch) -> None:
     """An idle queue is polled without a pause."""
-    patch.setattr(SqsSubscription, "_idle_pause", lambda self: 0.0)
+    patch.setattr(qdo.brokers.sqs_subscription, "rest_seconds", lambda *args: 0.0)
 
 
 def _never_deletes(patch: Patch) -> None:
