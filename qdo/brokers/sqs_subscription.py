@@ -295,7 +295,7 @@ class SqsSubscription(Subscription):
                 due = self._keep_what_runs(due)
             failed = False
             for start in range(0, len(due), BATCH):
-                batch = [held for held in due[start : start + BATCH] if self._is_ours(held)]
+                batch = [held for held in due[start : start + BATCH] if self._is_wanted(held)]
                 if batch and not self._closed:
                     failed |= not self._extend_batch(batch)
             self._extend_failures = self._extend_failures + 1 if failed else 0
@@ -305,46 +305,46 @@ class SqsSubscription(Subscription):
             self._extending = False
             self._schedule_extension()
 
-    def _is_ours(self, held: Held) -> bool:
+    def _is_wanted(self, held: Held) -> bool:
         return self._holding.is_held(held.position)
 
     def _extend_batch(self, batch: list[Held]) -> bool:
         """Ask once; return whether every entry has its answer."""
         asked_at = self._clock()
-        asked = {held.position: held.receipt for held in batch}
+        receipts = [held.receipt for held in batch]
         answer = self._requests.extend(self.queue, batch)
         for held in answer.done:
             self._holding.extended(held, asked_at)
         # One that was received again meanwhile is ours by another receipt.
-        self._lose([held for held in answer.refused if held.receipt == asked[held.position]])
+        asked = dict(zip(map(id, batch), receipts, strict=True))
+        self._lose([held for held in answer.refused if asked[id(held)] == held.receipt])
         return not answer.failed
 
     def _keep_what_runs(self, due: Sequence[Held]) -> list[Held]:
         """Return what is to be held on although nothing may be started; give back the rest.
 
         The queue is blocked, or may be another worker's by now: it must be able to have them. All
-        of them: what stayed would run before what was given back.
+        of them: what stayed here would run before what was given back.
         """
         in_hand = self.in_hand()
-        self._give_back(
-            [held for held in self._holding.undone() if held.position not in in_hand]
-        )
+        undone = self._holding.undone()
+        self._give_back([held for held in undone if held.position not in in_hand])
         return [held for held in due if held.done or held.position in in_hand]
 
     def _lose(self, lost: Sequence[Held]) -> None:
         """Take note that messages may be somebody else's by now: their jobs must not go on."""
-        now = self._clock()
         behind: list[Held] = []
         for held in lost:
-            if not self._is_ours(held):
+            if not self._is_wanted(held):
                 continue
             if held.done:
                 self._holding.undeletable(held)
                 continue
             gone = self._holding.lost(held)
-            behind += [each for each in gone[1:] if each.until > now]
+            behind += gone[1:]
             for each in gone:
                 self._on_lost(each.position)
-        self._give_back(behind)
+        now = self._clock()
+        self._give_back([held for held in behind if held.until > now])
         if lost:
             self._on_news()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from qdo.ordering import Order
-from tests.support.sqs_model.world import world
+from tests.support.sqs_model.mutants import MUTANTS
+from tests.support.sqs_model.world import Broken, world
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     ("kind", "order", "batch"),
     [
@@ -42,3 +43,33 @@ def test_a_message_taken_back_while_its_dead_letter_is_stored(
         stage.go_on(60.0)
         stage.bury_seconds = (0.5,)
         stage.finish()
+
+
+def test_what_is_behind_a_message_that_is_taken_back_waits_for_it() -> None:
+    """They are held by this owner still, and would run before it otherwise."""
+    with world(1, "fifo", "key") as stage:
+        stage.begin_worker()
+        stage.send(5, groups=1)
+        for number, fact in stage.facts.items():
+            fact.seconds, fact.fails = 100.0 if number == 1 else 0.01, 0
+        stage.go_on(20.0)
+        assert stage.server.steal(1.0, only={2}) == [2]
+        stage.finish()
+
+
+SEEDS = 10
+"""Stories in which a mistake must show at the latest."""
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_mistakes_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A story that finds nothing would be worth nothing."""
+    plant, kind, order = MUTANTS[name]
+    plant(monkeypatch)
+    for seed in range(SEEDS):
+        with world(seed, kind, order) as stage:
+            try:
+                stage.tell(30)
+            except Broken:
+                return
+    pytest.fail(f"{SEEDS} stories hold although the code {name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,11 +79,15 @@ class Server:
         )
         return number
 
-    def steal(self, share: float) -> list[int]:
-        """Have receipts be valid no more, as if somebody else had received their messages."""
+    def steal(self, share: float, only: Container[int] = range(1 << 32)) -> list[int]:
+        """Have receipts be valid no more, as if somebody else had received their messages.
+
+        :param share: of all that are hidden, and among them of the numbers in `only`.
+        """
         stolen = []
         for message in self.queue.messages.values():
-            if message.hidden and self.chance.random() < share:
+            chosen = message.hidden and message.number in only
+            if chosen and self.chance.random() < share:
                 message.handle = f"{self.name}/{message.number}/0/stolen"
                 stolen.append(message.number)
         return stolen

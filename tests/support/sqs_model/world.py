@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import random
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -42,6 +42,20 @@ from tests.support.sqs_model.worker import SESSION_SECONDS, WAIT_SECONDS, Worker
 
 PATIENCE_SECONDS = 900.0
 IDLE_LOOK_SECONDS = 800.0
+
+LIKELY: Mapping[str, int] = {
+    "send": 8,
+    "slow": 3,
+    "hand over": 3,
+    "faults": 3,
+    "calm": 3,
+    "kill": 2,
+    "stop": 1,
+    "away": 1,
+    "theft": 1,
+    "outage": 1,
+}
+"""What may happen, and how often in relation to the others."""
 
 
 class Broken(AssertionError):
@@ -255,13 +269,7 @@ class World:
         """Let something happen."""
         chance = self.chance
         awake = [each for each in self.workers if not each.life.stopped]
-        what = chance.choices(
-            (
-                *("send", "slow", "kill", "stop", "away", "theft", "outage", "faults", "calm"),
-                "hand over",
-            ),
-            (8, 3, 2, 1, 1, 1, 1, 3, 3, 3),
-        )[0]
+        what = chance.choices(list(LIKELY), list(LIKELY.values()))[0]
         self.story.append(f"{self.moments.now:.2f}: {what}")
         match what:
             case "send":
@@ -385,6 +393,3 @@ def world(
         patch.setattr(qdo.brokers.sqs_receiver, "Event", made.moments.event)
         yield made
         made.moments.drop()
-
-
-Change = Callable[[pytest.MonkeyPatch], None]
