@@ -199,6 +199,7 @@ class SqsSubscription(Subscription):
             timer, self._extend_timer = self._extend_timer, None
             if timer is not None:
                 timer.kill(block=False)
+            self._holding.polling(None)
             self._on_closed(self)
 
     # --- asking -------------------------------------------------------------------------
@@ -216,25 +217,22 @@ class SqsSubscription(Subscription):
     def _poll(self) -> None:
         asked_at = self._clock()
         try:
-            messages = self._received(asked_at)
+            attempt = self._attempts.next(asked_at)
+            self._holding.polling(attempt)
+            messages = self._requests.receive(
+                self.queue, attempt, lambda: not self._closed
+            )
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
             self._asking = False
             if not isinstance(error, UnreachableError):
                 self._attempts.answered()
+                self._holding.polling(None)
             self._failed(error)
         else:
             self._asking = False
             self._attempts.answered()
             self._answered(messages, asked_at)
         self._look_closed()
-
-    def _received(self, asked_at: float) -> list[Received]:
-        self._holding.polling(True)
-        try:
-            attempt = self._attempts.next(asked_at)
-            return self._requests.receive(self.queue, attempt, lambda: not self._closed)
-        finally:
-            self._holding.polling(False)
 
     def _failed(self, error: Exception) -> None:
         if self._closed:
@@ -250,6 +248,7 @@ class SqsSubscription(Subscription):
         self._failures = 0
         self._error = None
         taken = self._holding.take(messages, asked_at)
+        self._holding.polling(None)
         if taken.again:
             _log.info(
                 "queue %s: %d messages that are done were received again and are deleted",
@@ -312,11 +311,11 @@ class SqsSubscription(Subscription):
         try:
             due, over = self._holding.to_extend(self._clock())
             self._lose(over)
-            if not self.may_start():
+            if due and not self.may_start():
                 due = self._keep_what_runs(due)
             failed = False
             for start in range(0, len(due), BATCH):
-                batch = [held for held in due[start : start + BATCH] if self._is_wanted(held)]
+                batch = [held for held in due[start : start + BATCH] if self._is_ours(held)]
                 if batch and not self._closed:
                     failed |= not self._extend_batch(batch)
             self._extend_failures = self._extend_failures + 1 if failed else 0
@@ -326,45 +325,46 @@ class SqsSubscription(Subscription):
             self._extending = False
             self._schedule_extension()
 
-    def _is_wanted(self, held: Held) -> bool:
+    def _is_ours(self, held: Held) -> bool:
         return self._holding.is_held(held.position)
 
     def _extend_batch(self, batch: list[Held]) -> bool:
         """Ask once; return whether every entry has its answer."""
         asked_at = self._clock()
-        receipts = [held.receipt for held in batch]
+        asked = {held.position: held.receipt for held in batch}
         answer = self._requests.extend(self.queue, batch)
         for held in answer.done:
             self._holding.extended(held, asked_at)
         # One that was received again meanwhile is ours by another receipt.
-        asked = dict(zip(map(id, batch), receipts, strict=True))
-        self._lose([held for held in answer.refused if asked[id(held)] == held.receipt])
+        self._lose([held for held in answer.refused if held.receipt == asked[held.position]])
         return not answer.failed
 
     def _keep_what_runs(self, due: Sequence[Held]) -> list[Held]:
         """Return what is to be held on although nothing may be started; give back the rest.
 
-        The queue is blocked, or may be another worker's by now: it must be able to have them.
+        The queue is blocked, or may be another worker's by now: it must be able to have them. All
+        of them: what stayed would run before what was given back.
         """
         in_hand = self.in_hand()
-        kept = [held for held in due if held.position in in_hand]
-        self._give_back([held for held in due if held not in kept])
-        return kept
+        self._give_back(
+            [held for held in self._holding.undone() if held.position not in in_hand]
+        )
+        return [held for held in due if held.done or held.position in in_hand]
 
     def _lose(self, lost: Sequence[Held]) -> None:
         """Take note that messages may be somebody else's by now: their jobs must not go on."""
+        now = self._clock()
         behind: list[Held] = []
         for held in lost:
-            if not self._is_wanted(held):
+            if not self._is_ours(held):
                 continue
             if held.done:
                 self._holding.undeletable(held)
                 continue
             gone = self._holding.lost(held)
-            behind += gone[1:]
+            behind += [each for each in gone[1:] if each.until > now]
             for each in gone:
                 self._on_lost(each.position)
-        now = self._clock()
-        self._give_back([held for held in behind if held.until > now])
+        self._give_back(behind)
         if lost:
             self._on_news()

@@ -235,10 +235,12 @@ class Dispatcher:
                 if self.runners - self._lent > self._concurrency:
                     break  # it stood in for one whose turn had been lent, and has ended
         except JobAborted:
-            # It was on its way when the turn ended by itself. The worker is about to stop.
+            # It was on its way when the turn ended by itself, and this greenlet ends in its place.
             _log.debug("a turn ended just before it was aborted")
         finally:
             self.runners -= 1
+            if self._ready:
+                self._add_runner()
             if not self.runners:
                 self._on_quiet()
 

@@ -39,7 +39,7 @@ from qdo.coordination.slots import Claim
 from qdo.worker.counters import Counters
 from qdo.worker.fetching import Fetcher, Row, Rows
 from qdo.worker.hands import Hands
-from qdo.worker.slot import JobAborted, Registration, Slot, Turn
+from qdo.worker.slot import JobAborted, MessageExpired, Registration, Slot, Turn
 from qdo.worker.window import Window
 
 WINDOW = 10_000
@@ -436,6 +436,9 @@ class Lanes:
         turn = Turn.ENDED
         try:
             turn = self._run_on(lane)
+        except MessageExpired:
+            # It came when the job had ended: the lane goes on, without what it has no more.
+            turn = Turn.MORE
         except JobAborted:
             self._stopping = True
         except BaseException as error:  # noqa: BLE001 - raised where the turn ends

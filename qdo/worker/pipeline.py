@@ -196,6 +196,10 @@ class Pipeline:
             if turn is Turn.TIP and slot.subscription is not None:
                 note_end(slot, claim)
             return turn
+        except MessageExpired:
+            # It came when the job had ended: what is still held is read anew.
+            self._fetcher.clear(slot)
+            return Turn.MORE
         except JobAborted:
             return Turn.ENDED
         finally:

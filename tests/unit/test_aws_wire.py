@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import ipaddress
 import json
 import ssl
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,7 +29,8 @@ from qdo.brokers.aws import make_calls
 from qdo.brokers.aws_address import Place
 from qdo.brokers.aws_errors import code_of, is_passing
 from qdo.brokers.aws_wire import Calls, ClientCalls, WireCalls
-from qdo.brokers.sqs_requests import METHODS, TARGET
+from qdo.brokers.sqs_messages import TARGET
+from qdo.brokers.sqs_requests import METHODS
 
 REGION = "us-east-1"
 SECRET = "testing"
@@ -152,6 +155,31 @@ def test_a_connection_that_was_closed_while_idle_is_replaced(server: Server, cal
         assert made.call("ReceiveMessage", {}) == {}
     assert len(set(server.peers)) == 3
     assert len(server.requests) == 3
+
+
+def test_connections_beyond_those_that_are_kept_are_closed(server: Server, calls: Maker) -> None:
+    """At once, by qdo: left to Python they would be reported as leaks."""
+    together = threading.Barrier(6)
+
+    def answer(handler: Handler) -> None:
+        together.wait(10)
+        handler.reply(200, b"{}")
+
+    server.answer = answer
+    found = calls(server)
+    asking = [
+        threading.Thread(target=found.call, args=("ReceiveMessage", {"n": number}))
+        for number in range(6)
+    ]
+    with warnings.catch_warnings(record=True) as leaks:
+        warnings.simplefilter("always", ResourceWarning)
+        for each in asking:
+            each.start()
+        for each in asking:
+            each.join(10)
+        gc.collect()
+    assert len(server.requests) == 6
+    assert [str(each.message) for each in leaks] == []
 
 
 def test_a_refusal_has_its_code_and_its_reason(server: Server, calls: Maker) -> None:

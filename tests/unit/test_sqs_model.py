@@ -8,7 +8,7 @@ from qdo.ordering import Order
 from tests.support.sqs_model.world import world
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     ("kind", "order", "batch"),
     [
@@ -24,3 +24,21 @@ def test_nothing_is_lost_or_out_of_order(
     """Whatever befalls workers and network, all is done, in order, and once if it can be."""
     with world(seed, kind, order, batch) as stage:
         stage.tell(30)
+
+
+@pytest.mark.parametrize(("order", "batch"), [("key", None), ("queue", 7)])
+def test_a_message_taken_back_while_its_dead_letter_is_stored(
+    order: Order, batch: int | None
+) -> None:
+    """Its queue goes on: the message comes again, with those behind it."""
+    with world(1, "fifo", order, batch) as stage:
+        stage.begin_worker()
+        stage.send(5, groups=1)
+        for number, fact in stage.facts.items():
+            fact.seconds, fact.fails = 0.01, 99 if number == 1 else 0
+        stage.bury_seconds = (100.0,)
+        stage.go_on(20.0)
+        stage.server.steal(1.0)
+        stage.go_on(60.0)
+        stage.bury_seconds = (0.5,)
+        stage.finish()

@@ -323,3 +323,16 @@ def test_what_comes_while_the_claim_ends_is_given_back_once(bench: Bench) -> Non
     assert bench.requests.released == [2, 3]
     assert len(bench.holding) == 0
 
+
+def test_all_that_does_not_run_is_given_back_where_nothing_may_be_started() -> None:
+    """What was extended later than others of its group would run before them otherwise."""
+    bench = Bench(visibility=VISIBILITY)
+    first, second, third = bench.fetched(1, 2, 3)
+    bench.holding.extended(bench.holding.undone()[2], time.monotonic() + VISIBILITY)
+    bench.subscription.in_hand = lambda: [first.position]
+    bench.subscription.may_start = lambda: False
+    until(lambda: bench.requests.released == [2, 3])
+    assert bench.subscription.is_held(first.position)
+    assert not bench.subscription.is_held(second.position)
+    assert not bench.subscription.is_held(third.position)
+    bench.end()

@@ -79,6 +79,15 @@ class Server:
         )
         return number
 
+    def steal(self, share: float) -> list[int]:
+        """Have receipts be valid no more, as if somebody else had received their messages."""
+        stolen = []
+        for message in self.queue.messages.values():
+            if message.hidden and self.chance.random() < share:
+                message.handle = f"{self.name}/{message.number}/0/stolen"
+                stolen.append(message.number)
+        return stolen
+
     # --- the network --------------------------------------------------------------------
 
     def call(self, life: Life, action: str, value: Mapping[str, Any]) -> dict[str, Any]:

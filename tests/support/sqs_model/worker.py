@@ -98,6 +98,7 @@ class Worker:
     :param buried: told of dead letters.
     :param recorded: told the claims whose progress is to be recorded, and whether they have ended.
     :param left: receipts that a dead process held.
+    :param heard: says whether the coordinator answers.
     :param lost: told the position of what SQS took back.
     :ivar in_session: the coordinator has its session; `lost`: it has found out that it has not.
     :ivar stopped: everything that the broker had begun has ended.
@@ -113,6 +114,7 @@ class Worker:
         recorded: Callable[[Worker, Claim, bool], None],
         left: Sequence[tuple[str, str]],
         lost: Callable[[Worker, int], None],
+        heard: Callable[[], bool],
         *,
         batch: int | None = None,
     ) -> None:
@@ -131,6 +133,7 @@ class Worker:
         self._recorded = recorded
         self._left = left
         self._lost = lost
+        self._heard = heard
         self.stopped = False
         self._news = self._moments.event()
         self._dirty: dict[Claim, None] = {}
@@ -230,8 +233,13 @@ class Worker:
 
     def _renew(self) -> None:
         while self.in_session:
-            self.lease.heard(self._moments.now)
+            if self._heard():
+                self.lease.heard(self._moments.now)
             self._moments.sleep(1.0)
+
+    def life_later(self, seconds: float, call: Callable[[], object]) -> None:
+        """Have something happen in this process after a while, if it lives."""
+        self._moments.later(seconds, lambda: self.run(call), self.life)
 
     # --- what the coordinator says ------------------------------------------------------
 

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+import qdo.brokers.sqs_deletes
+import qdo.brokers.sqs_receiver
 import qdo.brokers.sqs_subscription
 import qdo.worker.lanes
 import qdo.worker.subscriptions
@@ -66,6 +68,7 @@ class World:
     """See the module's docstring.
 
     :param kind: "fifo" or "standard".
+    :ivar bury_seconds: how long it takes to store a dead letter, any of these.
     """
 
     def __init__(self, seed: int, kind: str, order: Order, batch: int | None = None) -> None:
@@ -85,6 +88,8 @@ class World:
         self._node = QueueNode()
         self._fence = 0
         self._recorded_at: dict[Worker, float] = {}
+        self.away_until = 0.0
+        self.bury_seconds = (0.01, 0.5, 0.5, 100.0)
 
     # --- what the coordinator does ------------------------------------------------------
 
@@ -98,10 +103,16 @@ class World:
             self._record,
             left,
             self._lost,
+            lambda: not self.away,
             batch=self._batch,
         )
         self.workers.append(worker)
         return worker
+
+    @property
+    def away(self) -> bool:
+        """Whether the coordinator does not answer; sessions outlive that."""
+        return self.moments.now < self.away_until
 
     def _claim(self, worker: Worker) -> None:
         self._fence += 1
@@ -112,7 +123,9 @@ class World:
         worker.claim(claim)
 
     def _record(self, worker: Worker, claim: Claim, final: bool) -> None:
-        if worker is not self.owner or worker.lost:
+        if self.away and final:
+            worker.life_later(1.0, lambda: self._record(worker, claim, final))
+        if worker is not self.owner or worker.lost or self.away:
             return
         slot = Slot(self.queue)
         slot.node, slot.claim = self._node, claim
@@ -170,11 +183,9 @@ class World:
                     self._note(f"message {number} of group {fact.group} starts before {before}")
 
     def _buried(self, worker: Worker, letter: DeadLetterRecord) -> None:
-        self.moments.sleep(self.chance.uniform(0.01, 0.5))
-        number = int(json.loads(letter.body)["n"])
-        fact = self.facts[number]
+        self.moments.sleep(self.chance.choice(self.bury_seconds))
+        fact = self.facts[int(json.loads(letter.body)["n"])]
         fact.ended.append((worker, self.moments.now))
-        # Its queue is another worker's by now, which runs it again and buries it in its place.
         fact.excused |= not worker.in_session
 
     def _lost(self, worker: Worker, position: int) -> None:
@@ -203,7 +214,7 @@ class World:
 
     def hand_over(self) -> None:
         """Release the queue, as after a rebalance."""
-        if self.owner is not None and not self.owner.life.stopped:
+        if self.owner is not None and not self.owner.life.stopped and not self.away:
             for claim in list(self.owner.claims.values()):
                 self.owner.release(claim)
 
@@ -245,8 +256,11 @@ class World:
         chance = self.chance
         awake = [each for each in self.workers if not each.life.stopped]
         what = chance.choices(
-            ("send", "slow", "hand over", "kill", "stop", "outage", "faults", "calm"),
-            (8, 3, 3, 2, 1, 1, 3, 3),
+            (
+                *("send", "slow", "kill", "stop", "away", "theft", "outage", "faults", "calm"),
+                "hand over",
+            ),
+            (8, 3, 2, 1, 1, 1, 1, 3, 3, 3),
         )[0]
         self.story.append(f"{self.moments.now:.2f}: {what}")
         match what:
@@ -260,6 +274,13 @@ class World:
                 self.kill(chance.choice(awake), chance.random() < 0.5)
             case "stop" if awake:
                 self.stop(chance.choice(awake), chance.choice((1.0, 5.0, 20.0, 100.0)))
+            case "away":
+                self.away_until = self.moments.now + chance.choice((5.0, 20.0, 100.0))
+            case "theft":
+                stolen = self.server.steal(chance.choice((0.1, 0.5)))
+                for number in stolen if self.queue == "q" else ():
+                    # A delete with an old receipt has no effect then, and no error says so.
+                    self.facts[number].excused = True
             case "outage":
                 self.server.faults.dead = True
                 seconds = chance.choice((1.0, 10.0, 90.0))
@@ -277,7 +298,7 @@ class World:
     def _assign(self) -> None:
         """Do what the rebalancer does: a queue that nobody has is somebody's soon."""
         awake = [each for each in self.workers if not each.life.stopped and each.in_session]
-        if self.owner is None and awake:
+        if self.owner is None and awake and not self.away:
             self._claim(self.chance.choice(awake))
 
     # --- the whole story ----------------------------------------------------------------
@@ -291,11 +312,15 @@ class World:
             self.begin_worker()
         for _ in range(events):
             self.happen()
-            self._pass(self.chance.choice((0.1, 0.5, 3.0, 3.0, 20.0)))
+            self.go_on(self.chance.choice((0.1, 0.5, 3.0, 3.0, 20.0)))
+        self.finish()
+
+    def finish(self) -> None:
+        """Let nothing more happen; look whether all is done, and what is left then."""
         self._calm()
         until = self.moments.now + PATIENCE_SECONDS + 5 * sum(f.seconds for f in self._open())
         while self.server.queue.messages and self.moments.now < until:
-            self._pass(5.0)
+            self.go_on(5.0)
         if self.server.queue.messages:
             left = [n for n in self.facts if n in self.server.queue.messages]
             raise Broken(f"it does not go on: {left[:20]} are left")
@@ -308,7 +333,8 @@ class World:
     def _open(self) -> Iterator[Fact]:
         return (fact for fact in self.facts.values() if not fact.ended)
 
-    def _pass(self, seconds: float) -> None:
+    def go_on(self, seconds: float) -> None:
+        """Let time pass."""
         until = self.moments.now + seconds
         while self.moments.now < until:
             self._assign()
@@ -318,9 +344,9 @@ class World:
 
     def _idle(self) -> None:
         """Look at what an idle queue costs."""
-        self._pass(200.0)
+        self.go_on(200.0)
         self.server.requests.clear()
-        self._pass(IDLE_LOOK_SECONDS)
+        self.go_on(IDLE_LOOK_SECONDS)
         polls = self.server.requests.pop("ReceiveMessage", 0)
         most = IDLE_LOOK_SECONDS / (WAIT_SECONDS + 18.0) + 2
         if not 15 <= polls <= most or self.server.requests:
@@ -347,9 +373,13 @@ def world(
     """Give a world in which the engine runs, in place of gevent's time."""
     made = World(seed, kind, order, batch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qdo.brokers.sqs_subscription, "gevent", made.moments)
-        patch.setattr(qdo.brokers.sqs_deletes, "gevent", made.moments)
-        patch.setattr(qdo.worker.lanes, "gevent", made.moments)
+        for module in (
+            qdo.brokers.sqs_deletes,
+            qdo.brokers.sqs_receiver,
+            qdo.brokers.sqs_subscription,
+            qdo.worker.lanes,
+        ):
+            patch.setattr(module, "gevent", made.moments)
         patch.setattr(qdo.worker.subscriptions, "clock", made.moments.clock)
         patch.setattr(qdo.worker.lanes, "Event", made.moments.event)
         patch.setattr(qdo.brokers.sqs_receiver, "Event", made.moments.event)
