@@ -71,8 +71,8 @@ class PassingReader:
             request = reading.poll.next(now, count + 1)  # the first may be one that is known
             if request is None:
                 return None
-            pause = reading.poll.not_before - now
-            if pause <= 0 and isinstance(request, Read):
+            pause = reading.poll.due_in(now)
+            if not pause and isinstance(request, Read):
                 pause = self._paces.wait(self._shard, now)
             if pause > 0:
                 self._stopped.wait(pause)
@@ -93,6 +93,6 @@ class PassingReader:
             request = reading.poll.next(time.time(), LOOK_RECORDS)
             if request is None or rows or reading.poll.at_tip or self._stopped.is_set():
                 break
-            self._stopped.wait(max(0.0, reading.poll.not_before - time.time()))
+            self._stopped.wait(reading.poll.due_in(time.time()))
             rows = reading.step(request, time.time())
         return seen(rows[0][0] if rows else None, reading.poll, time.time())

@@ -149,6 +149,15 @@ def test_reads_follow_each_other_at_the_configured_rate() -> None:
     assert made.next(NOW + 1) == Read("second", MOST_RECORDS)
 
 
+def test_a_clock_that_is_set_back_stops_nobody() -> None:
+    """No pause is longer than it was meant to be."""
+    made = reading()
+    made.answered(answer(), NOW)
+    assert made.due_in(NOW + 0.25) == 0.75
+    assert made.due_in(NOW + 1) == 0
+    assert made.due_in(NOW - 3600) == 0
+
+
 def test_an_empty_answer_is_not_the_tip() -> None:
     """Only one that is not behind is; the next read comes at the read rate, not later."""
     made = reading()
