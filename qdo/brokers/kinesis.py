@@ -8,6 +8,7 @@ children's queues begin when those of their parents are processed to their end.
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -27,7 +28,14 @@ from qdo.brokers.kinesis_letters import KinesisLetters
 from qdo.brokers.kinesis_poller import ShardPoll, Start
 from qdo.brokers.kinesis_positions import FINISHED, POSITIONS, is_end, pack
 from qdo.brokers.kinesis_reader import PassingReader
-from qdo.brokers.kinesis_reading import METHODS, TARGET, Paces, ShardReading, Source
+from qdo.brokers.kinesis_reading import (
+    METHODS,
+    SEEKERS,
+    TARGET,
+    Paces,
+    ShardReading,
+    Source,
+)
 from qdo.brokers.kinesis_records import MAX_BODY_BYTES
 from qdo.brokers.kinesis_sending import KinesisSender
 from qdo.brokers.kinesis_shards import Shards
@@ -36,10 +44,12 @@ from qdo.errors import UnsupportedError, UsageError
 from qdo.message import position_now
 from qdo.policy import Policy
 
+log = logging.getLogger(__name__)
+
 READERS = 256
 """Connections that are kept for reads."""
-SEEKERS = 16
 SENDERS = 16
+"""Requests with messages that are open at once."""
 CLOSE_SECONDS = 25.0
 """How long closing waits for requests that are under way: longer than their time-out."""
 _REMEDY = (
@@ -168,7 +178,7 @@ class KinesisBroker(Broker):
         subscription = KinesisSubscription(
             queue,
             after,
-            functools.partial(self._begin, queue, self.address.trimmed == "stop"),
+            functools.partial(self._begin, queue, self.address.trimmed),
             self._paces,
             functools.partial(self._wake, queue),
             self._live.discard,
@@ -182,16 +192,19 @@ class KinesisBroker(Broker):
         return self._passing(queue, after)
 
     def _passing(self, queue: str, after: int) -> PassingReader:
-        begin = functools.partial(self._begin, queue, False)
+        begin = functools.partial(self._begin, queue, "look")
         return PassingReader(queue, after, begin, self._paces, self._stopped)
 
-    def _begin(self, queue: str, strict: bool, after: int) -> ShardReading:
+    def _begin(self, queue: str, trimmed: str, after: int) -> ShardReading:
         """Return the reading of a shard behind a position."""
         shard = self.shards.find(queue)
         inherits = shard is not None and self.shards.has_listed_parent(queue)
-        poll = ShardPoll(after, Start(self.address.start, inherits), self._paces.pause_seconds)
+        start = Start(self.address.start, inherits)
+        if trimmed != "look" and not after:
+            log.info("queue %s: it has no position yet and begins with %s", queue, start.words())
+        poll = ShardPoll(after, start, self._paces.pause_seconds)
         keys = None if shard is None else shard.hash_keys
-        reading = ShardReading(self._source, queue, keys, poll, strict)
+        reading = ShardReading(self._source, queue, keys, poll, trimmed)
         if shard is None:
             reading.expired()
         return reading

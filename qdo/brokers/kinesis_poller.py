@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qdo.brokers.kinesis_positions import is_end, place_of, sequence_of, time_in
-from qdo.message import time_of_position
+from qdo.message import format_position, position_of_time, time_of_position
 
 MOST_RECORDS = 10_000
 """What Kinesis gives at once, at most."""
@@ -117,6 +117,14 @@ class Start:
             return Seek("AT_TIMESTAMP", time=now - SLACK_SECONDS)
         return Seek("TRIM_HORIZON")
 
+    def words(self) -> str:
+        """Return what it begins with, for people."""
+        if isinstance(self.kind, float):
+            return f"the first message behind {format_position(position_of_time(self.kind))}"
+        if self.inherits:
+            return "its first message, for it came out of shards that are read before"
+        return f"the {'newest' if self.kind == 'latest' else 'oldest'} message"
+
 
 class Gone(Exception):
     """The record at which to go on is not in the stream any more."""
@@ -131,6 +139,7 @@ class ShardPoll:
     :ivar at_tip: the last answer had all there was.
     :ivar tip_at: Unix time of the newest answer that had all there was.
     :ivar throttled: how often a request was refused for being one too many.
+    :ivar doubts: how many requests failed since the last answer, without those.
     """
 
     def __init__(
@@ -150,6 +159,7 @@ class ShardPoll:
         self._given_up = 0
         self._limit = FIRST_RECORDS
         self._refusals = 0
+        self.doubts = 0
         self._ended = is_end(after)
         self.not_before = 0.0
         self.at_tip = False
@@ -190,7 +200,6 @@ class ShardPoll:
     def found(self, iterator: str) -> None:
         """Take the answer to `Seek`."""
         self._iterator = iterator
-        self._refusals = 0
 
     def answered(self, answer: Answer, now: float) -> list[Taken]:
         """Take the answer to `Read`; return the messages that were not taken before.
@@ -200,7 +209,7 @@ class ShardPoll:
         """
         self._check(answer)
         self._iterator = answer.next_iterator
-        self._refusals = 0
+        self._refusals = self.doubts = 0
         self._behind = answer.behind_seconds, now
         self._ended = answer.next_iterator is None
         self.not_before = now + max(self._pause_seconds, answer.size / READ_BYTES_PER_SECOND)
@@ -254,6 +263,7 @@ class ShardPoll:
     def doubted(self, now: float) -> float:
         """Take note of a failure after which nothing is sure; return the pause in seconds."""
         self._iterator = None
+        self.doubts += 1
         return self._back_off(now)
 
     def _back_off(self, now: float) -> float:
@@ -266,8 +276,8 @@ class ShardPoll:
         return pause
 
     @property
-    def failures(self) -> int:
-        """How many requests in a row were throttled or failed."""
+    def refusals(self) -> int:
+        """How many requests were throttled or failed since the last answer."""
         return self._refusals
 
     def proves_complete(self, now: float, keeping: Keeping) -> bool:

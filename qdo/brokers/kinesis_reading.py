@@ -35,6 +35,8 @@ PATIENCE = 3
 SUMMARY_SECONDS = 60.0
 """How long what the stream says of itself is believed."""
 
+SEEKERS = 16
+"""Iterators that are asked for at once: a worker may begin with a thousand shards."""
 TARGET = "Kinesis_20131202"
 METHODS = {"GetRecords": "get_records"}
 """Of a boto3 client, by action."""
@@ -77,6 +79,7 @@ class Source:
         self._client = client
         self._calls = calls
         self.address = address
+        self._seeks = threading.BoundedSemaphore(SEEKERS)
         self._said: tuple[Mapping[str, Any], float] | None = None
 
     def seek(self, shard: str, seek: Seek) -> str:
@@ -90,7 +93,8 @@ class Source:
             request["StartingSequenceNumber"] = str(seek.sequence)
         if seek.time is not None:
             request["Timestamp"] = datetime.datetime.fromtimestamp(seek.time, datetime.timezone.utc)
-        return str(self._client.get_shard_iterator(**request)["ShardIterator"])
+        with self._seeks:
+            return str(self._client.get_shard_iterator(**request)["ShardIterator"])
 
     def read(self, read: Read, hash_keys: tuple[int, int] | None) -> Answer:
         """Return records; raises what boto3 raises.
@@ -185,7 +189,8 @@ class ShardReading:
     """Makes the requests of a `ShardPoll`, and decides on their failures.
 
     :param hash_keys: of the shard; None: not known, messages of other shards are kept.
-    :param strict: a position that is gone is an error, else the oldest record comes next.
+    :param trimmed: what to do when the position is gone: ``stop``, which is an error; ``oldest``:
+        go on with that; ``look``: the same, without a word, for those who process nothing.
     """
 
     def __init__(
@@ -194,13 +199,13 @@ class ShardReading:
         shard: str,
         hash_keys: tuple[int, int] | None,
         poll: ShardPoll,
-        strict: bool,
+        trimmed: str,
     ) -> None:
         self._source = source
         self._shard = shard
         self._hash_keys = hash_keys
         self.poll = poll
-        self._strict = strict
+        self._trimmed = trimmed
 
     def step(self, request: Seek | Read, now: float) -> list[Taken]:
         """Make one request of the poll; return the messages that came.
@@ -229,13 +234,13 @@ class ShardReading:
         elif is_throttling(error):
             pause = self.poll.refused(now)
             # Now and then it is nothing: somebody else had a look at the shard.
-            level = logging.WARNING if self.poll.failures >= PATIENCE else logging.INFO
+            level = logging.WARNING if self.poll.refusals >= PATIENCE else logging.INFO
             log.log(level, "queue %s: Kinesis throttles, read again in %.1f s", self._shard, pause)
         else:
             pause = self.poll.doubted(now)
             address = self._source.address
             found = translation(error, address.place, "shard", f"{address.stream}/{self._shard}")
-            if not is_passing(error) or self.poll.failures > PATIENCE:
+            if not is_passing(error) or self.poll.doubts > PATIENCE:
                 raise found from error
             log.warning("queue %s: %s; read again in %.1f s", self._shard, found, pause)
 
@@ -249,10 +254,11 @@ class ShardReading:
             poll.accept()
             return
         error = self._lost(keeping)
-        if self._strict:
+        if self._trimmed == "stop":
             poll.doubted(now)
             raise error
-        log.warning("%s: it goes on with the oldest", error)
+        if self._trimmed == "oldest":
+            log.warning("%s: it goes on with the oldest", error)
         poll.accept()
 
     def expired(self) -> None:
@@ -263,9 +269,10 @@ class ShardReading:
         poll = self.poll
         if poll.ended:
             return
-        if self._strict:
+        if self._trimmed == "stop":
             raise self._lost(self._source.keeping())
-        log.warning("queue %s: its shard has expired, it ends here", self._shard)
+        if self._trimmed == "oldest":
+            log.warning("queue %s: its shard has expired, it ends here", self._shard)
         poll.finish()
 
     def _lost(self, keeping: Keeping) -> PositionTrimmedError:

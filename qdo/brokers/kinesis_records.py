@@ -55,9 +55,9 @@ def partition_key(key: str | None, queue: str) -> str:
 def _key_fault(key: str) -> str | None:
     if not 1 <= len(key) <= MAX_KEY:
         return f"has {len(key)} characters: Kinesis takes 1 to {MAX_KEY}"
-    if not _is_storable(key):
-        return "cannot be encoded in UTF-8"
-    return None
+    if key.startswith(_KEYLESS):
+        return f"begins with {_KEYLESS!r}, which says that there is none"
+    return None if _is_storable(key) else "cannot be encoded in UTF-8"
 
 
 def key_of(partition: str | None) -> str | None:

@@ -60,6 +60,7 @@ class Shards:
         self._client = client
         self._address = address
         self._known: dict[str, Shard] = {}
+        self._stale = False
         self._lock = threading.Lock()
 
     def list(self) -> Sequence[Shard]:
@@ -83,12 +84,13 @@ class Shards:
             request = {"NextToken": answer["NextToken"]} if answer.get("NextToken") else {}
         with self._lock:
             self._known = {each.name: each for each in listed}
+            self._stale = False
         return listed
 
     def find(self, name: str) -> Shard | None:
         """Return a shard, None where there is none (any more); asks where it is not known."""
         shard = self.known(name)
-        if shard is None:
+        if shard is None or self._stale:
             self.list()
             shard = self.known(name)
         return shard
@@ -99,9 +101,9 @@ class Shards:
             return self._known.get(name)
 
     def forget(self) -> None:
-        """Have shards listed anew when they are asked for."""
+        """Have shards listed anew when one is asked for."""
         with self._lock:
-            self._known = {}
+            self._stale = True
 
     def parents(self, name: str) -> tuple[str, ...]:
         """Return what a shard came out of.

@@ -115,13 +115,6 @@ class KinesisSubscription(Subscription):
         with self._lock:
             self._hand.done_through(position)
 
-    def behind_seconds(self) -> float | None:
-        """Return the age of what is not done yet, 0 at the tip, None while that is not known."""
-        with self._lock:
-            if self._reading is None:
-                return None
-            return self._reading.poll.behind_seconds(self._clock(), self._hand.oldest())
-
     def backlog(self, after: int) -> Backlog | None:
         """Return what waits behind a position; None where Kinesis must be asked."""
         with self._lock:

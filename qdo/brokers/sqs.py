@@ -127,9 +127,10 @@ class SqsBroker(Broker):
 
         SQS cannot store all or none: where some are not stored, `PartlySentError` says which.
         """
-        ids = [each.id for each in self._sender.send(messages)]
-        self._tell(m.queue for m in messages if m.terms is None or m.terms.due is None)
-        return ids
+        try:
+            return [each.id for each in self._sender.send(messages)]
+        finally:  # of those that were stored where others were not, too
+            self._tell(m.queue for m in messages if m.terms is None or m.terms.due is None)
 
     def _tell(self, queues: Iterable[str]) -> None:
         if self.on_sent is not None:

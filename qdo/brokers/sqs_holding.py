@@ -97,8 +97,10 @@ class Holding:
         self._by_name: dict[str, Held] = {}
         self._order: list[int] = []
         now = clock()
-        # A message that is not received again within this time was deleted after all.
-        self._unconfirmed = dict.fromkeys(unconfirmed, now + 2 * visibility_seconds)
+        self._unconfirmed = dict.fromkeys(unconfirmed, now + HOLD_SECONDS)
+        self._inherited = set(self._unconfirmed)
+        # By then all that an earlier owner hid is seen again.
+        self._all_seen_at = now + 2 * visibility_seconds
 
     def __len__(self) -> int:
         """Return how many messages are held and not done."""
@@ -126,11 +128,22 @@ class Holding:
                 if known.done:
                     taken.again.append(known)
             elif name in self._unconfirmed:
+                self._inherited.discard(name)
                 taken.again.append(self._made(message, name, until, done=True))
             else:
                 insort(self._order, self._made(message, name, until).position)
                 taken.fresh += 1
         return taken
+
+    def found_nothing(self, asked_at: float) -> None:
+        """Take note of an answer without messages: what earlier owners did is deleted after all.
+
+        Unless it may still be hidden, or stand behind messages of its group that are held here.
+        """
+        if self._inherited and not self._held and asked_at >= self._all_seen_at:
+            for name in self._inherited:
+                self._unconfirmed.pop(name, None)
+            self._inherited.clear()
 
     def _made(self, message: Received, name: str, until: float, done: bool = False) -> Held:
         self._moment = max(self._moment + 1, message.sent)

@@ -84,6 +84,7 @@ class SqsSubscription(Subscription):
         self._empty = 0
         self._given = 0
         self._failures = 0
+        self._rung = False
         self._rest: Any = None
         self._attempts = Attempts()
         self._deletes = Deletes(queue, requests, holding, self._begin, clock, chance)
@@ -138,7 +139,11 @@ class SqsSubscription(Subscription):
         return self._holding.unconfirmed()
 
     def ring(self) -> None:
-        """Ask at once: somebody has sent to this queue."""
+        """Ask at once: somebody has sent to this queue.
+
+        What an open poll answers may be older than that: if it is nothing SQS is asked again.
+        """
+        self._rung = self._asking
         if self._rest is not None and not self._failures:
             self._empty = 0
             self._stop_resting()
@@ -264,6 +269,7 @@ class SqsSubscription(Subscription):
             return
         if not len(messages):
             self._empty += 1
+            self._holding.found_nothing(asked_at)
             if self._empty in LOOK_AT and not len(self._holding):
                 self._begin(lambda: self._requests.look(self.queue))
         self._rest_for(self._idle_pause())
@@ -273,7 +279,8 @@ class SqsSubscription(Subscription):
 
         With a little chance in it, or all queues of a worker would be polled at once for ever.
         """
-        if not self._idle_seconds or not self._empty:
+        rung, self._rung = self._rung, False
+        if rung or not self._idle_seconds or not self._empty:
             return 0.0
         pause = min(self._idle_seconds, FIRST_REST_SECONDS * 2.0 ** min(self._empty - 1, 30))
         return pause * (0.9 + 0.2 * self._chance())

@@ -93,8 +93,8 @@ def queue_statuses(
     """Return the status of every queue that matches.
 
     A queue counts that has a node or a message; one that is done to its end, or that its broker
-    has no more, does not. Without `client` nothing is known of owners and positions, without
-    `broker` nothing of messages.
+    has no more, only while it has dead letters. Without `client` nothing is known of owners and
+    positions, without `broker` nothing of messages.
 
     :param budget: ask the broker for so many backlogs at most, first for those of queues that
         most probably need somebody; None: for as many as is good for this broker.
@@ -108,7 +108,11 @@ def queue_statuses(
     dead = broker.dead_letter_counts() if broker else {}
     if broker is not None:
         nodes = {name: _told(node, broker) for name, node in nodes.items()}
-    over = {name for name, node in nodes.items() if _is_over(node, name, stored, broker)}
+    over = {
+        name
+        for name, node in nodes.items()
+        if not dead.get(name) and _is_over(node, name, stored, broker)
+    }
     names = sorted(stored.union(nodes, _matching(dead, glob)) - over)
     whole = [name for name in names if name in stored and nodes.get(name, _NEW).fault is None]
     backlogs = ask(broker, whole, nodes, workers, budget) if broker else {}
@@ -137,7 +141,7 @@ _NEW = QueueNode()
 def _told(node: QueueNode, broker: Broker) -> QueueNode:
     """Return a node with what keeps it from being processed as its fault."""
     node = node.checked(broker.positions)
-    if node.deleted and node.fault is None:
+    if node.deleted and node.fault is None and not _is_finished(node, broker):
         return replace(node, fault="it is marked as deleted")
     return node
 

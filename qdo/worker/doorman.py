@@ -9,6 +9,9 @@ from qdo.worker.slot import Slot, State
 
 LOOK_SECONDS = 1.0
 """How often queues are looked for that came to rest; a ring in between is found by its count."""
+AT_ONCE = 1000
+SOON_SECONDS = 0.1
+"""Of many queues so many are asked for at once, so that checkpoints need not wait for all."""
 
 
 class BellMember(Protocol):
@@ -51,11 +54,12 @@ class Doorman:
             and slot.subscription is not None
             and queue not in self._attended
         ]
-        if resting:
-            member.attend_bells(resting)
-            self._attended.update(resting)
-            self._known.update(resting)
-        return LOOK_SECONDS
+        some = resting[:AT_ONCE]
+        if some:
+            member.attend_bells(some)
+            self._attended.update(some)
+            self._known.update(some)
+        return LOOK_SECONDS if len(some) == len(resting) else SOON_SECONDS
 
     def rang(self, queue: str) -> None:
         """Have the broker asked for messages of a queue; returns at once."""

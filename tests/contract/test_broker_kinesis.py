@@ -6,6 +6,7 @@ follows from resharding, rates and retention is in test_broker_kinesis_traps.py.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -194,6 +195,39 @@ def test_concurrent_senders_each_keep_their_order(broker: KinesisBroker, aws_str
     assert len(rows) == 200
     for sender in range(10):
         assert [int(row[1]) for row in rows if row[2] == f"s{sender}"] == list(range(20))
+
+
+def test_closing_waits_for_what_was_begun(broker: KinesisBroker, endpoint: str) -> None:
+    """Each send that runs while the broker closes is either stored or refused."""
+    stored: list[str] = []
+    first = threading.Event()
+
+    def send() -> None:
+        try:
+            while True:
+                stored.append(broker.send(Outgoing(SHARD, b"1")))
+                first.set()
+        except UsageError:
+            return
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert first.wait(20)
+    broker.close()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    other = opened(endpoint, broker.address.stream)
+    assert len(bodies(other, SHARD)) == len(stored) > 0
+    other.close()
+
+
+def test_coroutines_may_send(broker: KinesisBroker) -> None:
+    """Their loop goes on meanwhile."""
+    ids = asyncio.run(broker.asend_many(outgoing(SHARD, range(3))))
+    assert len(ids) == 3
+    assert bodies(broker, SHARD) == [b"0", b"1", b"2"]
 
 
 # --- owners -------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -116,6 +117,24 @@ def test_what_cannot_be_sent_is_named_and_nothing_behind_it_is_sent(
     messages = numbered("a.fifo", 35)
     broker.send_many([messages[index] for index in caught.value.details["unsent"]])
     assert stored("a.fifo") == list(range(35))
+
+
+def test_who_rings_is_told_what_was_sent(
+    broker: SqsBroker, proxy: Proxy, stored: Callable[[str], list[int]]
+) -> None:
+    """Each queue once, also where only a part was stored; not what nobody can have yet."""
+    told: list[set[str]] = []
+    broker.on_sent = lambda queues: told.append(set(queues))
+    later = Terms(due=time.time() + 60)
+    delayed = Outgoing("a", b"9", "k", terms=later)
+    broker.send_many([*numbered("a", 12), *numbered("a.fifo", 3), delayed])
+    assert told == [{"a", "a.fifo"}]
+    broker.send_many([delayed])
+    assert told[1:] == [set()]
+    proxy.spoil("denied", "SendMessageBatch", skip=1, count=0)
+    with pytest.raises(PartlySentError):
+        broker.send_many(numbered("a.fifo", 35))
+    assert told[2:] == [{"a.fifo"}]
 
 
 def test_a_sender_that_repeats_by_a_dedup_key_stores_once(

@@ -164,6 +164,22 @@ def test_finished_queues_are_not_listed_and_waiting_ones_say_for_what(
     assert "waits for parent" in cli("queues").out
 
 
+def test_dead_letters_keep_a_finished_queue_in_sight(
+    coordinator: Client, broker: WideBroker, cli: Run
+) -> None:
+    """Somebody has to decide on them, also where the queue itself is gone."""
+    broker.descent = {"finished": ()}
+    broker.ages["finished"] = 0.0
+    put(coordinator, "finished", last=5, position="#999", deleted=True)
+    put(coordinator, "vanished", last=5, deleted=True)
+    assert items(cli("queues", "-o", "json")) == []
+    broker.add_letter("finished", wide(7, SENT))
+    broker.add_letter("vanished", wide(7, SENT))
+    finished, vanished = items(cli("queues", "-o", "json"))
+    assert (finished["dead_letters"], finished["fault"]) == (1, None)
+    assert (vanished["dead_letters"], vanished["fault"]) == (1, "it is marked as deleted")
+
+
 def test_a_position_that_is_none_of_the_brokers_is_a_fault(
     coordinator: Client, broker: WideBroker, cli: Run
 ) -> None:

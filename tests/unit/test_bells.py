@@ -9,7 +9,7 @@ import pytest
 from qdo.coordination.bells import Bells
 from qdo.coordination.layout import Layout
 from qdo.coordination.machine import Answer, Node, NoNode, Stat, Unanswered
-from qdo.worker.doorman import Doorman
+from qdo.worker.doorman import AT_ONCE, LOOK_SECONDS, SOON_SECONDS, Doorman
 from qdo.worker.slot import Slot, State
 
 LAYOUT = Layout.of("test")
@@ -202,3 +202,12 @@ def test_only_queues_that_rest_are_listened_to() -> None:
     other = Member()
     doorman.step(other)
     assert other.said == [("attend", ["a"])]
+
+
+def test_many_queues_are_listened_to_in_parts() -> None:
+    """Checkpoints go through the same loop, and need not wait for ten thousand questions."""
+    slots = {f"q{number}": slot_of(f"q{number}", State.IDLE) for number in range(2 * AT_ONCE + 1)}
+    doorman, member = Doorman(slots), Member()
+    pauses = [doorman.step(member) for _ in range(4)]
+    assert [len(queues) for _, queues in member.said] == [AT_ONCE, AT_ONCE, 1]
+    assert pauses == [SOON_SECONDS, SOON_SECONDS, LOOK_SECONDS, LOOK_SECONDS]

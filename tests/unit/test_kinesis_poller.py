@@ -80,6 +80,20 @@ def test_a_shard_without_position_begins_as_configured(start: Start, asked: Seek
     assert poll(0, start).next(NOW) == asked
 
 
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (Start("oldest"), "the oldest message"),
+        (Start("latest"), "the newest message"),
+        (Start("latest", inherits=True), "its first message, for it came out of shards"),
+        (Start(1.5), "the first message behind 1970-01-01T00:00:01.500000Z"),
+    ],
+)
+def test_where_a_shard_begins_is_said(start: Start, words: str) -> None:
+    """People are surprised by it, so it stands in the log."""
+    assert start.words().startswith(words)
+
+
 def test_the_newest_stays_where_it_was_at_first() -> None:
     """A second iterator, before anything came, leaves no gap."""
     made = poll(0, Start("latest"))

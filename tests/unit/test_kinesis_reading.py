@@ -120,9 +120,9 @@ def client() -> Client:
     return Client()
 
 
-def reading(client: Client, after: int = 0, *, strict: bool = True) -> ShardReading:
+def reading(client: Client, after: int = 0, trimmed: str = "stop") -> ShardReading:
     source = Source(client, client, ADDRESS)
-    return ShardReading(source, "shard", None, ShardPoll(after, Start(), 1.0), strict)
+    return ShardReading(source, "shard", None, ShardPoll(after, Start(), 1.0), trimmed)
 
 
 def step(made: ShardReading) -> Seek | Read | None:
@@ -139,7 +139,7 @@ def test_an_expired_iterator_is_replaced_at_once(client: Client) -> None:
     assert isinstance(step(made), Read)
     client.errors = [refusal("ExpiredIteratorException")]
     assert isinstance(step(made), Seek)
-    assert made.poll.failures == 0
+    assert made.poll.refusals == 0
 
 
 @pytest.mark.parametrize(
@@ -175,6 +175,21 @@ def test_what_may_pass_is_told_when_it_does_not(client: Client, error: Exception
         step(made)
 
 
+def test_reads_that_always_fail_are_told_though_iterators_are_given(client: Client) -> None:
+    """An iterator is no answer."""
+    made = reading(client)
+
+    def fail() -> None:
+        assert isinstance(step(made), Read)
+        client.errors = [refusal("InternalFailure", 500)]
+        step(made)
+
+    for _ in range(PATIENCE):
+        fail()
+    with pytest.raises(AwsUnreachableError):
+        fail()
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
@@ -201,10 +216,23 @@ def test_a_refused_position_is_one_that_is_gone(client: Client) -> None:
     with pytest.raises(PositionTrimmedError, match="go on \\(7, of 20"):
         step(reading(client, old))
     client.errors = [refusal("InvalidArgumentException")]
-    assert step(reading(client, old, strict=False)) == Seek("TRIM_HORIZON")
+    assert step(reading(client, old, "oldest")) == Seek("TRIM_HORIZON")
     client.errors = [refusal("InvalidArgumentException")]
     young = pack(7, 0, position_of_time(NOW - 3600))
     assert step(reading(client, young)) == Seek("TRIM_HORIZON")
+
+
+def test_an_onlooker_passes_over_what_is_gone(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It decides nothing, and so says nothing."""
+    old = pack(7, 0, position_of_time(NOW - 3 * 86_400))
+    client.errors = [refusal("InvalidArgumentException")]
+    assert step(reading(client, old, "look")) == Seek("TRIM_HORIZON")
+    gone = reading(client, old, "look")
+    gone.expired()
+    assert gone.poll.next(NOW) is None
+    assert caplog.records == []
 
 
 def test_a_refused_iterator_is_another_matter(client: Client) -> None:

@@ -115,7 +115,7 @@ def test_keys_are_partition_keys_and_no_key_is_none() -> None:
     assert key_of(None) is None
 
 
-@pytest.mark.parametrize("key", ["", "x" * 257, "\ud800"])
+@pytest.mark.parametrize("key", ["", "x" * 257, "\ud800", "qdo-no-key-1"])
 def test_keys_that_kinesis_cannot_take_are_refused(key: str) -> None:
     """Before anything is sent."""
     with pytest.raises(UsageError, match="queue 'q'"):

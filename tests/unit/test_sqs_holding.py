@@ -173,12 +173,23 @@ def test_a_deleted_message_is_not_remembered(holding: Holding, clock: Clock) -> 
     assert holding.unconfirmed() == ()
 
 
-def test_names_of_earlier_owners_are_forgotten_in_time(clock: Clock) -> None:
-    """After twice the visibility time-out a message that did not come was deleted."""
-    holding = Holding(0, ["7"], VISIBILITY, clock)
-    assert holding.unconfirmed() == ("7",)
-    clock.now += 2 * VISIBILITY
-    assert holding.unconfirmed() == ()
+def test_names_of_earlier_owners_are_forgotten_when_nothing_comes(clock: Clock) -> None:
+    """Not by the time alone: a queue that is not polled meanwhile brings its messages later."""
+    holding = Holding(0, ["7", "8"], VISIBILITY, clock)
+    holding.found_nothing(clock())
+    assert holding.unconfirmed() == ("7", "8")  # they may still be hidden
+    clock.now += 100 * VISIBILITY
+    (position,) = take(holding, clock, message(9))
+    holding.found_nothing(clock())
+    assert holding.unconfirmed() == ("7", "8")  # they may stand behind what is held
+    done = holding.done(position)
+    assert done is not None
+    holding.confirmed(done)
+    taken = holding.take([message(7)], clock())
+    assert [each.done for each in taken.again] == [True]
+    holding.undeletable(taken.again[0])
+    holding.found_nothing(clock())
+    assert holding.unconfirmed() == ("7",)  # it has come again, so it was not deleted
 
 
 def test_recorded_names_are_limited(holding: Holding, clock: Clock) -> None:

@@ -22,6 +22,7 @@ from qdo.brokers.sqs_messages import (
 )
 from qdo.encoding import encoded
 from qdo.errors import UsageError
+from qdo.headers import is_raw, parsed
 from qdo.message import position_of_time
 
 ID = uuid.UUID("5fea7756-0ea4-451a-a703-a558b933e274")
@@ -136,6 +137,14 @@ def test_attributes_of_other_producers_are_headers() -> None:
     assert json.loads(as_received(made).headers or "")["colour"] == "blue"
     made["MessageAttributes"]["qdo-headers"] = text("{broken")
     assert as_received(made).headers == "{broken"
+
+
+def test_other_producers_say_what_their_bodies_are() -> None:
+    """In whatever case they write it: the job gets bytes where it is no JSON."""
+    made = {"MessageBody": "hello", "MessageAttributes": {"Content-Type": text("text/plain")}}
+    found = as_received(made)
+    assert found.body == b"hello"
+    assert is_raw(parsed(found.headers) or {})
 
 
 def test_groups_of_standard_queues_are_keys() -> None:

@@ -100,6 +100,21 @@ def test_a_ring_ends_the_rest() -> None:
     bench.end()
 
 
+def test_a_ring_while_a_poll_is_open_has_sqs_asked_again() -> None:
+    """Its answer may have been under way when the message came; once, then the queue rests."""
+    bench = Bench(idle_seconds=600.0)
+    bench.reader.fetch(10)
+    until(lambda: bench.requests.open_polls == 1)
+    bench.subscription.ring()
+    bench.requests.answer([])
+    until(lambda: bench.requests.polls == 2)
+    bench.requests.answer([])
+    until(lambda: bench.requests.open_polls == 0)
+    gevent.sleep(0.1)
+    assert bench.requests.polls == 2
+    bench.end()
+
+
 def test_an_error_is_raised_where_rows_are_fetched_once(bench: Bench) -> None:
     """Then the poll is repeated after a pause, whoever fetches."""
     bench.reader.fetch(10)
