@@ -184,7 +184,7 @@ def goals(loads: Mapping[str, Sequence[Load]], rests: Mapping[str, Rest]) -> lis
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.sqs", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run with few messages")
-    parser.add_argument("--messages", type=int, default=40_000)
+    parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--idle", type=int, default=IDLE, help="empty queues of one worker")
     parser.add_argument(

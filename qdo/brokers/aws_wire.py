@@ -118,7 +118,9 @@ class WireCalls:
         if status != 200:
             raise _refusal(action, status, content)
         try:
-            answer: dict[str, Any] = ujson.loads(content) if content else {}
+            answer = ujson.loads(content) if content else {}
+            if not isinstance(answer, dict):
+                raise ValueError("the answer is no JSON object")
         except ValueError as error:
             raise boto.HTTPClientError(error=error) from error
         return answer

@@ -78,6 +78,8 @@ def encoded(body: bytes, headers: str | None, queue: str) -> bytes:
             reason=f"the headers of a message for queue {queue!r} cannot be encoded in UTF-8:"
             f" {text[:300]!r}"
         )
+    if not _is_object(text):
+        text = json.dumps(text)  # kept as they are: somebody made them that way
     if is_raw(parsed(headers) or {}):
         return _OPENING + text.encode() + _RAW_PART + base64.b64encode(body) + b'"}'
     return _OPENING + text.encode() + _JSON_PART + body + b"}"
@@ -110,9 +112,18 @@ def _opened(data: bytes) -> tuple[bytes, str | None] | None:
     written = text[:end]
     rest = text[end:].encode()
     body = _body(rest)
-    if body is None or not isinstance(headers, dict):
+    if body is None or not isinstance(headers, (dict, str)):
         return None
+    if isinstance(headers, str):
+        return body, headers
     return body, written if headers else None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _body(rest: bytes) -> bytes | None:

@@ -8,11 +8,10 @@ from typing import Any
 import gevent
 
 from qdo.brokers.sqs_holding import Held, Holding
+from qdo.brokers.sqs_pauses import TROUBLE
 from qdo.brokers.sqs_requests import BATCH, Requests
-from qdo.policy import Policy, backoff
+from qdo.policy import backoff
 
-TROUBLE = Policy(backoff_seconds=0.2, backoff_max_seconds=30.0)
-"""Pauses after requests that failed."""
 LINGER_SECONDS = 0.5
 """A done message waits so long at most for others to be deleted with it."""
 

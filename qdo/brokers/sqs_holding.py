@@ -26,6 +26,8 @@ from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
 
 HOLD_SECONDS = 12 * 3600.0
 """A message can be hidden for so long from its receipt on, whatever is asked for."""
+MOST_WAIT_SECONDS = 20.0
+"""A long poll lasts so long at most, whoever asked."""
 MOST_UNCONFIRMED = 500
 """Names of done messages that are recorded at most: about 20 KB in the queue node."""
 _EXTEND_SHARE = 0.5
@@ -96,11 +98,9 @@ class Holding:
         self._held: dict[int, Held] = {}
         self._by_name: dict[str, Held] = {}
         self._order: list[int] = []
-        now = clock()
-        self._unconfirmed = dict.fromkeys(unconfirmed, now + HOLD_SECONDS)
-        self._inherited = set(self._unconfirmed)
-        # By then all that an earlier owner hid is seen again.
-        self._all_seen_at = now + 2 * visibility_seconds
+        self._unconfirmed = dict.fromkeys(unconfirmed, clock() + HOLD_SECONDS)
+        self._proof_from = 0.0
+        self.in_doubt()
 
     def __len__(self) -> int:
         """Return how many messages are held and not done."""
@@ -128,22 +128,29 @@ class Holding:
                 if known.done:
                     taken.again.append(known)
             elif name in self._unconfirmed:
-                self._inherited.discard(name)
                 taken.again.append(self._made(message, name, until, done=True))
             else:
                 insort(self._order, self._made(message, name, until).position)
                 taken.fresh += 1
         return taken
 
-    def found_nothing(self, asked_at: float) -> None:
-        """Take note of an answer without messages: what earlier owners did is deleted after all.
+    def nothing_came(self, asked_at: float) -> None:
+        """Take note of an answer without messages.
 
-        Unless it may still be hidden, or stand behind messages of its group that are held here.
+        Messages that are done and neither held nor received, although nobody can have hidden
+        them for so long, were deleted after all.
+
+        :param asked_at: clock time at which the request was sent.
         """
-        if self._inherited and not self._held and asked_at >= self._all_seen_at:
-            for name in self._inherited:
-                self._unconfirmed.pop(name, None)
-            self._inherited.clear()
+        if asked_at >= self._proof_from and not self._held:
+            self._unconfirmed.clear()
+
+    def in_doubt(self) -> None:
+        """Take note that messages may be hidden from now on without being held.
+
+        By a request without an answer, or for an owner before this one.
+        """
+        self._proof_from = self._clock() + MOST_WAIT_SECONDS + 2 * self._visibility
 
     def _made(self, message: Received, name: str, until: float, done: bool = False) -> Held:
         self._moment = max(self._moment + 1, message.sent)
@@ -214,6 +221,7 @@ class Holding:
         It is received again, and recognised.
         """
         self._forget(held)
+        self.in_doubt()
 
     def given_back(self, held: Held) -> None:
         """Take note that SQS is to show a message again, to whoever asks."""
@@ -295,8 +303,11 @@ class Holding:
         for held in self.undone():
             if held.until <= now:
                 over.append(held)
-            elif held.extend_at <= soon and now + self._visibility <= held.forever:
-                due.append(held)
+            elif held.extend_at <= soon:
+                if now + self._visibility <= held.forever:
+                    due.append(held)
+                else:
+                    held.extend_at = held.until  # too late for that: there is its end to come
         return due, over
 
 

@@ -14,6 +14,7 @@ from qdo.brokers.sqs_holding import Holding
 from qdo.brokers.sqs_requests import Requests
 from qdo.brokers.sqs_subscription import SqsSubscription
 from qdo.coordination.lease import clock as boot_clock
+from qdo.errors import QdoError
 
 CLOSE_SECONDS = 10.0
 """How long closing waits for requests beyond the end of the last long poll."""
@@ -89,7 +90,9 @@ class SqsReceiver:
         goes to it, and is hidden for another visibility time-out.
 
         :param held: also queues with an empty receipt, where a poll was open.
+        :raises QdoError: some could not be given back; the others were.
         """
+        fault: QdoError | None = None
         queues: dict[str, list[str]] = {}
         for queue, receipt in held:
             queues.setdefault(queue, []).append(receipt)
@@ -100,7 +103,12 @@ class SqsReceiver:
                 gevent.sleep(self._wait_seconds)
                 polled.clear()
             receipts = [receipt for receipt in queues[queue] if receipt]
-            self._requests.release_receipts(queue, receipts)
+            try:
+                self._requests.release_receipts(queue, receipts)
+            except QdoError as error:
+                fault = error
+        if fault is not None:
+            raise fault
 
     def _closed(self, subscription: SqsSubscription) -> None:
         self._open.pop(subscription, None)

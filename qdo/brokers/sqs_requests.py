@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from qdo.brokers.s3 import Objects
 from qdo.brokers.sqs_holding import Held
 from qdo.brokers.sqs_messages import RECEIVED_ATTRIBUTES, Pointer, Received, received
 from qdo.describe import describe
+from qdo.errors import QdoError, UnreachableError
 
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
@@ -87,11 +89,14 @@ class Requests:
 
     # --- receiving ----------------------------------------------------------------------
 
-    def receive(self, queue: str, attempt: str) -> list[Received]:
+    def receive(
+        self, queue: str, attempt: str, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[Received]:
         """Wait for messages, in one long poll.
 
         :param attempt: a new id; that of an earlier one to have its answer, if that got lost and
             the queue is FIFO.
+        :param is_wanted: asked when it is the poll's turn: nothing is received where it is not.
         :raises QdoError: SQS cannot be asked, or a body cannot be had.
         """
         options: dict[str, Any] = {
@@ -104,10 +109,28 @@ class Requests:
         }
         if queue.endswith(FIFO):
             options["ReceiveRequestAttemptId"] = attempt
-        self.counts["ReceiveMessage"] += 1
-        with self._polls, translated(self._place, "queue", _name(options["QueueUrl"])):
-            answer = self._polling.call("ReceiveMessage", options)
-        return [self._whole(queue, received(raw)) for raw in answer.get("Messages", ())]
+        with self._polls:
+            if not is_wanted():
+                return []
+            self.counts["ReceiveMessage"] += 1
+            with translated(self._place, "queue", _name(options["QueueUrl"])):
+                answer = self._polling.call("ReceiveMessage", options)
+        messages = [received(raw) for raw in answer.get("Messages", ())]
+        try:
+            return [self._whole(queue, each) for each in messages]
+        except QdoError as error:
+            self._put_back(queue, messages, error)
+            raise
+
+    def _put_back(self, queue: str, messages: Sequence[Received], error: QdoError) -> None:
+        """Have messages shown again that nobody can run, as a body cannot be had for now.
+
+        Those of a FIFO queue the same attempt gets again, if it is made again.
+        """
+        if queue.endswith(FIFO) and isinstance(error, UnreachableError):
+            return
+        with contextlib.suppress(QdoError):  # they are shown again after a while anyway
+            self.release_receipts(queue, [each.receipt for each in messages])
 
     def _whole(self, queue: str, message: Received) -> Received:
         """Return a message with its body, wherever that is.
@@ -196,8 +219,13 @@ class Requests:
             return Answer((), failed=batch)
         faults = {int(each["Id"]): each for each in found.get("Failed", ())}
         refused = [held for at, held in enumerate(batch) if _is_refused(faults.get(at))]
+        # What is not named is not done: an answer may come from anybody between here and SQS.
+        named = {int(each["Id"]) for each in found.get("Successful", ())}
+        done = [held for at, held in enumerate(batch) if at in named and at not in faults]
         failed = [
-            held for at, held in enumerate(batch) if at in faults and not _is_refused(faults[at])
+            held
+            for at, held in enumerate(batch)
+            if at not in named and not _is_refused(faults.get(at))
         ]
         for fault in faults.values():
             _log.warning(
@@ -207,7 +235,6 @@ class Requests:
                 fault.get("Code"),
                 fault.get("Message", ""),
             )
-        done = [held for at, held in enumerate(batch) if at not in faults]
         return Answer(done, refused, failed)
 
     def _delete_bodies(self, queue: str, pointers: list[Pointer], objects: Objects) -> None:
@@ -229,5 +256,10 @@ def _name(url: str) -> str:
 
 
 def _is_refused(fault: Any) -> bool:
-    """Return whether the receipt of an entry is no longer valid: asking again would not help."""
-    return fault is not None and bool(fault.get("SenderFault"))
+    """Return whether the receipt of an entry is no longer valid: asking again would not help.
+
+    Throttling is the fault of the sender to SQS, too.
+    """
+    if fault is None or not fault.get("SenderFault"):
+        return False
+    return "throttl" not in str(fault.get("Code")).lower()

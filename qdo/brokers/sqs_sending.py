@@ -8,6 +8,7 @@ these two change places, also within a FIFO group.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import threading
@@ -42,6 +43,8 @@ from qdo.errors import (
     UnreachableError,
     UnsupportedError,
 )
+
+log = logging.getLogger(__name__)
 
 ACTION = "SendMessageBatch"
 BATCH = 10
@@ -238,6 +241,7 @@ class SqsSender:
             sequence = int(done.get("SequenceNumber") or 0)
             sent[int(done["Id"])] = Sent(done["MessageId"], sequence)
         left = [each for each in entries if sent[int(each["Id"])] is None]
+        _warn_of_disorder(name, entries, left)
         failed = {each["Id"]: each for each in answer.get("Failed", ())}
         failures = [self._failure(name, failed.get(each["Id"], _UNSAID)) for each in left]
         for failure in failures:
@@ -259,6 +263,30 @@ class SqsSender:
             region=self._address.region,
             reason=f"it did not take a message: {code}: {reason}",
             hint="",
+        )
+
+
+def _warn_of_disorder(
+    name: str, entries: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]]
+) -> None:
+    """Name the message groups of which SQS took a message behind one that it did not take."""
+    waiting = {each["Id"] for each in left}
+    held_up: set[str] = set()
+    overtaken: dict[str, None] = {}
+    for each in entries:
+        group = each.get("MessageGroupId")
+        if group is None:
+            return
+        if each["Id"] in waiting:
+            held_up.add(group)
+        elif group in held_up:
+            overtaken[group] = None
+    if overtaken:
+        log.warning(
+            "queue %s: SQS took messages of a request and not those before them, which follow now:"
+            " the order is lost in message groups %s",
+            name,
+            few(list(overtaken)),
         )
 
 

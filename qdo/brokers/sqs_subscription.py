@@ -27,21 +27,22 @@ import gevent
 
 from qdo.brokers.base import Row, Subscription
 from qdo.brokers.sqs_attempts import Attempts
-from qdo.brokers.sqs_deletes import TROUBLE, Deletes
+from qdo.brokers.sqs_deletes import Deletes
 from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Received
+from qdo.brokers.sqs_pauses import TROUBLE, rest_seconds
 from qdo.brokers.sqs_reader import SqsReader
 from qdo.brokers.sqs_requests import BATCH, Requests
 from qdo.errors import UnreachableError
 from qdo.message import time_of_position
-from qdo.policy import backoff
+from qdo.policy import Policy, backoff
 
-FIRST_REST_SECONDS = 0.5
-"""Pause after the first poll that found nothing; it doubles from poll to poll."""
 LOOK_AT = frozenset(3 << shift for shift in range(24))
 """After so many empty polls in a row it is looked whether the queue is empty, ever less often."""
 UNWANTED_SECONDS = 1.0
 """How often it is looked whether the queue may be polled again."""
+EXTENSION_TROUBLE = Policy(backoff_seconds=0.2, backoff_max_seconds=2.0)
+"""Pauses after extensions that failed: short ones, for time is running out."""
 RELEASES = 4
 """How often it is tried to give messages back; they are seen again after a while anyway."""
 
@@ -90,6 +91,7 @@ class SqsSubscription(Subscription):
         self._deletes = Deletes(queue, requests, holding, self._begin, clock, chance)
         self._extend_timer: Any = None
         self._extending = False
+        self._extend_failures = 0
         self._under_way = 0
         self._closed = False
 
@@ -229,7 +231,8 @@ class SqsSubscription(Subscription):
     def _received(self, asked_at: float) -> list[Received]:
         self._holding.polling(True)
         try:
-            return self._requests.receive(self.queue, self._attempts.next(asked_at))
+            attempt = self._attempts.next(asked_at)
+            return self._requests.receive(self.queue, attempt, lambda: not self._closed)
         finally:
             self._holding.polling(False)
 
@@ -239,11 +242,13 @@ class SqsSubscription(Subscription):
             return
         self._failures += 1
         self._error = error
+        self._holding.in_doubt()  # the answer may be what got lost
         self._rest_for(backoff(self._failures, TROUBLE, self._chance()))
         self._on_news()
 
     def _answered(self, messages: Sequence[Received], asked_at: float) -> None:
         self._failures = 0
+        self._error = None
         taken = self._holding.take(messages, asked_at)
         if taken.again:
             _log.info(
@@ -269,21 +274,12 @@ class SqsSubscription(Subscription):
             return
         if not len(messages):
             self._empty += 1
-            self._holding.found_nothing(asked_at)
+            self._holding.nothing_came(asked_at)
             if self._empty in LOOK_AT and not len(self._holding):
                 self._begin(lambda: self._requests.look(self.queue))
-        self._rest_for(self._idle_pause())
-
-    def _idle_pause(self) -> float:
-        """Return how long to rest: nothing at first, then more from poll to poll.
-
-        With a little chance in it, or all queues of a worker would be polled at once for ever.
-        """
         rung, self._rung = self._rung, False
-        if rung or not self._idle_seconds or not self._empty:
-            return 0.0
-        pause = min(self._idle_seconds, FIRST_REST_SECONDS * 2.0 ** min(self._empty - 1, 30))
-        return pause * (0.9 + 0.2 * self._chance())
+        empty = 0 if rung else self._empty
+        self._rest_for(rest_seconds(empty, self._idle_seconds, self._chance()))
 
     def _rest_for(self, seconds: float) -> None:
         self._rest = gevent.spawn_later(seconds, self._rested)
@@ -315,22 +311,35 @@ class SqsSubscription(Subscription):
         self._extending = True
         try:
             due, over = self._holding.to_extend(self._clock())
-            for held in over:
-                self._lose(held)
+            self._lose(over)
             if not self.may_start():
                 due = self._keep_what_runs(due)
+            failed = False
             for start in range(0, len(due), BATCH):
-                asked_at = self._clock()
-                answer = self._requests.extend(self.queue, due[start : start + BATCH])
-                for held in answer.done:
-                    self._holding.extended(held, asked_at)
-                for held in answer.refused:
-                    self._lose(held)
-                if answer.failed:
-                    gevent.sleep(backoff(1, TROUBLE, self._chance()))  # tried again below
+                batch = [held for held in due[start : start + BATCH] if self._is_wanted(held)]
+                if batch and not self._closed:
+                    failed |= not self._extend_batch(batch)
+            self._extend_failures = self._extend_failures + 1 if failed else 0
+            if failed:  # tried again below
+                gevent.sleep(backoff(self._extend_failures, EXTENSION_TROUBLE, self._chance()))
         finally:
             self._extending = False
             self._schedule_extension()
+
+    def _is_wanted(self, held: Held) -> bool:
+        return self._holding.is_held(held.position)
+
+    def _extend_batch(self, batch: list[Held]) -> bool:
+        """Ask once; return whether every entry has its answer."""
+        asked_at = self._clock()
+        receipts = [held.receipt for held in batch]
+        answer = self._requests.extend(self.queue, batch)
+        for held in answer.done:
+            self._holding.extended(held, asked_at)
+        # One that was received again meanwhile is ours by another receipt.
+        asked = dict(zip(map(id, batch), receipts, strict=True))
+        self._lose([held for held in answer.refused if asked[id(held)] == held.receipt])
+        return not answer.failed
 
     def _keep_what_runs(self, due: Sequence[Held]) -> list[Held]:
         """Return what is to be held on although nothing may be started; give back the rest.
@@ -338,19 +347,24 @@ class SqsSubscription(Subscription):
         The queue is blocked, or may be another worker's by now: it must be able to have them.
         """
         in_hand = self.in_hand()
-        kept = [held for held in due if held.done or held.position in in_hand]
+        kept = [held for held in due if held.position in in_hand]
         self._give_back([held for held in due if held not in kept])
         return kept
 
-    def _lose(self, held: Held) -> None:
-        """Take note that a message may be somebody else's by now: its job must not go on."""
-        if not self._holding.is_held(held.position):
-            return
-        if held.done:
-            self._holding.undeletable(held)
-            return
-        lost = self._holding.lost(held)
-        self._give_back(lost[1:])
-        for gone in lost:
-            self._on_lost(gone.position)
-        self._on_news()
+    def _lose(self, lost: Sequence[Held]) -> None:
+        """Take note that messages may be somebody else's by now: their jobs must not go on."""
+        behind: list[Held] = []
+        for held in lost:
+            if not self._is_wanted(held):
+                continue
+            if held.done:
+                self._holding.undeletable(held)
+                continue
+            gone = self._holding.lost(held)
+            behind += gone[1:]
+            for each in gone:
+                self._on_lost(each.position)
+        now = self._clock()
+        self._give_back([held for held in behind if held.until > now])
+        if lost:
+            self._on_news()

@@ -151,6 +151,19 @@ def test_nobody_there(send: Send) -> None:
     assert "http://127.0.0.1:1" in line
 
 
+def test_a_region_that_does_not_exist(tmp_path: Path) -> None:
+    """The nearest one is named; here a proxy that is not there keeps the request from AWS."""
+    url = "sqs://eu-wset-1/a-"
+    ended = command(
+        *(*QDO, "send", "--app", "a", "--broker", url, "a", "1"),
+        cwd=tmp_path,
+        env={"HTTPS_PROXY": "http://127.0.0.1:1"},
+    )
+    line = said(ended, 3)
+    assert "SQS in region eu-wset-1 is out of reach" in line
+    assert "boto3 knows no region 'eu-wset-1': did you mean 'eu-west-1'?" in line
+
+
 def test_faults_of_the_service(
     send: Send, proxy: Proxy, sqs: Any, made: Callable[[str], str]
 ) -> None:

@@ -102,3 +102,15 @@ def test_trap_11_after_kill_9_only_what_was_not_recorded_runs_again(sqs_stage: S
         for fence in {each["fence"] for each in sqs_stage.said("begin")}:
             numbers = sqs_stage.numbers("begin", key=key, fence=fence)
             assert numbers == sorted(set(numbers))
+
+
+def test_trap_11_recorded_one_by_one_nothing_done_runs_again(sqs_stage: Stage) -> None:
+    """With checkpoint="message" a process may die at any time: only the job in hand is repeated."""
+    sqs_stage.make("t.fifo")
+    sqs_stage.job('checkpoint="message"')
+    bodies = [{"n": n, "kills": int(n in (3, 6))} for n in range(9)]
+    sqs_stage.send("t.fifo", *bodies)
+    sqs_stage.start()
+    sqs_stage.wait_empty()
+    assert sqs_stage.numbers("begin") == [0, 1, 2, 3, 3, 4, 5, 6, 6, 7, 8]
+    assert sqs_stage.numbers() == list(range(9))

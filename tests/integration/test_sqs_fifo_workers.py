@@ -118,3 +118,30 @@ def test_trap_06_a_blocked_queue_waits_for_an_operator(sqs_stage: Stage, handove
     with closing(sqs_stage.broker()) as broker:
         letters = broker.dead_letters()
     assert [(each.queue, each.attempts) for each in letters] == [(queues["dead-letter"], 2)]
+
+
+MANY = """
+@app.job("b.fifo", batch=10, batch_wait_seconds=0.1)
+def many(batch, context):
+    say("call", batch[0])
+    time.sleep(batch[0].body.get("seconds", 0))
+    for index, message in enumerate(batch):
+        if message.body.get("fails", 0) >= message.attempt:
+            say("fail", message)
+            raise qdo.FailedAt(index) from ValueError("no")
+        say("end", message)
+"""
+
+
+def test_trap_14_a_job_that_takes_batches_gets_a_group_ten_at_a_time(sqs_stage: Stage) -> None:
+    """Longer than the visibility time-out, with one that fails: each once, in order."""
+    sqs_stage.make("b.fifo")
+    sqs_stage.job('"other"', MANY)
+    bodies = [{"n": n, "seconds": 2.5 * (n == 10), "fails": 2 * (n == 14)} for n in range(30)]
+    sqs_stage.send("b.fifo", *bodies)
+    sqs_stage.start()
+    sqs_stage.wait_empty()
+    assert sqs_stage.numbers() == list(range(30))
+    assert sqs_stage.numbers("fail") == [14, 14]
+    assert len(sqs_stage.said("call")) <= 10
+    assert sqs_stage.requests("ReceiveMessage", "b.fifo", "entries") == 30

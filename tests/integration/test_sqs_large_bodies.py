@@ -125,6 +125,29 @@ def test_trap_20_an_object_that_cannot_be_deleted_is_named(
     assert (tmp_path / "seen").read_text() == "5000 None\n"
 
 
+def test_a_body_that_cannot_be_stored_is_not_sent(
+    run: Run, stored: Callable[[], int], proxy: Proxy
+) -> None:
+    """A message without its body would be of no use."""
+    proxy.spoil("denied", "PUT", count=0)
+    ended = run(*QDO, "send", "q", json.dumps(LARGE))
+    assert ended.code == 5
+    assert "S3 does not allow s3:PutObject on bucket 'test-" in ended.err
+    assert proxy.log("SendMessageBatch") == []
+
+
+def test_a_body_that_cannot_be_read_for_a_while_is_waited_for(
+    run: Run, stored: Callable[[], int], proxy: Proxy, tmp_path: Path
+) -> None:
+    """Its message is given back meanwhile, and asked for with growing pauses."""
+    send(run, LARGE)
+    proxy.spoil("error", "GET", count=4)
+    proxy.spoil("reset-before", "GET", count=1)
+    work(run)
+    assert (tmp_path / "seen").read_text() == "5000 None\n"
+    assert stored() == 0
+
+
 def test_a_large_dead_letter_has_an_object_of_its_own(
     run: Run, stored: Callable[[], int]
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+import uuid
 from collections import Counter
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.support.procs import paused
 from tests.support.sqs_stage import Stage, once_in_order
+from tests.support.zookeeper import Ensemble
 
 
 def test_trap_08_every_receive_has_a_new_attempt_id(sqs_proxied: Stage) -> None:
@@ -98,11 +100,14 @@ def test_a_graceful_handover_repeats_nothing(sqs_stage: Stage, order: str) -> No
     for queue in queues:
         sqs_stage.make(queue)
         for key in ("a", "b"):
-            bodies = ({"n": n, "seconds": 0.04} for n in range(40))
+            bodies: list[dict[str, Any]] = [{"n": n, "seconds": 0.04} for n in range(40)]
+            bodies[5]["gate"] = "two"
             sqs_stage.send(queue, *bodies, key=key)
     sqs_stage.start()
-    sqs_stage.wait(30)
+    sqs_stage.wait(20)
     sqs_stage.start()
+    sqs_stage.until(lambda: sqs_stage.assigned() == [2, 2], "both have a share")
+    sqs_stage.open("two")
     sqs_stage.wait(320)
     sqs_stage.wait_empty()
     counts = Counter((each["queue"], each["key"], each["n"]) for each in sqs_stage.said("begin"))
@@ -145,3 +150,35 @@ def test_trap_15_an_owner_that_stands_still_runs_nothing_out_of_order(
         for fence in fences:
             numbers = [each["n"] for each in begun if each["fence"] == fence]
             assert numbers == sorted(set(numbers))
+
+
+def test_trap_15_a_worker_without_its_coordinator_leaves_messages_to_others(
+    sqs_stage: Stage, zookeeper_server: Ensemble
+) -> None:
+    """It polls for nothing and gives back what is not begun: its queues may be another's by now.
+
+    Only the message in hand stays hidden, until its job has ended.
+    """
+    sqs_stage.coordinator = zookeeper_server.url(f"/test-{uuid.uuid4().hex[:12]}")
+    for queue in ("t.fifo", "idle.fifo"):
+        sqs_stage.make(queue)
+    sqs_stage.send("t.fifo", {"n": 0, "gate": "open"}, *({"n": n} for n in range(1, 10)))
+    sqs_stage.start()
+    sqs_stage.wait(1, "begin")
+    sqs_stage.until(lambda: sqs_stage.counts("t.fifo")["hidden"] == 10, "all are held")
+    (server,) = zookeeper_server.servers
+    server.kill()
+    try:
+        sqs_stage.until(lambda: sqs_stage.counts("t.fifo")["waiting"] == 9, "nine are given back")
+        sqs_stage.until(lambda: not sqs_stage.open_polls("idle.fifo"), "no poll is open")
+        polls = sqs_stage.requests("ReceiveMessage", "idle.fifo")
+        action = "ChangeMessageVisibilityBatch"
+        extended = sqs_stage.requests(action, "t.fifo") + 3
+        sqs_stage.until(lambda: sqs_stage.requests(action, "t.fifo") >= extended, "extensions")
+        assert sqs_stage.counts("t.fifo") == {"waiting": 9, "hidden": 1}
+        assert sqs_stage.requests("ReceiveMessage", "idle.fifo") == polls
+    finally:
+        server.restart()
+    sqs_stage.open("open")
+    sqs_stage.wait_empty()
+    assert sqs_stage.numbers("begin") == list(range(10))

@@ -72,6 +72,18 @@ def test_trap_02_a_refused_extension_ends_the_job(sqs_stage: Stage) -> None:
     assert "3 expired" in ended_well(worker)
 
 
+def test_trap_02_a_throttled_extension_takes_nothing_away(sqs_stage: Stage) -> None:
+    """SQS takes throttling for a fault of the sender; the message is ours nevertheless."""
+    sqs_stage.make("t.fifo")
+    sqs_stage.send("t.fifo", {"n": 0, "seconds": 2.5}, {"n": 1})
+    terms = {"code": "RequestThrottled", "sender_fault": True}
+    sqs_stage.fail_entries("ChangeMessageVisibilityBatch", "t.fifo", 3, **terms)
+    worker = sqs_stage.start()
+    sqs_stage.wait_empty()
+    assert sqs_stage.numbers("begin") == [0, 1]
+    assert "no longer held" not in worker.output
+
+
 def test_trap_03_deletes_that_fail_are_tried_again(sqs_stage: Stage) -> None:
     """Entry by entry: an answer of 200 may hold failures. Nothing is run twice for it."""
     for name in ("t.fifo", "s"):

@@ -51,13 +51,19 @@ class FakeRequests:
         self.fail_deletes = 0
         self.looks = 0
         self.fail_releases = 0
+        self.fail_extensions = False
+        self.given_back: list[list[int]] = []
+        self.on_extend: Callable[[], None] = lambda: None
+        self.on_delete: Callable[[], None] = lambda: None
         self._news = Event()
 
     def answer(self, *answers: list[Received] | Exception) -> None:
         self.answers += answers
         self._news.set()
 
-    def receive(self, queue: str, attempt: str) -> list[Received]:
+    def receive(
+        self, queue: str, attempt: str, is_wanted: Callable[[], bool]
+    ) -> list[Received]:
         self.polls += 1
         self.attempts.append(attempt)
         self.open_polls += 1
@@ -71,6 +77,7 @@ class FakeRequests:
         return found
 
     def delete(self, queue: str, batch: Sequence[Held]) -> Answer:
+        self.on_delete()
         self.deleted.append(_numbers(batch))
         if self.fail_deletes:
             self.fail_deletes -= 1
@@ -78,11 +85,15 @@ class FakeRequests:
         return self._answer(batch)
 
     def extend(self, queue: str, batch: Sequence[Held]) -> Answer:
+        self.on_extend()
         self.extended.append(_numbers(batch))
+        if self.fail_extensions:
+            return Answer((), failed=batch)
         return self._answer(batch)
 
     def release(self, queue: str, batch: Sequence[Held]) -> Answer:
         self.released += _numbers(batch)
+        self.given_back.append(_numbers(batch))
         if self.fail_releases:
             self.fail_releases -= 1
             return Answer((), failed=batch)

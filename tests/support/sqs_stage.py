@@ -13,6 +13,7 @@ from qdo.brokers import open_broker
 from qdo.brokers.sqs import SqsBroker
 from qdo.coordination.client import Client, connect
 from qdo.coordination.layout import Layout, QueueNode
+from qdo.ops.status import worker_statuses
 from tests.support.aws.clients import client
 from tests.support.aws.proxy import Entry, Proxy
 from tests.support.aws.server import ServerProcess
@@ -22,7 +23,7 @@ from tests.support.procs import ROOT, Proc, children, wait_until, whole_lines
 REGION = "eu-west-1"
 APP = "stage"
 BATCH = 10
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 40.0
 
 JOBS = """
 import json, os, signal, time
@@ -261,6 +262,11 @@ class Stage:
         path = Layout.of(APP).queue(queue)
         with self.coordination() as session:
             return QueueNode.parse(session.get(path)[0]) if session.exists(path) else QueueNode()
+
+    def assigned(self) -> list[int]:
+        """Return how many queues each registered worker has or is to get."""
+        with self.coordination() as session:
+            return [each.assigned for each in worker_statuses(session, Layout.of(APP))]
 
     def is_blocked(self, queue: str) -> bool:
         marks = self.node(queue).marks

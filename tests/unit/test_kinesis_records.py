@@ -35,6 +35,9 @@ def test_json_without_headers_is_stored_as_it_is(body: bytes) -> None:
         (b"\x00\xff\xfe", '{"content-type": "image/png"}'),
         (b"", '{"content-type": "application/octet-stream"}'),
         (b"", '{"a": "b"}'),
+        (b"1", "{broken"),
+        (b"1", "[1]"),
+        (b'{"body":1}', '"}'),
     ],
 )
 def test_headers_and_body_come_back_to_the_letter(body: bytes, headers: str) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from qdo.brokers.sqs_holding import Holding
 from qdo.brokers.sqs_messages import Received
+from qdo.brokers.sqs_receiver import SqsReceiver
+from qdo.errors import UnreachableError
 from qdo.worker.hands import make_memory
 from qdo.worker.receipts import MOST_PLACES, PLACE_BYTES, Receipts, read
 
@@ -89,3 +92,40 @@ def test_what_is_held_of_a_queue_is_kept(memory: int) -> None:
     for each in holding.undone():
         holding.given_back(each)
     assert read(memory) == []
+
+
+class Released:
+    """Takes note of what is given back, and when."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[str]]] = []
+        self.times: list[float] = []
+
+    def release_receipts(self, queue: str, receipts: list[str]) -> None:
+        if queue == "gone":
+            raise UnreachableError(what="SQS", reason="no")
+        self.calls.append((queue, receipts))
+        self.times.append(time.monotonic())
+
+
+def test_what_a_dead_process_held_is_given_back_when_its_polls_are_over(memory: int) -> None:
+    """Until then SQS would give it to them, and so to nobody; queues without a poll come first."""
+    holding = Holding(0, (), 60.0, lambda: 0.0, "polled", Receipts(memory))
+    holding.polling(True)
+    holding.polling(False)
+    assert read(memory) == []
+    holding.polling(True)
+    released = Released()
+    receiver = SqsReceiver(
+        released,  # type: ignore[arg-type]
+        lambda queues: None,
+        visibility_seconds=60,
+        idle_seconds=0,
+        wait_seconds=0.2,
+    )
+    began = time.monotonic()
+    held = [("polled", "one"), *read(memory), ("gone", "x"), ("other", "two"), ("polled", "three")]
+    with pytest.raises(UnreachableError):
+        receiver.give_back(held)
+    assert released.calls == [("other", ["two"]), ("polled", ["one", "three"])]
+    assert released.times[0] - began < 0.2 <= released.times[1] - began

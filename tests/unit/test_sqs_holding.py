@@ -6,7 +6,14 @@ import uuid
 
 import pytest
 
-from qdo.brokers.sqs_holding import HOLD_SECONDS, MOST_UNCONFIRMED, Held, Holding, name_of
+from qdo.brokers.sqs_holding import (
+    HOLD_SECONDS,
+    MOST_UNCONFIRMED,
+    MOST_WAIT_SECONDS,
+    Held,
+    Holding,
+    name_of,
+)
 from qdo.brokers.sqs_messages import Received
 from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position, sequence_of
 
@@ -173,23 +180,16 @@ def test_a_deleted_message_is_not_remembered(holding: Holding, clock: Clock) -> 
     assert holding.unconfirmed() == ()
 
 
-def test_names_of_earlier_owners_are_forgotten_when_nothing_comes(clock: Clock) -> None:
-    """Not by the time alone: a queue that is not polled meanwhile brings its messages later."""
-    holding = Holding(0, ["7", "8"], VISIBILITY, clock)
-    holding.found_nothing(clock())
-    assert holding.unconfirmed() == ("7", "8")  # they may still be hidden
-    clock.now += 100 * VISIBILITY
-    (position,) = take(holding, clock, message(9))
-    holding.found_nothing(clock())
-    assert holding.unconfirmed() == ("7", "8")  # they may stand behind what is held
-    done = holding.done(position)
-    assert done is not None
-    holding.confirmed(done)
-    taken = holding.take([message(7)], clock())
-    assert [each.done for each in taken.again] == [True]
-    holding.undeletable(taken.again[0])
-    holding.found_nothing(clock())
-    assert holding.unconfirmed() == ("7",)  # it has come again, so it was not deleted
+def test_names_of_earlier_owners_are_forgotten_in_time(clock: Clock) -> None:
+    """An empty answer shows that they were deleted, once nobody can hide them any more."""
+    holding = Holding(0, ["7"], VISIBILITY, clock)
+    holding.nothing_came(clock.now)
+    assert holding.unconfirmed() == ("7",)
+    clock.now += 2 * VISIBILITY + MOST_WAIT_SECONDS
+    holding.nothing_came(clock.now - 0.1)
+    assert holding.unconfirmed() == ("7",)
+    holding.nothing_came(clock.now)
+    assert holding.unconfirmed() == ()
 
 
 def test_recorded_names_are_limited(holding: Holding, clock: Clock) -> None:
@@ -293,3 +293,43 @@ def test_a_lost_message_is_run_when_it_comes_again(holding: Holding, clock: Cloc
     holding.lost(held(holding, position))
     (again,) = take(holding, clock, message(1))
     assert again > position
+
+
+def test_names_are_kept_while_nobody_asks(clock: Clock) -> None:
+    """A long job keeps the queue from being polled: what comes after it may be done already."""
+    holding = Holding(0, ["7"], VISIBILITY, clock)
+    clock.now += 100 * VISIBILITY
+    assert holding.unconfirmed() == ("7",)
+    assert [each.done for each in holding.take([message(7)], clock.now).again] == [True]
+
+
+def test_names_are_kept_while_messages_may_be_hidden(clock: Clock) -> None:
+    """By a poll whose answer got lost, or because another message of their group is in hand."""
+    holding = Holding(0, ["7"], VISIBILITY, clock)
+    clock.now += 100 * VISIBILITY
+    holding.in_doubt()
+    holding.nothing_came(clock.now)
+    assert holding.unconfirmed() == ("7",)
+    clock.now += 100 * VISIBILITY
+    take(holding, clock, message(8))
+    holding.nothing_came(clock.now)
+    assert holding.unconfirmed() == ("7",)
+    for held in holding.undone():
+        holding.given_back(held)
+    holding.nothing_came(clock.now)
+    assert holding.unconfirmed() == ()
+
+
+def test_an_extension_that_comes_too_late_for_the_cap_is_not_due(
+    holding: Holding, clock: Clock
+) -> None:
+    """Nor is it looked at again and again until the message is lost."""
+    take(holding, clock, message(1))
+    start = clock.now
+    while clock.now < start + HOLD_SECONDS - 1.2 * VISIBILITY:
+        clock.now = holding.extend_at()
+        for each in holding.to_extend(clock.now)[0]:
+            holding.extended(each, clock.now)
+    clock.now = start + HOLD_SECONDS - 0.9 * VISIBILITY
+    assert holding.to_extend(clock.now) == ([], [])
+    assert holding.extend_at() > clock.now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 from botocore import exceptions as boto
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qdo.brokers import sqs_sending
 from qdo.brokers.aws_address import SqsAddress, sqs_address
@@ -23,6 +26,7 @@ from qdo.errors import (
     AwsUnreachableError,
     MessageTooLargeError,
     PartlySentError,
+    QdoError,
     SqsNameError,
     ThrottledError,
     UnsupportedError,
@@ -149,6 +153,23 @@ def test_what_failed_is_sent_again_before_what_stands_behind_it() -> None:
     assert ids(sender(service).send(messages(12))) == [f"id of {n}" for n in range(12)]
     assert service.requests[1:3] == [["3", "7"], ["7"]]
     assert service.requests[3] == ["10", "11"]
+
+
+def test_an_order_that_sqs_lost_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Where it took a message and not one of its group before it; else nothing is said."""
+    groups = ["a", "b", "a", "c", "b", "c"]
+    sent = [Outgoing("q.fifo", str(n).encode(), key) for n, key in enumerate(groups)]
+    service = Service(lambda body: refused("InternalError", False) if body in "045" else None)
+    with caplog.at_level(logging.WARNING):
+        sender(service).send(sent)
+    (record,) = caplog.records
+    assert "queue p-q.fifo: SQS took messages" in record.getMessage()
+    assert record.getMessage().endswith("the order is lost in message groups a")
+    assert service.stored == ["1", "2", "3", "0", "4", "5"]
+    caplog.clear()
+    plain = Service(lambda body: refused("InternalError", False) if body == "0" else None)
+    sender(plain).send([Outgoing("q", str(n).encode(), "k") for n in range(3)])
+    assert caplog.records == []
 
 
 def test_a_request_that_failed_as_a_whole_is_made_again_with_the_same_ids() -> None:
@@ -355,3 +376,58 @@ def test_refusals_name_action_and_queue() -> None:
     service = Service(lambda body: refused("AWS.SimpleQueueService.SomethingElse"))
     with pytest.raises(AwsError, match=r"sqs:SendMessage on queue 'p-a\.fifo'"):
         sender(service).send(messages(1))
+
+
+entry_fates = st.sampled_from(["taken", "taken", "taken", "later", "never"])
+request_fates = st.one_of(
+    st.sampled_from(["throttled", "lost", "denied"]),
+    st.lists(entry_fates, min_size=10, max_size=10),
+)
+
+
+@given(
+    fates=st.lists(request_fates, max_size=12),
+    queues=st.lists(st.sampled_from(["a", "b.fifo"]), min_size=1, max_size=40),
+)
+def test_whatever_fails_is_told_and_nothing_else(fates: list[Any], queues: list[str]) -> None:
+    """Each message is stored once under its id, or is among those that were not sent; what is
+    stored of a queue keeps its order, but where SQS itself lost it within a request."""
+    lost = boto.ReadTimeoutError(endpoint_url="x")
+    whole = {"throttled": failing("Throttling"), "denied": failing("AccessDenied"), "lost": lost}
+    disorder = False
+
+    def step(fate: list[str]) -> Callable[[str], Any]:
+        left = iter(fate)
+        behind = False
+
+        def entry(body: str) -> Any:
+            nonlocal behind, disorder
+            kind = next(left)
+            disorder |= behind and kind == "taken"
+            behind |= kind != "taken"
+            return {"taken": None, "later": refused("Oh", False), "never": refused("No")}[kind]
+
+        return entry
+
+    service = Service(*(whole[each] if isinstance(each, str) else step(each) for each in fates))
+    sent = [Outgoing(queue, str(n).encode(), "k") for n, queue in enumerate(queues)]
+    told: Sequence[Any]
+    partly: PartlySentError | None = None
+    try:
+        told = sender(service).send(sent)
+    except PartlySentError as error:
+        partly, told = error, error.details["sent"]
+    except QdoError:
+        told = [None] * len(queues)
+    if partly is not None:
+        unsent = [index for index, each in enumerate(told) if each is None]
+        assert tuple(unsent) == partly.details["unsent"]
+        assert partly.details["done"] == len(queues) - len(unsent)
+    for number, each in enumerate(told):
+        assert each is None or each.id == f"id of {number}"
+    stored = [int(body) for body in service.stored]
+    assert sorted(stored) == [number for number, each in enumerate(told) if each is not None]
+    if not disorder:
+        for queue in set(queues):
+            own = [number for number in stored if queues[number] == queue]
+            assert own == sorted(own)

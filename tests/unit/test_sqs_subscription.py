@@ -245,3 +245,81 @@ def test_the_first_undone_message_says_how_far_behind_its_queue_is(bench: Bench)
     bench.requests.answer([])
     until(bench.subscription.at_tip)
     assert bench.subscription.behind_seconds() == 0
+
+
+def test_what_is_behind_a_lost_message_is_given_back_ten_at_a_time() -> None:
+    """Not each in a request of its own, all of them at once."""
+    bench = Bench(visibility=VISIBILITY)
+    bench.fetched(*range(1, 26))
+    bench.requests.refuse = {1}
+    until(lambda: len(bench.requests.released) == 24)
+    assert [len(each) for each in bench.requests.given_back] == [10, 10, 4]
+    assert bench.lost == list(range(1, 26))
+    bench.end()
+
+
+def test_messages_that_are_not_hidden_any_more_are_not_given_back() -> None:
+    """A process that was stopped for long asks for nothing of which SQS knows."""
+    bench = Bench(visibility=VISIBILITY)
+    bench.fetched(1, 2, 3)
+    bench.requests.fail_extensions = True
+    until(lambda: bench.lost == [1, 2, 3])
+    assert bench.requests.released == []
+    bench.end()
+
+
+def test_extensions_that_fail_are_not_asked_for_without_pause() -> None:
+    """An endpoint that is out of reach is asked a few times until the messages are lost."""
+    bench = Bench(visibility=2.0)
+    bench.fetched(1)
+    bench.requests.fail_extensions = True
+    until(lambda: bench.lost == [1])
+    assert 2 <= len(bench.requests.extended) <= 8
+    bench.end()
+
+
+def test_a_refusal_of_an_old_receipt_does_not_take_the_message_away() -> None:
+    """It was received again while the request was under way, and is ours by its new receipt."""
+    bench = Bench(visibility=VISIBILITY)
+    (row,) = bench.fetched(1)
+    again = message(1)._replace(receipt="newer")
+
+    def come_again() -> None:
+        bench.requests.refuse = set() if bench.requests.polls > 2 else {1}
+        bench.requests.answer([again])
+        until(lambda: bench.requests.polls > 2)
+
+    bench.requests.on_extend = come_again
+    until(lambda: len(bench.requests.extended) >= 3)
+    assert bench.lost == []
+    assert bench.subscription.is_held(row.position)
+    bench.end()
+
+
+def test_giving_back_does_not_wait_for_deletes(bench: Bench) -> None:
+    """They may have to be tried again for as long as the messages are hidden."""
+    first, *_ = bench.fetched(1, 2, 3)
+    bench.requests.fail_deletes = 3
+    bench.subscription.done(first.position)
+    bench.subscription.close()
+    until(lambda: bench.requests.released == [2, 3])
+    assert bench.requests.deleted in ([], [[1]])
+    until(lambda: bench.requests.deleted == [[1]] * 4)
+
+
+def test_what_comes_while_the_claim_ends_is_given_back_once(bench: Bench) -> None:
+    """Although what was done is still being deleted then."""
+    first, *_ = bench.fetched(1, 2)
+    until(lambda: bench.requests.open_polls == 1)
+
+    def come() -> None:
+        bench.requests.answer([message(3)])
+        until(lambda: not bench.requests.open_polls)
+
+    bench.requests.on_delete = come
+    bench.subscription.done(first.position)
+    bench.subscription.close()
+    until(lambda: bench.closed)
+    assert bench.requests.released == [2, 3]
+    assert len(bench.holding) == 0
+

@@ -1,0 +1,277 @@
+"""A worker process of the model: the engine and the consuming side of the SQS broker as they are.
+
+Played are its coordinator, its network, its jobs and its time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qdo.app import App
+from qdo.brokers.aws_address import Place
+from qdo.brokers.base import Capabilities, DeadLetterRecord, Subscription
+from qdo.brokers.sqs import SqsBroker
+from qdo.brokers.sqs_receiver import SqsReceiver
+from qdo.brokers.sqs_requests import Requests
+from qdo.coordination.lease import Lease
+from qdo.coordination.slots import Claim
+from qdo.errors import UnreachableError
+from qdo.message import Message
+from qdo.ordering import Order
+from qdo.policy import Policy
+from qdo.worker.dispatcher import Dispatcher
+from qdo.worker.executors.greenlet import GreenletExecutor
+from qdo.worker.pipeline import Pipeline
+from tests.support.sqs_model.moments import Life
+from tests.support.sqs_model.server import Calls, Server
+
+VISIBILITY_SECONDS = 60
+WAIT_SECONDS = 20
+IDLE_SECONDS = 20.0
+SESSION_SECONDS = 10.0
+CHECKPOINT_SECONDS = 1.0
+CONCURRENCY = 20
+
+
+class Book:
+    """Receipts as the memory shared with a parent keeps them."""
+
+    def __init__(self) -> None:
+        self.places: dict[int, tuple[str, str]] = {}
+        self._last = 0
+
+    def keep(self, queue: str, receipt: str) -> int:
+        self._last += 1
+        self.places[self._last] = queue, receipt
+        return self._last
+
+    def drop(self, place: int) -> None:
+        self.places.pop(place, None)
+
+
+class ModelBroker(SqsBroker):
+    """The consuming side alone; dead letters go to whoever made it."""
+
+    def __init__(
+        self,
+        receiver: SqsReceiver,
+        buried: Callable[[DeadLetterRecord], None],
+        lost: Callable[[int], None],
+    ) -> None:
+        self.capabilities = Capabilities(
+            ordered=True,
+            seekable=False,
+            countable=True,
+            delay=True,
+            peek=False,
+            max_body_bytes=1000,
+        )
+        self._wakes = []
+        self._receiver = receiver
+        self._buried = buried
+        self._lost = lost
+
+    def subscribe(
+        self,
+        queue: str,
+        after: int,
+        unconfirmed: Sequence[str],
+        on_lost: Callable[[int], None],
+    ) -> Subscription:
+        def lose(position: int) -> None:
+            self._lost(position)
+            on_lost(position)
+
+        return super().subscribe(queue, after, unconfirmed, lose)
+
+    def bury(self, letter: DeadLetterRecord) -> None:
+        self._buried(letter)
+
+
+class Worker:
+    """One worker process, and its registration.
+
+    :param job: what its jobs do, given the worker and the messages.
+    :param buried: told of dead letters.
+    :param recorded: told the claims whose progress is to be recorded, and whether they have ended.
+    :param left: receipts that a dead process held.
+    :param lost: told the position of what SQS took back.
+    :ivar in_session: the coordinator has its session; `lost`: it has found out that it has not.
+    :ivar stopped: everything that the broker had begun has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        server: Server,
+        order: Order,
+        job: Callable[[Worker, Sequence[Message]], None],
+        buried: Callable[[Worker, DeadLetterRecord], None],
+        recorded: Callable[[Worker, Claim, bool], None],
+        left: Sequence[tuple[str, str]],
+        lost: Callable[[Worker, int], None],
+        *,
+        batch: int | None = None,
+    ) -> None:
+        self.name = name
+        self.life = Life(name)
+        self.book = Book()
+        self.claims: dict[str, Claim] = {}
+        self.lost = False
+        self.in_session = True
+        self._server = server
+        self._moments = server.moments
+        self._order = order
+        self._batch = batch
+        self._job = job
+        self._buried = buried
+        self._recorded = recorded
+        self._left = left
+        self._lost = lost
+        self.stopped = False
+        self._news = self._moments.event()
+        self._dirty: dict[Claim, None] = {}
+        self.lease = Lease(SESSION_SECONDS, self._moments.now)
+        chance = random.Random(server.chance.random())
+        self._make(chance)
+        self.run(self._begin)
+
+    def _make(self, chance: random.Random) -> None:
+        moments = self._moments
+        calls = Calls(self._server, self.life)
+        wakes: list[Callable[..., None]] = []
+        self.receiver = SqsReceiver(
+            Requests(
+                calls,
+                calls,
+                Place("sqs", "eu-west-1", "http://sqs.model"),
+                lambda queue: queue,
+                wait_seconds=WAIT_SECONDS,
+                visibility_seconds=VISIBILITY_SECONDS,
+                waiting=lambda queue: 0,
+            ),
+            lambda queues: [wake(queues) for wake in wakes] and None,
+            visibility_seconds=VISIBILITY_SECONDS,
+            idle_seconds=IDLE_SECONDS,
+            wait_seconds=WAIT_SECONDS,
+            receipts=self.book,
+            clock=moments.clock,
+            chance=chance.random,
+        )
+        app = App("model")
+        self._add_job(app)
+        self.broker = ModelBroker(
+            self.receiver,
+            lambda letter: self._buried(self, letter),
+            lambda position: self._lost(self, position),
+        )
+        self.pipeline = Pipeline(
+            app,
+            self.broker,
+            GreenletExecutor(),
+            policy=Policy(attempts=3, backoff_seconds=1.0, backoff_max_seconds=30.0),
+            fetch=1000,
+            turn_seconds=0.1,
+            clock=moments.clock,
+            chance=chance.random,
+            lanes=CONCURRENCY,
+        )
+        self.dispatcher = Dispatcher(
+            self.pipeline,
+            concurrency=CONCURRENCY,
+            spawn=self.run,
+            breathe=moments.sleep,
+            schedule=self._news.set,
+            clock=moments.clock,
+        )
+        self.pipeline.lent = self.dispatcher.lent
+        wakes.append(self.dispatcher.wake)
+
+    def _add_job(self, app: App) -> None:
+        if self._batch is None:
+
+            @app.job(order=self._order)
+            def job(message: Message, context: Any) -> None:
+                self._job(self, [message])
+
+        else:
+
+            @app.job(order="queue" if self._order == "key" else self._order, batch=self._batch)
+            def jobs(messages: Sequence[Message], context: Any) -> None:
+                self._job(self, messages)
+
+    def run(self, call: Callable[..., object], *args: object) -> Any:
+        """Run something in this process."""
+        return self._moments.spawn_in(self.life, call, *args)
+
+    def _begin(self) -> None:
+        for duty in (self._tick, self._checkpoint, self._renew):
+            self.run(duty)
+        with contextlib.suppress(UnreachableError):
+            self.broker.give_back(self._left)
+
+    def _tick(self) -> None:
+        while True:
+            pause = self.dispatcher.due() - self._moments.now
+            self._news.wait(None if pause == float("inf") else max(0.001, pause))
+            self._news.clear()
+            self.dispatcher.tick()
+
+    def _checkpoint(self) -> None:
+        while True:
+            self._moments.sleep(CHECKPOINT_SECONDS)
+            self.dispatcher.note_progress()
+            dirty, self._dirty = self._dirty, {}
+            for claim in dirty:
+                self._recorded(self, claim, False)
+
+    def _renew(self) -> None:
+        while self.in_session:
+            self.lease.heard(self._moments.now)
+            self._moments.sleep(1.0)
+
+    # --- what the coordinator says ------------------------------------------------------
+
+    def claim(self, claim: Claim) -> None:
+        self.claims[claim.queue] = claim
+        self.run(self.dispatcher.claimed, self, claim)
+
+    def release(self, claim: Claim) -> None:
+        claim.open = False
+        self.run(self.dispatcher.releasing, self, claim)
+
+    def lose(self) -> None:
+        """Take note that the session is gone."""
+        self.lost = True
+        self.lease.end()
+        claims, self.claims = list(self.claims.values()), {}
+        for claim in claims:
+            claim.open = False
+            self.dispatcher.lost(claim)
+
+    def stop(self) -> None:
+        """End in good order what the broker has begun."""
+        self.run(self._stop)
+
+    def _stop(self) -> None:
+        while self.dispatcher.runners:
+            self._moments.sleep(0.5)
+        self.receiver.close()
+        self.stopped = True
+
+    # --- what the engine says, as to `qdo.worker.slot.Registration` ----------------------
+
+    def progress(self, claim: Claim) -> None:
+        self._dirty[claim] = None
+
+    def record(self, claim: Claim) -> bool:
+        self._recorded(self, claim, False)
+        return True
+
+    def finished(self, claim: Claim) -> None:
+        self._dirty.pop(claim, None)
+        self._recorded(self, claim, True)
+        self.claims.pop(claim.queue, None)

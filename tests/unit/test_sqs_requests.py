@@ -1,0 +1,106 @@
+"""Requests to SQS about messages that are held: what is asked, and what answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from qdo.brokers.aws_address import Place
+from qdo.brokers.sqs_holding import Held, Holding
+from qdo.brokers.sqs_messages import Received
+from qdo.brokers.sqs_requests import Requests
+
+ENDPOINT = "http://127.0.0.1:1"
+Say = Callable[[str, Mapping[str, Any]], dict[str, Any]]
+
+
+class FakeCalls:
+    """Keeps what is asked; answers as the test says."""
+
+    def __init__(self) -> None:
+        self.asked: list[Mapping[str, Any]] = []
+        self.say: Say = lambda action, value: {}
+
+    def call(self, action: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked.append(value)
+        return self.say(action, value)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def calls() -> FakeCalls:
+    return FakeCalls()
+
+
+def made(calls: FakeCalls, polls: int = 10) -> Requests:
+    place = Place("sqs", "eu-west-1", ENDPOINT)
+    return Requests(
+        calls,
+        calls,
+        place,
+        lambda queue: queue,
+        wait_seconds=20,
+        visibility_seconds=60,
+        waiting=lambda queue: 0,
+        polls=polls,
+    )
+
+
+def held(*numbers: int) -> list[Held]:
+    """Return messages as they are held."""
+    holding = Holding(0, (), 60.0, lambda: 0.0)
+    holding.take(
+        [Received(1, n, n, b"1", "g", None, f"r{n}", "g", 1, None) for n in numbers], 0.0
+    )
+    return holding.undone()
+
+
+def test_a_receive_of_a_fifo_queue_has_its_id(calls: FakeCalls) -> None:
+    """The one that its owner says; a standard queue has none."""
+    requests = made(calls)
+    requests.receive("q.fifo", "id")
+    requests.receive("q", "id")
+    ids = [value.get("ReceiveRequestAttemptId") for value in calls.asked]
+    assert ids == ["id", None]
+
+
+def test_a_poll_that_is_not_wanted_any_more_is_not_made(
+    calls: FakeCalls,
+) -> None:
+    """It waited for others to end, and its claim has ended meanwhile: nothing must come."""
+    requests = made(calls, polls=1)
+    go_on, wanted = Event(), [True]
+
+    def wait(action: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        go_on.wait()
+        return {}
+
+    calls.say = wait
+    first = gevent.spawn(requests.receive, "a.fifo", "1")
+    second = gevent.spawn(requests.receive, "b.fifo", "2", lambda: wanted[0])
+    gevent.sleep(0)
+    wanted[0] = False
+    go_on.set()
+    gevent.joinall([first, second], timeout=10, raise_error=True)
+    assert [value["QueueUrl"] for value in calls.asked] == ["a.fifo"]
+    assert second.value == []
+
+
+def test_what_an_answer_does_not_name_is_not_done(calls: FakeCalls) -> None:
+    """Something between here and SQS answers as it likes: such a delete is tried again."""
+    batch = held(1, 2, 3)
+    calls.say = lambda action, value: {}
+    answer = made(calls).delete("q.fifo", batch)
+    assert (answer.done, answer.refused, answer.failed) == ([], [], batch)
+    calls.say = lambda action, value: {
+        "Successful": [{"Id": "0"}],
+        "Failed": [{"Id": "1", "SenderFault": True, "Code": "ReceiptHandleIsInvalid"}],
+    }
+    answer = made(calls).delete("q.fifo", batch)
+    assert (answer.done, answer.refused, answer.failed) == ([batch[0]], [batch[1]], [batch[2]])
