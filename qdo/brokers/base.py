@@ -133,6 +133,10 @@ class Backlog:
     """Age of what is read next, where the broker says it, 0 at the tip."""
 
 
+OPEN_POLL = "poll "
+"""Begins what is kept beside receipts for a request for messages that is open: its id follows."""
+
+
 class ReceiptBook(Protocol):
     """Where receipts of held messages are kept; see `qdo.worker.receipts`."""
 
@@ -303,8 +307,8 @@ class Broker(abc.ABC):
     def give_back(self, held: Sequence[tuple[str, str]]) -> None:  # noqa: B027 - as above
         """Let messages be received again that a dead process held.
 
-        :param held: queue and receipt of each. One that is not held any more is passed over; an
-            empty one says that the process was asking for messages of the queue.
+        :param held: queue and receipt of each. One that is not held any more is passed over; one
+            that begins with `OPEN_POLL` says that the process was asking for messages.
         :raises: as `queues`.
         """
 

@@ -20,7 +20,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from qdo.brokers.base import ReceiptBook, Row
+from qdo.brokers.base import OPEN_POLL, ReceiptBook, Row
 from qdo.brokers.sqs_messages import Pointer, Received
 from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
 
@@ -177,12 +177,16 @@ class Holding:
             self._receipts.drop(held.kept)
             held.kept = self._receipts.keep(self._queue, held.receipt)
 
-    def polling(self, begins: bool) -> None:
-        """Take note that a poll begins, or is answered: what is given back while it is open goes
-        to it, be the process that made it alive or dead."""
+    def polling(self, attempt: str | None) -> None:
+        """Take note that a poll begins, or that its answer is taken in (None).
+
+        What is given back while it is open goes to it, be the process that made it alive or dead;
+        and by its id what it brought can be had by others.
+        """
         if self._receipts is not None:
             self._receipts.drop(self._poll)
-            self._poll = self._receipts.keep(self._queue, "") if begins else 0
+            entry = None if attempt is None else OPEN_POLL + attempt
+            self._poll = 0 if entry is None else self._receipts.keep(self._queue, entry)
 
     def _hide(self, held: Held, until: float) -> None:
         held.until = until

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import gevent
 from gevent.event import Event
 
-from qdo.brokers.base import ReceiptBook
+from qdo.brokers.aws_address import FIFO
+from qdo.brokers.base import OPEN_POLL, ReceiptBook
 from qdo.brokers.sqs_holding import Holding
 from qdo.brokers.sqs_requests import Requests
 from qdo.brokers.sqs_subscription import SqsSubscription
@@ -86,29 +88,46 @@ class SqsReceiver:
     def give_back(self, held: Sequence[tuple[str, str]]) -> None:
         """Have messages visible again that a dead process held; takes up to `wait_seconds`.
 
-        A long poll of the dead process may still be open at SQS: what becomes visible meanwhile
-        goes to it, and is hidden for another visibility time-out.
+        A long poll of the dead process may still be open at SQS, and what becomes visible
+        meanwhile may go to it, to be hidden for another visibility time-out. Of a FIFO queue what
+        a poll brought can be had by its id; so all is given back at once, and what went to the
+        poll once more when that is over. Of a standard queue it is given back only then.
 
-        :param held: also queues with an empty receipt, where a poll was open.
+        :param held: with `OPEN_POLL` and its ReceiveRequestAttemptId where a poll was open.
         :raises QdoError: some could not be given back; the others were.
         """
-        fault: QdoError | None = None
         queues: dict[str, list[str]] = {}
+        polled: dict[str, str] = {}
         for queue, receipt in held:
-            queues.setdefault(queue, []).append(receipt)
-        polled = {queue for queue, receipts in queues.items() if "" in receipts}
-        for queue in sorted(queues, key=polled.__contains__):
-            if queue in polled and self._wait_seconds:
-                # Once is enough for all of them: they were open when the process died.
-                gevent.sleep(self._wait_seconds)
-                polled.clear()
-            receipts = [receipt for receipt in queues[queue] if receipt]
-            try:
-                self._requests.release_receipts(queue, receipts)
-            except QdoError as error:
-                fault = error
-        if fault is not None:
-            raise fault
+            receipts = queues.setdefault(queue, [])
+            if receipt.startswith(OPEN_POLL):
+                polled[queue] = receipt.removeprefix(OPEN_POLL)
+            else:
+                receipts.append(receipt)
+        faults: list[QdoError] = []
+        for queue, receipts in queues.items():
+            if queue not in polled or queue.endswith(FIFO):
+                self._try(faults, queue, partial(list, receipts))
+        if polled:
+            gevent.sleep(self._wait_seconds)
+        for queue, attempt in polled.items():
+            self._try(faults, queue, partial(self._left, queue, attempt, queues[queue]))
+        if faults:
+            raise faults[0]
+
+    def _left(self, queue: str, attempt: str, receipts: list[str]) -> list[str]:
+        """Return what is to be given back of a queue once the poll of a dead process is over."""
+        if queue.endswith(FIFO):
+            return self._requests.receive_lost(queue, attempt)
+        return receipts
+
+    def _try(
+        self, faults: list[QdoError], queue: str, receipts: Callable[[], list[str]]
+    ) -> None:
+        try:
+            self._requests.release_receipts(queue, receipts())
+        except QdoError as error:
+            faults.append(error)
 
     def _closed(self, subscription: SqsSubscription) -> None:
         self._open.pop(subscription, None)

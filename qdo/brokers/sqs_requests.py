@@ -164,6 +164,25 @@ class Requests:
                 count,
             )
 
+    def receive_lost(self, queue: str, attempt: str) -> list[str]:
+        """Return the receipts of what a receive of a FIFO queue brought whose answer was lost.
+
+        Where it brought nothing SQS takes this for a new one: then they are of other messages.
+
+        :raises QdoError: as `receive`.
+        """
+        options: dict[str, Any] = {
+            "QueueUrl": self._url_of(queue),
+            "MaxNumberOfMessages": BATCH,
+            "WaitTimeSeconds": 0,
+            "VisibilityTimeout": self._visibility_seconds,
+            "ReceiveRequestAttemptId": attempt,
+        }
+        self.counts["ReceiveMessage"] += 1
+        with translated(self._place, "queue", _name(options["QueueUrl"])):
+            answer = self._calls.call("ReceiveMessage", options)
+        return [str(raw["ReceiptHandle"]) for raw in answer.get("Messages", ())]
+
     # --- what follows -------------------------------------------------------------------
 
     def delete(self, queue: str, batch: Sequence[Held]) -> Answer:

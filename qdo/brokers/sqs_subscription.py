@@ -199,6 +199,7 @@ class SqsSubscription(Subscription):
             timer, self._extend_timer = self._extend_timer, None
             if timer is not None:
                 timer.kill(block=False)
+            self._holding.polling(None)
             self._on_closed(self)
 
     # --- asking -------------------------------------------------------------------------
@@ -216,25 +217,22 @@ class SqsSubscription(Subscription):
     def _poll(self) -> None:
         asked_at = self._clock()
         try:
-            messages = self._received(asked_at)
+            attempt = self._attempts.next(asked_at)
+            self._holding.polling(attempt)
+            messages = self._requests.receive(
+                self.queue, attempt, lambda: not self._closed
+            )
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
             self._asking = False
             if not isinstance(error, UnreachableError):
                 self._attempts.answered()
+                self._holding.polling(None)
             self._failed(error)
         else:
             self._asking = False
             self._attempts.answered()
             self._answered(messages, asked_at)
         self._look_closed()
-
-    def _received(self, asked_at: float) -> list[Received]:
-        self._holding.polling(True)
-        try:
-            attempt = self._attempts.next(asked_at)
-            return self._requests.receive(self.queue, attempt, lambda: not self._closed)
-        finally:
-            self._holding.polling(False)
 
     def _failed(self, error: Exception) -> None:
         if self._closed:
@@ -250,6 +248,7 @@ class SqsSubscription(Subscription):
         self._failures = 0
         self._error = None
         taken = self._holding.take(messages, asked_at)
+        self._holding.polling(None)
         if taken.again:
             _log.info(
                 "queue %s: %d messages that are done were received again and are deleted",

@@ -45,7 +45,7 @@ from gevent.event import Event
 import qdo
 from qdo.app import App
 from qdo.brokers import open_broker
-from qdo.brokers.base import Broker
+from qdo.brokers.base import OPEN_POLL, Broker
 from qdo.coordination.lease import clock
 from qdo.describe import describe
 from qdo.filters import QueueFilter
@@ -95,8 +95,8 @@ class Worker:
         made around the job that the settings name.
     :param hands: where to keep word of the messages in hand for whoever survives this process.
     :param receipts: the same for what the broker lets it hold.
-    :param left: queue and receipt of what dead processes held, to be given back; an empty receipt
-        where one was asking for messages.
+    :param left: queue and receipt of what dead processes held, to be given back; see
+        `Broker.give_back`.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class Worker:
 
     def _give_back(self) -> None:
         """Have messages received again that a dead process held, without waiting for them."""
-        count = sum(1 for _, receipt in self._left if receipt)
+        count = sum(not receipt.startswith(OPEN_POLL) for _, receipt in self._left)
         try:
             self._broker.give_back(self._left)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise

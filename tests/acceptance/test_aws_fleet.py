@@ -138,7 +138,7 @@ def test_queues_of_sqs(
     tmp_path: Path,
 ) -> None:
     """One queue for each key. Nothing is left in the queues, and requests are few."""
-    options = f"endpoint={sqs_url}&create={kind}&visibility_seconds=15&wait_seconds=1"
+    options = f"endpoint={sqs_url}&create={kind}&visibility_seconds=8&wait_seconds=1"
     fleet = Fleet(
         tmp_path,
         f"sqs://us-east-1/{aws_prefix}?{options}",

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from qdo.brokers import open_broker, sqs_queues
-from qdo.brokers.base import Backlog, DeadLetterRecord, Outgoing, Terms
+from qdo.brokers.base import OPEN_POLL, Backlog, DeadLetterRecord, Outgoing, Terms
 from qdo.brokers.sqs import SqsBroker
 from qdo.brokers.sqs_messages import Pointer, received
 from qdo.brokers.sqs_positions import make_position
@@ -495,3 +495,40 @@ def test_a_forked_child_has_connections_of_its_own(
     assert (ended.code, ended.err) == (0, "")
     bodies = sorted(row.body for row in received_all(broker, "a"))
     assert bodies == [b'"before"', b'"child"', b'"parent"']
+
+
+# --- what a dead process held -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("endpoint", ["stub"], indirect=True)
+def test_what_a_lost_answer_brought_is_given_back(
+    connect: Callable[..., SqsBroker], endpoint: str, aws_prefix: str
+) -> None:
+    """By the id of the poll: nobody has the receipts, and the message group is locked."""
+    broker = connect(create="fifo")
+    broker.send_many([Outgoing("q.fifo", b"1", "k", None), Outgoing("q.fifo", b"2", "k", None)])
+    sqs = client("sqs", endpoint, region=REGION)
+    url = sqs.get_queue_url(QueueName=f"{aws_prefix}q.fifo")["QueueUrl"]
+    terms = {"QueueUrl": url, "MaxNumberOfMessages": 10}
+    lost = sqs.receive_message(**terms, ReceiveRequestAttemptId="the dead", VisibilityTimeout=600)
+    assert len(lost["Messages"]) == 2
+    assert "Messages" not in sqs.receive_message(**terms)
+    broker.give_back([("q.fifo", OPEN_POLL + "the dead")])
+    found = sqs.receive_message(**terms)["Messages"]
+    assert [each["Body"] for each in found] == ["1", "2"]
+    sqs.close()
+
+
+@pytest.mark.parametrize("endpoint", ["stub"], indirect=True)
+def test_a_poll_that_brought_nothing_takes_nothing(
+    connect: Callable[..., SqsBroker], endpoint: str, aws_prefix: str
+) -> None:
+    """Asked for by its id SQS makes a new receive of it: that is given back as well."""
+    broker = connect(create="fifo")
+    broker.send(Outgoing("q.fifo", b"1", "k", None))
+    broker.give_back([("q.fifo", OPEN_POLL + "never heard of")])
+    sqs = client("sqs", endpoint, region=REGION)
+    url = sqs.get_queue_url(QueueName=f"{aws_prefix}q.fifo")["QueueUrl"]
+    (found,) = sqs.receive_message(QueueUrl=url)["Messages"]
+    assert found["Body"] == "1"
+    sqs.close()

@@ -27,7 +27,8 @@ from qdo.brokers.aws import make_calls
 from qdo.brokers.aws_address import Place
 from qdo.brokers.aws_errors import code_of, is_passing
 from qdo.brokers.aws_wire import Calls, ClientCalls, WireCalls
-from qdo.brokers.sqs_requests import METHODS, TARGET
+from qdo.brokers.sqs_messages import TARGET
+from qdo.brokers.sqs_requests import METHODS
 
 REGION = "us-east-1"
 SECRET = "testing"

@@ -107,14 +107,17 @@ class Released:
         self.calls.append((queue, receipts))
         self.times.append(time.monotonic())
 
+    def receive_lost(self, queue: str, attempt: str) -> list[str]:
+        return [f"{attempt} of {queue}"]
+
 
 def test_what_a_dead_process_held_is_given_back_when_its_polls_are_over(memory: int) -> None:
     """Until then SQS would give it to them, and so to nobody; queues without a poll come first."""
     holding = Holding(0, (), 60.0, lambda: 0.0, "polled", Receipts(memory))
-    holding.polling(True)
-    holding.polling(False)
+    holding.polling("id")
+    holding.polling(None)
     assert read(memory) == []
-    holding.polling(True)
+    holding.polling("id")
     released = Released()
     receiver = SqsReceiver(
         released,  # type: ignore[arg-type]
@@ -129,3 +132,20 @@ def test_what_a_dead_process_held_is_given_back_when_its_polls_are_over(memory: 
         receiver.give_back(held)
     assert released.calls == [("other", ["two"]), ("polled", ["one", "three"])]
     assert released.times[0] - began < 0.2 <= released.times[1] - began
+
+
+def test_what_went_to_the_poll_of_a_dead_process_is_given_back_by_its_id(memory: int) -> None:
+    """In a FIFO queue: at once what is known, and what the poll took when that is over."""
+    holding = Holding(0, (), 60.0, lambda: 0.0, "q.fifo", Receipts(memory))
+    holding.polling("id")
+    released = Released()
+    receiver = SqsReceiver(
+        released,  # type: ignore[arg-type]
+        lambda queues: None,
+        visibility_seconds=60,
+        idle_seconds=0,
+        wait_seconds=0.2,
+    )
+    receiver.give_back([("q.fifo", "one"), *read(memory)])
+    assert released.calls == [("q.fifo", ["one"]), ("q.fifo", ["id of q.fifo"])]
+    assert released.times[1] - released.times[0] >= 0.2
