@@ -88,7 +88,8 @@ class Fetcher:
         start = self._clock()
         ahead, slot.ahead = slot.ahead, None
         batch = slot.reader.fetch(slot.limit) if ahead is None else ahead.get()
-        slot.troubles = 0
+        if source is None or batch:  # a source without rows has not been asked yet, maybe
+            slot.troubles = 0
         took = self._clock() - start if ahead is None else ahead.took_seconds
         slow = took >= AHEAD_WORTH_SECONDS and source is None  # a source fetches ahead itself
         if batch and slow and slot.claim is claim and claim.open:
