@@ -81,6 +81,12 @@ class MessageTooLargeError(UsageError):
     {limit}; store it elsewhere and send a reference"""
 
 
+class SqsTooLargeError(MessageTooLargeError):
+    """the body for queue {queue!r} has {size} bytes, the limit of this broker is {limit}, max_body
+    of its address; raise that, up to {most}, or add bucket=NAME, which keeps larger bodies in
+    S3"""
+
+
 class CredentialsError(UsageError):
     """the credentials for {service} in region {region} cannot be used: {reason}; give them where
     boto3 looks for them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role of

@@ -22,6 +22,37 @@ def positions_of(url: str) -> Positions:
     return TIMES
 
 
+def closing_seconds(url: str) -> float:
+    """Return how long the broker at `url` may take to close, without opening it.
+
+    With SQS for as long as a long poll that is open. 0 for an address that will not do: whoever
+    opens it says so.
+    """
+    if url.partition(":")[0] != "sqs":
+        return 0.0
+    from qdo.brokers.aws_address import sqs_address
+
+    try:
+        return float(sqs_address(url).wait_seconds)
+    except SettingsError:
+        return 0.0
+
+
+def keeps_dead_letters(url: str) -> bool:
+    """Return whether the broker at `url` has a place for dead letters, without opening it.
+
+    True for an address that will not do: whoever opens it says so.
+    """
+    if url.partition(":")[0] != "kinesis":
+        return True
+    from qdo.brokers.aws_address import kinesis_address
+
+    try:
+        return kinesis_address(url).dead_letters is not None
+    except SettingsError:
+        return True
+
+
 def open_broker(url: str, app: str) -> Broker:
     """Open the broker at `url` for one app, making what is missing.
 

@@ -101,7 +101,8 @@ class WireCalls:
         self._target = target
         self._connect_seconds = connect_seconds
         self._read_seconds = read_seconds
-        self._idle: deque[http.client.HTTPConnection] = deque(maxlen=connections)
+        self._idle: deque[http.client.HTTPConnection] = deque()
+        self._connections = connections
         self._tls = None
         if parts.scheme == "https":
             self._tls = _trusting(certificates or get_cert_path(True))
@@ -142,7 +143,7 @@ class WireCalls:
             except BaseException:
                 connection.close()  # an answer may still come: nobody else must get it
                 raise
-            if response.will_close:
+            if response.will_close or len(self._idle) >= self._connections:
                 connection.close()
             else:
                 self._idle.append(connection)

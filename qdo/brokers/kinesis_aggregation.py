@@ -16,8 +16,15 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
+from qdo.errors import SettingsError
+
+try:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf.message import DecodeError
+except ImportError as error:
+    raise SettingsError(
+        name="broker", reason="kinesis:// needs protobuf: pip install 'qdo[aws]'"
+    ) from error
 
 _MAGIC = b"\xf3\x89\x9a\xc2"
 _DIGEST_BYTES = 16

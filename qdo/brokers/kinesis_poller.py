@@ -157,11 +157,12 @@ class ShardPoll:
         self._beginning: Seek | None = None
         self._sought: int | None = None
         self._given_up = 0
-        self._limit = FIRST_RECORDS
+        self._limit = self._asked = FIRST_RECORDS
         self._refusals = 0
         self.doubts = 0
         self._ended = is_end(after)
         self.not_before = 0.0
+        self._paused_seconds = 0.0
         self.at_tip = False
         self.tip_at: float | None = None
         self.throttled = 0
@@ -172,15 +173,17 @@ class ShardPoll:
         """Whether the shard was read to its end."""
         return self._ended
 
-    def next(self, now: float) -> Seek | Read | None:
-        """Return what to ask, `not_before` its time.
+    def next(self, now: float, most: int = MOST_RECORDS) -> Seek | Read | None:
+        """Return what to ask, when `due_in` says so.
 
         :param now: Unix time.
+        :param most: records that are wanted.
         """
         if self._ended:
             return None
         if self._iterator is not None:
-            return Read(self._iterator, self._limit)
+            self._asked = min(self._limit, most)
+            return Read(self._iterator, self._asked)
         sequence = sequence_of(self.after)
         if sequence and self.after == self._given_up:
             return Seek("TRIM_HORIZON")
@@ -212,8 +215,8 @@ class ShardPoll:
         self._refusals = self.doubts = 0
         self._behind = answer.behind_seconds, now
         self._ended = answer.next_iterator is None
-        self.not_before = now + max(self._pause_seconds, answer.size / READ_BYTES_PER_SECOND)
-        self.at_tip = answer.behind_seconds <= 0 and answer.records < self._limit
+        self._pause(now, max(self._pause_seconds, answer.size / READ_BYTES_PER_SECOND))
+        self.at_tip = answer.behind_seconds <= 0 and answer.records < self._asked
         if self.at_tip:
             self.tip_at = now
         if answer.records:
@@ -271,9 +274,20 @@ class ShardPoll:
         self._refusals += 1
         # From the half on: a pause that may be nothing is no pause. The rest spreads out those
         # who were refused together.
-        pause = most * (0.5 + 0.5 * self._dice())
-        self.not_before = now + pause
-        return pause
+        return self._pause(now, most * (0.5 + 0.5 * self._dice()))
+
+    def _pause(self, now: float, seconds: float) -> float:
+        self.not_before = now + seconds
+        self._paused_seconds = seconds
+        return seconds
+
+    def due_in(self, now: float) -> float:
+        """Return in how many seconds the next request may be made.
+
+        :param now: Unix time; when it was set back, nobody waits for the time to come again.
+        """
+        left = self.not_before - now
+        return left if 0 < left <= self._paused_seconds else 0.0
 
     @property
     def refusals(self) -> int:

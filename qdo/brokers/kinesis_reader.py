@@ -12,6 +12,8 @@ from qdo.brokers.kinesis_reading import Paces, ShardReading, seen
 
 FETCH_BYTES = 16 * 1024 * 1024
 """A fetch of large bodies ends there."""
+LOOK_RECORDS = 2
+"""The one at the position, and the next."""
 BACKLOG_REQUESTS = 4
 """Requests for one look at what waits: an iterator, and a few answers that may be empty."""
 
@@ -40,7 +42,7 @@ class PassingReader:
         """Return the next messages, at most `limit`, fewer at the tip and of large bodies."""
         size = 0
         while len(self._rows) < limit and size < FETCH_BYTES:
-            rows = self._more()
+            rows = self._more(limit - len(self._rows))
             if rows is None:
                 break
             self._rows += rows
@@ -61,16 +63,16 @@ class PassingReader:
             self._reading = self._begin(self._after)
         return self._reading
 
-    def _more(self) -> list[Taken] | None:
-        """Make the next request; return what came, None at the tip."""
+    def _more(self, count: int) -> list[Taken] | None:
+        """Ask for so many messages; return what came, None at the tip."""
         reading = self._begun()
         while not self._stopped.is_set():
             now = time.time()
-            request = reading.poll.next(now)
+            request = reading.poll.next(now, count + 1)  # the first may be one that is known
             if request is None:
                 return None
-            pause = reading.poll.not_before - now
-            if pause <= 0 and isinstance(request, Read):
+            pause = reading.poll.due_in(now)
+            if not pause and isinstance(request, Read):
                 pause = self._paces.wait(self._shard, now)
             if pause > 0:
                 self._stopped.wait(pause)
@@ -87,9 +89,10 @@ class PassingReader:
         reading = self._begun()
         rows: list[Taken] = []
         for _ in range(BACKLOG_REQUESTS):
-            request = reading.poll.next(time.time())
+            # What onlookers take of a shard its owner cannot have.
+            request = reading.poll.next(time.time(), LOOK_RECORDS)
             if request is None or rows or reading.poll.at_tip or self._stopped.is_set():
                 break
-            self._stopped.wait(max(0.0, reading.poll.not_before - time.time()))
+            self._stopped.wait(reading.poll.due_in(time.time()))
             rows = reading.step(request, time.time())
         return seen(rows[0][0] if rows else None, reading.poll, time.time())

@@ -57,7 +57,7 @@ class Paces:
         """Return how many seconds a read must wait; 0: it may be made, which is counted."""
         with self._lock:
             left = self._next.get(shard, 0.0) - now
-            if left > 0:
+            if 0 < left <= self.pause_seconds:  # else the clock was set back
                 return left
             self._next[shard] = now + self.pause_seconds
         return 0.0

@@ -175,8 +175,8 @@ class KinesisSubscription(Subscription):
     def _ask(self, hand: Hand, reading: ShardReading) -> float | None:
         poll = reading.poll
         now = self._clock()
-        if poll.not_before > now:
-            return poll.not_before - now
+        if pause := poll.due_in(now):
+            return pause
         request = poll.next(now)
         if request is None:
             return self._take(hand, poll, [])
@@ -198,7 +198,7 @@ class KinesisSubscription(Subscription):
             news = bool(rows) or poll.ended or self._note_tip(poll)
         if news:
             self._wake()
-        return max(0.0, poll.not_before - self._clock()) if wanted else None
+        return poll.due_in(self._clock()) if wanted else None
 
     def _note_tip(self, poll: ShardPoll) -> bool:
         """Say now and then that the tip was reached; call it with the lock held.

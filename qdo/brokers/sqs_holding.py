@@ -293,18 +293,16 @@ class Holding:
 
     def extend_at(self) -> float:
         """Return the clock time at which messages should be hidden for longer, `inf` for never."""
-        undone = (self._held[position].extend_at for position in self._order)
-        return min(undone, default=float("inf"))
+        return min((held.extend_at for held in self._held.values()), default=float("inf"))
 
     def to_extend(self, now: float) -> tuple[list[Held], list[Held]]:
         """Return what should be hidden for longer now, and what is not hidden any more.
 
-        A little before its time is soon enough to go with others in one request. What is done is
-        left alone: it is being deleted, and recognised if it comes again.
+        A little before its time is soon enough to go with others in one request.
         """
         soon = now + 0.1 * self._visibility
         due, over = [], []
-        for held in self.undone():
+        for held in self._held.values():
             if held.until <= now:
                 over.append(held)
             elif held.extend_at <= soon:

@@ -246,8 +246,11 @@ class Requests:
             for at, held in enumerate(batch)
             if at not in named and not _is_refused(faults.get(at))
         ]
-        for fault in faults.values():
-            _log.warning(
+        for at, fault in faults.items():
+            # A done message whose delete is under way may be gone before it is extended.
+            expected = batch[at].done and action != "DeleteMessageBatch"
+            _log.log(
+                logging.DEBUG if expected else logging.WARNING,
                 "queue %s: %s of a message is refused: %s %s",
                 queue,
                 action,

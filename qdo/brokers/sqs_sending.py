@@ -38,6 +38,7 @@ from qdo.errors import (
     MessageTooLargeError,
     PartlySentError,
     QdoError,
+    SqsTooLargeError,
     ThrottledError,
     UnreachableError,
     UnsupportedError,
@@ -167,9 +168,17 @@ class SqsSender:
         self._queues.full_name(message.queue)
         limit = self._address.max_body if self._objects is None else MAX_S3_BODY
         if len(message.body) > limit:
-            raise MessageTooLargeError(queue=message.queue, size=len(message.body), limit=limit)
+            raise self._too_large(message, limit)
         if message.terms is not None:
             _check_terms(message.queue, message.terms)
+
+    def _too_large(self, message: Outgoing, limit: int) -> MessageTooLargeError:
+        size = len(message.body)
+        if self._objects is None:
+            return SqsTooLargeError(
+                queue=message.queue, size=size, limit=limit, most=MAX_SQS_MESSAGE
+            )
+        return MessageTooLargeError(queue=message.queue, size=size, limit=limit)
 
     def _ready(self, index: int, message: Outgoing) -> _Ready:
         terms = message.terms

@@ -32,6 +32,7 @@ from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Received
 from qdo.brokers.sqs_pauses import TROUBLE, rest_seconds
 from qdo.brokers.sqs_reader import SqsReader
+from qdo.brokers.sqs_releases import Releases
 from qdo.brokers.sqs_requests import BATCH, Requests
 from qdo.errors import UnreachableError
 from qdo.message import time_of_position
@@ -43,8 +44,6 @@ UNWANTED_SECONDS = 1.0
 """How often it is looked whether the queue may be polled again."""
 EXTENSION_TROUBLE = Policy(backoff_seconds=0.2, backoff_max_seconds=2.0)
 """Pauses after extensions that failed: short ones, for time is running out."""
-RELEASES = 4
-"""How often it is tried to give messages back; they are seen again after a while anyway."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +88,7 @@ class SqsSubscription(Subscription):
         self._rest: Any = None
         self._attempts = Attempts()
         self._deletes = Deletes(queue, requests, holding, self._begin, clock, chance)
+        self._give_back = Releases(queue, requests, holding, self._begin, chance).give_back
         self._extend_timer: Any = None
         self._extending = False
         self._extend_failures = 0
@@ -160,26 +160,6 @@ class SqsSubscription(Subscription):
         # The next owner need not wait for what is not done, nor that for deletes that fail.
         self._begin(self._deletes.flush)
         self._give_back(self._holding.undone())
-
-    def _give_back(self, held: Sequence[Held]) -> None:
-        """Let SQS show messages again, to whoever asks; returns at once.
-
-        Of a message group none is given out while another one is hidden, so that the order in
-        which they become visible is of no consequence.
-        """
-        for each in held:
-            self._holding.given_back(each)
-        for start in range(0, len(held), BATCH):
-            batch = held[start : start + BATCH]
-            self._begin(lambda batch=batch: self._release(batch))  # type: ignore[misc]
-
-    def _release(self, batch: Sequence[Held]) -> None:
-        """Give messages back, also when SQS is in trouble for a moment: they wait otherwise."""
-        for failures in range(1, RELEASES + 1):
-            batch = self._requests.release(self.queue, batch).failed
-            if not batch:
-                return
-            gevent.sleep(backoff(failures, TROUBLE, self._chance()))
 
     def _begin(self, task: Callable[[], None]) -> None:
         """Run something beside everything else, and take note when it was the last."""
@@ -349,7 +329,7 @@ class SqsSubscription(Subscription):
         in_hand = self.in_hand()
         undone = self._holding.undone()
         self._give_back([held for held in undone if held.position not in in_hand])
-        return [held for held in due if held.position in in_hand]
+        return [held for held in due if held.done or held.position in in_hand]
 
     def _lose(self, lost: Sequence[Held]) -> None:
         """Take note that messages may be somebody else's by now: their jobs must not go on."""

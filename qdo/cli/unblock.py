@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from qdo.brokers import positions_of
+from qdo.brokers import keeps_dead_letters, positions_of
 from qdo.cli.output import emit
 from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
 from qdo.coordination.layout import MAX_LAST
-from qdo.errors import NotFoundError, UsageError
+from qdo.errors import NotFoundError, UnsupportedError, UsageError
 from qdo.message import format_position
 from qdo.ops.unblock import Verdict, unblock
 from qdo.settings import Settings
@@ -32,6 +32,14 @@ def unblock_queue(
     """
     require_app(settings)
     verdict = _verdict(retry, skip, dead_letter)
+    if verdict == "dead-letter" and not keeps_dead_letters(settings.broker):
+        # Its owner could not carry it out, and a decision cannot be taken back.
+        raise UnsupportedError(
+            broker="Kinesis",
+            what="keep dead letters",
+            remedy="add dead_letters=s3://BUCKET/PREFIX to the broker's address, for workers, too, "
+            "or decide on --retry or --skip",
+        )
     with reached(settings, broker=False) as reach:
         if reach.client is None:
             raise NotFoundError(what="queue", name=queue)

@@ -149,8 +149,13 @@ def _told(node: QueueNode, broker: Broker) -> QueueNode:
 def _is_over(
     node: QueueNode, name: str, stored: Collection[str], broker: Broker | None
 ) -> bool:
-    """Return whether a queue is nobody's business any more, and only its node is left."""
-    return node.deleted and (name not in stored or _is_finished(node, broker))
+    """Return whether a queue is nobody's business any more, and only its node is left.
+
+    One that is finished is so before a leader, if there is any, has marked it as deleted.
+    """
+    return (node.deleted and name not in stored) or (
+        _is_finished(node, broker) and not node.owner
+    )
 
 
 def _is_finished(node: QueueNode | None, broker: Broker | None) -> bool:

@@ -258,6 +258,7 @@ class Lanes:
         # Reading is ahead of what is done: it has a slot and a claim of its own.
         self._source = Slot(slot.queue)
         self._source.subscription = slot.subscription
+        self._source.member = slot.member
         self._cursor = Claim(slot.queue, claim.fence, claim.done, claim.lease)
         self._lanes: dict[object, Lane] = {}
         self._ready: deque[Lane] = deque()

@@ -140,7 +140,7 @@ class Pipeline:
             chance,
         )
         self._hand_notes = self._hands.notes(broker.positions)
-        self._subscriptions = Subscriptions(broker)
+        self._subscriptions = Subscriptions(broker, clock)
         self._works: dict[Job, Work] = {}
         self._jobless: set[str] = set()
         self._suitability = Suitability(broker)

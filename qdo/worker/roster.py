@@ -135,7 +135,7 @@ class Roster:
     """The places of one parent.
 
     :ivar size: how many worker processes to keep.
-    :ivar drain_seconds: how long a worker may take to drain.
+    :ivar drain_seconds: how long a worker may take to drain and to close its broker.
     :ivar watching: a worker whose app may be why it cannot begin waits for `reload`.
     """
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from qdo.brokers.base import Broker, Subscription
-from qdo.coordination.lease import clock
 from qdo.coordination.slots import Claim
 from qdo.worker.slot import MessageExpired, Slot, State
 
@@ -19,9 +18,10 @@ class Subscriptions:
     :ivar needed: the broker must be asked for messages.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, clock: Callable[[], float]) -> None:
         self.needed = type(broker).subscribe is not Broker.subscribe
         self._broker = broker
+        self._clock = clock
 
     def begin(self, slot: Slot, claim: Claim, batch: int) -> None:
         """Begin to have the broker asked for the messages of a claim.
@@ -39,7 +39,7 @@ class Subscriptions:
         slot.subscription = source
         if source is not None:
             claim.look = look_at(claim, source)
-            source.may_start = lambda: _may_start(slot, claim)
+            source.may_start = lambda: _may_start(slot, claim, self._clock())
             source.in_hand = lambda: _all_in_hand(slot, batch)
 
     def end(self, slot: Slot) -> None:
@@ -78,9 +78,9 @@ def _expired(slot: Slot, position: int, batch: int) -> None:
             each.greenlet.kill(MessageExpired(), block=False)
 
 
-def _may_start(slot: Slot, claim: Claim) -> bool:
+def _may_start(slot: Slot, claim: Claim, now: float) -> bool:
     """Return whether messages of a claim may be started, now or once there is a place."""
-    in_force = slot.claim is claim and claim.open and clock() < claim.lease.until
+    in_force = slot.claim is claim and claim.open and now < claim.lease.until
     return in_force and slot.state is not State.HELD
 
 

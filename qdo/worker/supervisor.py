@@ -35,7 +35,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from qdo import log
-from qdo.brokers import positions_of
+from qdo.brokers import closing_seconds, positions_of
 from qdo.coordination.crashes import InHand
 from qdo.settings import Settings
 from qdo.worker.processes import CHILD_ARGV, Child, adopt_orphans, next_ended
@@ -60,8 +60,7 @@ def supervise(
 
     To be called on the main thread of a process that has no other children.
 
-    :param target: the app as ``MODULE:APP``, for the children to import; None: the job named
-        in the settings.
+    :param target: the app as ``MODULE:APP``; None: the job named in the settings.
     :param argv: the command of a child, and `child` its class: tests use others.
     :returns: the code of a child that could not even begin, else the worst of the last codes.
     """
@@ -91,7 +90,8 @@ class _Parent:
         self._target = target
         self._argv = argv
         self._kind = kind
-        self._roster = Roster(settings.processes, settings.drain_seconds, settings.reload)
+        ending = max(settings.drain_seconds, closing_seconds(settings.broker))
+        self._roster = Roster(settings.processes, ending, settings.reload)
         self._watch = FileWatch() if settings.reload else None
         self._look_at = 0.0
         self._children: dict[int, Child] = {}

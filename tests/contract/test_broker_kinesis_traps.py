@@ -101,6 +101,17 @@ def test_trap_1_other_consumers_slow_it_down_and_nothing_is_lost(
         owner.read_until(lambda: "Kinesis throttles" in caplog.text)
 
 
+def test_trap_1_onlookers_take_no_more_than_they_need(
+    kinesis: KinesisStub, broker: KinesisBroker, stream: str
+) -> None:
+    """What they read the owner cannot read in the same second."""
+    broker.send_many(outgoing(stream, range(500)))
+    after = broker.reader(SHARD, 0).fetch(3)[1][0]
+    assert broker.backlog(SHARD, 0).count == 1
+    assert broker.backlog(SHARD, after).count == 1
+    assert [count for _, count in kinesis.reads(stream, SHARD)] == [4, 2, 2]
+
+
 # --- 2: iterators expire ------------------------------------------------------------
 
 

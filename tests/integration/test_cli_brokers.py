@@ -149,11 +149,13 @@ def test_finished_queues_are_not_listed_and_waiting_ones_say_for_what(
     """A tombstone is nobody's business; what an operator marked as deleted stands still."""
     broker.descent = {
         "grandparent": (),
+        "uncle": (),
         "parent": ("grandparent",),
         "child": ("parent", "forgotten"),
         "marked": (),
     }
     put(coordinator, "grandparent", last=5, position="#999", deleted=True)
+    put(coordinator, "uncle", last=5, position="#999")  # no leader has marked it yet
     put(coordinator, "parent", owner=WORKER)
     put(coordinator, "marked", deleted=True)
     put(coordinator, "vanished", deleted=True)

@@ -1,186 +1,229 @@
-"""Operators of a Kinesis stream: what `qdo queues` and `qdo seek` do, beside real workers."""
+"""`qdo` on a Kinesis stream, and what it says when it cannot: one line, a documented exit code."""
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import json
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qdo.brokers.base import Outgoing
-from qdo.brokers.kinesis import KinesisBroker
+from tests.support.aws.clients import REGION
 from tests.support.aws.kinesis_stub import KinesisStub
-from tests.support.cli import QDO, Ended, command
+from tests.support.aws.proxy import Proxy, proxying
+from tests.support.cli import QDO, WORKER, Ended, command
 from tests.support.kinesis import kinesis_url, opened
-from tests.support.procs import Proc, wait_until, whole_lines
 
-APP = """
-import os
-import qdo
-from qdo.brokers.kinesis import KinesisBroker
-
-KinesisBroker.list_seconds = 0.5
-app = qdo.App("streams", session_timeout_seconds=4.0)
-out = os.open("out", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-@app.job()
-def job(message, context):
-    os.write(out, f"{message.queue} {message.body} {message.id}\\n".encode())
-"""
-WAIT_SECONDS = 40.0
+SHARD = "shardId-000000000000"
+OTHER = "shardId-000000000001"
+Run = Callable[..., Ended]
 
 
-class Stage:
-    """A stream, its workers, and an operator."""
-
-    def __init__(self, kinesis: KinesisStub, stream: str, folder: Path) -> None:
-        self.kinesis = kinesis
-        self.stream = stream
-        self.folder = folder
-        self.broker: KinesisBroker = opened(kinesis.url, stream)
-        (folder / "jobs.py").write_text(APP)
-        self._env = {
-            "QDO_APP": "streams",
-            "QDO_BROKER": kinesis_url(kinesis.url, stream),
-            "QDO_COORDINATOR": f"sqlite:{folder / 'coordination.db'}",
-        }
-        self._workers = contextlib.ExitStack()
-        self.sent = 0
-
-    def start(self) -> Proc:
-        argv = ("-m", "qdo.cli.worker", "jobs:app")
-        return self._workers.enter_context(Proc.python(*argv, env=self._env, cwd=self.folder))
-
-    def send(self, count: int, queue: str = "") -> None:
-        for _ in range(count):
-            self.broker.send_many([Outgoing(queue or self.stream, b"%d" % self.sent, "k")])
-            self.sent += 1
-
-    def seen(self) -> list[int]:
-        """Return the numbers of the messages that were run, in order."""
-        return [int(line.split()[1]) for line in whole_lines(self.folder / "out")]
-
-    def ids(self) -> list[str]:
-        return [line.split()[2] for line in whole_lines(self.folder / "out")]
-
-    def wait(self, count: int) -> None:
-        wait_until(lambda: len(self.seen()) >= count, f"{count} messages are run", WAIT_SECONDS)
-
-    def qdo(self, *words: str) -> Ended:
-        return command(*QDO, *words, cwd=self.folder, env=self._env)
-
-    def item(self, *words: str) -> dict[str, Any]:
-        """Return the only item that a command gives."""
-        ended = self.qdo(*words, "-o", "json")
-        assert ended.code == 0, ended.err
-        (found,) = json.loads(ended.out)["items"]
-        return dict(found)
-
-    def close(self) -> None:
-        self._workers.close()
-        self.broker.close()
+@pytest.fixture(scope="module")
+def shared_proxy(kinesis_process: KinesisStub) -> Iterator[Proxy]:
+    with proxying(kinesis_process.url) as proxy:
+        yield proxy
 
 
 @pytest.fixture
-def stage(kinesis: KinesisStub, aws_stream: str, tmp_path: Path) -> Iterator[Stage]:
-    kinesis.make(aws_stream, 1)
-    with contextlib.closing(Stage(kinesis, aws_stream, tmp_path)) as stage:
-        yield stage
+def proxy(shared_proxy: Proxy, kinesis: KinesisStub) -> Iterator[Proxy]:
+    """Spoils requests to the server."""
+    shared_proxy.clear()
+    yield shared_proxy
+    shared_proxy.clear()
 
 
-def test_a_live_shard_goes_where_the_operator_says(stage: Stage) -> None:
-    """Back to the beginning, to a record, to a time; forth to the end. Nothing is counted."""
-    (shard,) = stage.broker.queues()
-    stage.send(5)
-    stage.start()
-    stage.wait(5)
-    wait_until(lambda: stage.item("queues")["position"] is not None, "progress is recorded")
-    listed = stage.item("queues")
-    assert listed["backlog"] is None
-    assert 0 <= listed["behind_seconds"] < 5
-    assert stage.qdo("queues").out.splitlines()[0].split()[3:5] == ["BACKLOG", "AGE"]
-
-    planned = stage.item("seek", shard, "earliest")
-    assert (planned["executed"], planned["waiting_after"]) == (False, None)
-    assert planned["before_position"] == stage.ids()[-1]
-    assert planned["after"] == "earliest"
-    stage.item("seek", shard, "earliest", "--execute")
-    stage.wait(10)
-    assert stage.seen() == [0, 1, 2, 3, 4] * 2
-
-    third = stage.ids()[2]
-    done = stage.item("seek", shard, third, "--execute")
-    assert done["after_position"] == third
-    stage.wait(12)
-    assert stage.seen()[10:] == [3, 4]
-
-    moment = datetime.datetime.now(datetime.timezone.utc).isoformat()
-    stage.send(2)
-    stage.wait(14)
-    stage.item("seek", shard, moment, "--execute")
-    stage.wait(16)
-    assert stage.seen()[12:] == [5, 6, 5, 6]
+@pytest.fixture
+def stream(kinesis: KinesisStub, aws_stream: str) -> str:
+    """A stream of two shards."""
+    kinesis.make(aws_stream, 2)
+    return aws_stream
 
 
-def test_what_waits_is_passed_over_with_latest(stage: Stage) -> None:
-    """While nobody works; the next worker begins with what comes then."""
-    (shard,) = stage.broker.queues()
-    stage.send(1)
-    worker = stage.start()
-    stage.wait(1)
-    worker.send(signal.SIGTERM)
-    assert worker.wait(30.0) == 0
-    stage.send(3)
-    planned = stage.item("seek", shard, "latest")
-    assert planned["behind_before"] >= 0
-    stage.item("seek", shard, "latest", "--execute")
-    stage.start()
-    stage.send(2)
-    stage.wait(3)
-    assert stage.seen() == [0, 4, 5]
+@pytest.fixture
+def qdo(proxy: Proxy, stream: str, tmp_path: Path) -> Run:
+    """Run `qdo` as a process of its own on this test's stream."""
+
+    def call(*arguments: str, options: str = "", env: dict[str, str] | None = None) -> Ended:
+        surroundings = {
+            "QDO_APP": "a",
+            "QDO_BROKER": kinesis_url(proxy.url, stream, options),
+            **(env or {}),
+        }
+        return command(*QDO, *arguments, cwd=tmp_path, env=surroundings)
+
+    return call
 
 
-def test_a_finished_shard_is_not_shown_and_can_be_run_again(
-    stage: Stage,
+def said(ended: Ended, code: int) -> str:
+    """Return the only line of a command that failed."""
+    assert ended.code == code, ended.err
+    assert (ended.out, ended.err.count("\n")) == ("", 1), ended.err
+    return ended.err
+
+
+def sent(proxy: Proxy, stream: str) -> list[tuple[Any, str | None, str | None]]:
+    """Return body, key and headers of what is in the stream."""
+    broker = opened(proxy.url, stream)
+    try:
+        found = [row for shard in broker.queues() for row in broker.reader(shard, 0).fetch(1000)]
+        return [(json.loads(row[1]), row[2], row[3]) for row in found]
+    finally:
+        broker.close()
+
+
+# --- sending ------------------------------------------------------------------------
+
+
+def test_sending(qdo: Run, proxy: Proxy, stream: str) -> None:
+    """To the stream by key, or to a shard; what is printed is the sequence number."""
+    by_key = qdo("send", stream, '{"n": 1}', "--key", "k", "--header", "x=y")
+    to_shard = qdo("send", OTHER, "2")
+    assert [by_key.code, to_shard.code] == [0, 0], by_key.err + to_shard.err
+    assert int(to_shard.out) > int(by_key.out) > 10**50
+    assert sorted(sent(proxy, stream), key=str) == [
+        (2, None, None),
+        ({"n": 1}, "k", '{"x":"y"}'),
+    ]
+
+
+def test_a_file_is_sent_in_the_order_of_its_keys(
+    qdo: Run, proxy: Proxy, stream: str, tmp_path: Path
 ) -> None:
-    """The whole life of a shard, as operators see it."""
-    (parent,) = stage.broker.queues()
-    stage.send(3)
-    stage.kinesis.split(stage.stream, parent)
-    children = [name for name in stage.broker.queues() if name != parent]
-    stage.send(2)
-    stage.start()
-    stage.wait(5)
-    assert stage.seen() == [0, 1, 2, 3, 4]
-
-    def listed() -> list[str]:
-        ended = stage.qdo("queues", "-o", "jsonl")
-        return [json.loads(line)["queue"] for line in ended.out.splitlines()]
-
-    wait_until(lambda: listed() == sorted(children), "the tombstone is not shown", WAIT_SECONDS)
-    done = stage.item("seek", parent, "earliest", "--execute")
-    assert done["before_position"] == "SHARD_END"
-    stage.wait(8)
-    assert stage.seen()[5:] == [0, 1, 2]
-    wait_until(lambda: listed() == sorted(children), "it is at rest again", WAIT_SECONDS)
+    """Keys come from a field of each line."""
+    lines = [{"who": f"w{number % 5}", "n": number} for number in range(50)]
+    (tmp_path / "lines").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    ended = qdo("send", stream, "--file", "lines", "--key-field", "who")
+    assert (ended.code, ended.err) == (0, "sent 50 messages\n")
+    found = sent(proxy, stream)
+    assert len(found) == 50
+    for who in range(5):
+        mine = [body["n"] for body, key, _ in found if key == f"w{who}"]
+        assert mine == list(range(who, 50, 5))
 
 
-def test_a_position_that_is_none_is_refused(stage: Stage) -> None:
-    """With what would do."""
-    (shard,) = stage.broker.queues()
-    worker = stage.start()
-    wait_until(lambda: stage.qdo("seek", shard, "earliest").code == 0, "the queue is known")
-    for target in ("soon", "-1", "1:2:3"):
-        ended = (
-            stage.qdo("seek", shard, "--", target)
-            if target[0] == "-"
-            else stage.qdo("seek", shard, target)
-        )
-        assert ended.code == 2, ended.err
-        assert "no place in a queue" in ended.err
-    assert worker.output.count("Traceback") == 0
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["shardId-000000000009", "1"], 2, "has no shard 'shardId-000000000009': send to"),
+        ([SHARD, "1", "--delay", "5"], 5, "kinesis"),
+        ([SHARD, "1", "--dedup-key", "x"], 5, "kinesis"),
+        ([SHARD, "1", "--key", "x" * 257], 2, "has 257 characters: Kinesis takes 1 to 256"),
+        ([SHARD, "1", "--key", "\udcff"], 2, "cannot be encoded in UTF-8"),
+    ],
+)
+def test_what_cannot_be_sent(qdo: Run, arguments: list[str], code: int, words: str) -> None:
+    """Refused before anything is sent."""
+    assert words in said(qdo("send", *arguments), code)
+
+
+def test_a_shard_that_was_split(qdo: Run, kinesis: KinesisStub, stream: str) -> None:
+    """What to send to instead."""
+    kinesis.split(stream, SHARD)
+    line = said(qdo("send", SHARD, "1"), 2)
+    assert f"is closed, it was split or merged: send to '{stream}'" in line
+
+
+# --- what keeps it from beginning ---------------------------------------------------
+
+
+def test_no_credentials(qdo: Run) -> None:
+    """Where to put them."""
+    without = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    line = said(qdo("send", SHARD, "1", env=without), 2)
+    assert "the credentials for Kinesis in region us-east-1 cannot be used" in line
+
+
+@pytest.mark.parametrize(
+    ("fault", "action", "code", "words"),
+    [
+        ("unknown", "", 2, "UnrecognizedClientException: The security token included"),
+        ("expired", "", 2, "have expired: The security token included in the request is expired"),
+        ("denied", "ListShards", 5, "Kinesis does not allow kinesis:ListShards on stream 'test-"),
+        ("denied", "PutRecords", 5, "Kinesis does not allow kinesis:PutRecords on stream 'test-"),
+        ("unavailable", "ListShards", 3, "Kinesis in region us-east-1 is out of reach"),
+    ],
+)
+def test_faults_of_the_service(
+    qdo: Run, proxy: Proxy, fault: str, action: str, code: int, words: str
+) -> None:
+    """Each with the exit code that is documented."""
+    proxy.spoil(fault, action, count=0)
+    assert words in said(qdo("send", SHARD, "1"), code)
+
+
+def test_a_stream_that_does_not_exist(proxy: Proxy, tmp_path: Path) -> None:
+    """Its region is named as well."""
+    url = kinesis_url(proxy.url, "nowhere")
+    ended = command(*QDO, "send", "--app", "a", "--broker", url, "nowhere", "1", cwd=tmp_path)
+    line = said(ended, 6)
+    assert "Kinesis stream 'nowhere' does not exist in region us-east-1: create it" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ("starts=latest", 2, "did you mean 'start'?"),
+        ("start=yesterday", 2, "start='yesterday' is neither oldest nor latest nor a time"),
+        ("reads_per_second=9", 2, "is no number from 0.01 to 5"),
+        ("dead_letters=bucket", 2, "is no s3://BUCKET/PREFIX"),
+    ],
+)
+def test_an_impossible_address(qdo: Run, options: str, code: int, words: str) -> None:
+    """As any other setting."""
+    assert words in said(qdo("send", SHARD, "1", options=options), code)
+
+
+@pytest.mark.parametrize("module", ["boto3", "google.protobuf"])
+def test_without_what_it_needs(tmp_path: Path, module: str) -> None:
+    """What to install; a wrong address is told first, since that needs none."""
+    code = (
+        f"import sys; sys.modules[{module!r}] = None; sys.argv[0] = 'qdo'; "
+        "from qdo.cli.main import main; main()"
+    )
+    for url, words in (
+        (f"kinesis://{REGION}/s", "pip install 'qdo[aws]'"),
+        (f"kinesis://{REGION}/s?x=1", "there is no option 'x'"),
+    ):
+        arguments = ("send", "--app", "a", "--broker", url, "s", "1")
+        assert words in said(command("-c", code, *arguments, cwd=tmp_path), 2)
+
+
+def test_a_worker_that_cannot_begin(proxy: Proxy, tmp_path: Path) -> None:
+    """Says it in the same words, and ends with the same exit code."""
+    url = kinesis_url(proxy.url, "nowhere")
+    arguments = ("--app", "a", "--job", "workers.echo:job", "--broker", url)
+    ended = command(*WORKER, *arguments, cwd=tmp_path)
+    assert ended.code == 6, ended.err
+    assert "stream 'nowhere' does not exist" in ended.err
+    assert "Traceback" not in ended.err
+
+
+# --- looking and seeking ------------------------------------------------------------
+
+
+def test_looking_and_seeking(
+    qdo: Run, proxy: Proxy, kinesis: KinesisStub, stream: str, tmp_path: Path
+) -> None:
+    """A shard is seen with its age, sent back to a sequence number, and done to its end."""
+    ids = [qdo("send", SHARD, str(number)).out.strip() for number in range(3)]
+    work = ("--app", "a", "--job", "workers.echo:job", "--burst", "--log-level", "warning")
+    url = kinesis_url(proxy.url, stream)
+
+    def worked() -> list[str]:
+        ended = command(*WORKER, *work, "--broker", url, cwd=tmp_path)
+        assert ended.code == 0, ended.err
+        return ended.out.splitlines()
+
+    assert len(worked()) == 3
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert (item["position"], item["backlog"]) == (ids[2], None)
+    assert item["behind_seconds"] < 1  # since Kinesis said that there was nothing
+    assert qdo("seek", SHARD, ids[0], "--execute").code == 0
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert item["position"] == ids[0]
+    assert item["behind_seconds"] > 1  # the age of the second message
+    assert len(worked()) == 2
+    assert qdo("seek", SHARD, "earliest", "--execute").code == 0
+    assert len(worked()) == 3

@@ -133,3 +133,14 @@ def test_a_seek_ends_a_block(desk: Desk) -> None:
     """Going elsewhere is a decision, too."""
     assert desk.qdo("seek", "q", "earliest", "--execute").code == 0
     assert (desk.node().marks, desk.node().last) == (None, 0)
+
+
+def test_a_message_is_not_set_aside_where_there_is_no_place_for_it(desk: Desk) -> None:
+    """The owner could never carry it out, and the queue would stand still without a block."""
+    stream = "kinesis://eu-west-1/clicks"
+    ended = desk.qdo("unblock", "q", "--dead-letter", "--broker", stream)
+    assert (ended.code, ended.out) == (5, "")
+    assert "add dead_letters=s3://BUCKET/PREFIX" in ended.err
+    assert desk.node().marks == MARKS
+    address = f"{stream}?dead_letters=s3://letters/x"
+    assert desk.qdo("unblock", "q", "--dead-letter", "--broker", address).code == 0

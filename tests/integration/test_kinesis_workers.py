@@ -314,7 +314,6 @@ def test_a_queue_whose_position_is_gone_stands_still_and_says_why(fleet: Fleet) 
     assert fleet.nodes()[name].position != "7"
 
 
-@pytest.mark.parametrize("order", ["queue"], indirect=True)
 def test_nothing_is_skipped_between_two_workers_that_begin_with_the_newest(fleet: Fleet) -> None:
     """The first one records where it began, although no message came."""
     fleet.send(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -610,9 +611,9 @@ def test_the_lease_may_return_while_a_lane_runs(keyed: Keyed) -> None:
 
 
 def test_reading_that_failed_is_tried_again_while_a_lane_runs(
-    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A slow message does not hold up reading after a fault of the broker."""
+    """A slow message does not hold up reading after a fault; the log names the worker."""
     keyed.engine.app.job(order="key")(keyed.job)
     keyed.hold("a-0")
     keyed.send(("a", "a-0"))
@@ -629,6 +630,8 @@ def test_reading_that_failed_is_tried_again_while_a_lane_runs(
     monkeypatch.setattr(fetcher, "fetch", failing)
     keyed.send(("b", "b-0"))
     until(lambda: keyed.ended == ["b-0"])
+    (line,) = [each for each in caplog.messages if "it cannot be read" in each]
+    assert re.match(r"worker-\d+, queue q: ", line)
 
 
 def test_a_place_is_not_lost_with_the_queue_that_waits_for_it(tmp_path: Path) -> None:

@@ -24,9 +24,14 @@ def test_trap_01_a_job_longer_than_the_visibility_time_out_runs_once(sqs_stage: 
     sqs_stage.send("t.fifo", {"n": 0, "seconds": 3.5}, *({"n": n} for n in range(1, 10)))
     worker = sqs_stage.start()
     sqs_stage.wait(1, "begin")
-    while not sqs_stage.said("end"):
-        counts = sqs_stage.counts("t.fifo")
-        assert counts == {"waiting": 0, "hidden": 10} or sqs_stage.said("end")
+    seen = []
+
+    def is_over() -> bool:
+        seen.append(sqs_stage.counts("t.fifo"))
+        return bool(sqs_stage.said("end"))
+
+    sqs_stage.until(is_over, "the long job ends")
+    assert seen[:-1] == [{"waiting": 0, "hidden": 10}] * len(seen[:-1])
     sqs_stage.wait(10)
     sqs_stage.wait_empty()
     assert sqs_stage.numbers("begin") == list(range(10))

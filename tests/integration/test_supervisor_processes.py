@@ -122,6 +122,18 @@ def test_a_child_that_hangs_past_the_drain_is_killed_by_name():
         proc.wait_for_line(rf"process 1 \(pid {pid}\) is killed: it did not end in the time it had")
 
 
+def test_a_child_has_the_time_that_its_broker_takes_to_close():
+    """An open long poll of SQS may last longer than the drain."""
+    env = {"QDO_TEST_MARGIN_SECONDS": "0.5"}
+    broker = "sqs://eu-west-1/t-?wait_seconds=2"
+    with parent("stubborn", env=env, drain_seconds=0.5, broker=broker) as proc:
+        up(proc, 1)
+        began = time.monotonic()
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 1
+        assert time.monotonic() - began >= 2.5
+
+
 def test_children_of_a_killed_parent_notice_and_drain():
     with parent("serve", processes=2) as proc:
         pids = up(proc, 2)

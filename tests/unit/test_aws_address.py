@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from qdo.brokers import closing_seconds
 from qdo.brokers.aws_address import Place, kinesis_address, sqs_address
 from qdo.errors import SettingsError
 
@@ -101,3 +102,18 @@ def test_what_is_refused(url: str, words: str) -> None:
     assert words in said
     if "holds no credentials" in said:
         assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("url", "seconds"),
+    [
+        ("sqs://eu-west-1/shop-", 20),
+        ("sqs://eu-west-1/shop-?wait_seconds=3", 3),
+        ("sqs://eu-west-1/shop-?wait_seconds=21", 0),
+        ("kinesis://eu-west-1/clicks", 0),
+        ("sqlite:messages.db", 0),
+    ],
+)
+def test_how_long_a_broker_takes_to_close_stands_in_its_address(url: str, seconds: float) -> None:
+    """A long poll of SQS that is open; an address that will not do is refused elsewhere."""
+    assert closing_seconds(url) == seconds

@@ -149,6 +149,15 @@ def test_reads_follow_each_other_at_the_configured_rate() -> None:
     assert made.next(NOW + 1) == Read("second", MOST_RECORDS)
 
 
+def test_a_clock_that_is_set_back_stops_nobody() -> None:
+    """No pause is longer than it was meant to be."""
+    made = reading()
+    made.answered(answer(), NOW)
+    assert made.due_in(NOW + 0.25) == 0.75
+    assert made.due_in(NOW + 1) == 0
+    assert made.due_in(NOW - 3600) == 0
+
+
 def test_an_empty_answer_is_not_the_tip() -> None:
     """Only one that is not behind is; the next read comes at the read rate, not later."""
     made = reading()
@@ -166,6 +175,17 @@ def test_a_full_answer_is_not_the_tip() -> None:
     rows = [row(number) for number in range(1, FIRST_RECORDS + 1)]
     made.answered(answer(*rows, behind=0.0), NOW)
     assert not made.at_tip
+
+
+def test_who_wants_few_records_asks_for_few() -> None:
+    """As many as were asked for may not be all."""
+    made = reading()
+    assert made.next(NOW, 2) == Read("first", 2)
+    made.answered(answer(row(1), row(2)), NOW)
+    assert not made.at_tip
+    assert made.next(NOW, 2) == Read("next", 2)
+    made.answered(answer(row(3)), NOW)
+    assert made.at_tip
 
 
 @pytest.mark.parametrize(

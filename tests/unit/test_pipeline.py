@@ -723,3 +723,54 @@ def test_marks_of_a_message_that_is_gone_are_dropped() -> None:
     stile.now += 10.0
     stile.turns()
     assert stile.claim.marks is None
+
+
+def test_a_blocked_queue_whose_broker_must_be_asked_is_not_read() -> None:
+    """What came would only be hidden until an operator decides."""
+    broker = HidingBroker()
+    stile = Turnstile(order="queue", broker=broker)
+    stile.claim.positions = SQS_POSITIONS
+    stile.claim.marks = Marks(make_position(60, 0, 1), 3, "no", since=1.0)
+    broker.receive(60, 1)
+    assert stile.turn() is Turn.HELD
+    assert stile.slot.lanes is None
+    assert stile.seen == []
+
+
+def test_a_subscription_is_told_whether_anything_may_be_started() -> None:
+    """Not when the lease or the claim is over, nor while the queue waits for an operator."""
+    stile = Turnstile(order="none", broker=HidingBroker())
+    stile.claim.positions = SQS_POSITIONS
+    stile.turns()
+    source = stile.slot.subscription
+    assert source is not None
+    assert source.may_start()
+    assert source.in_hand() == []
+    stile.slot.state = State.HELD
+    assert not source.may_start()
+    stile.slot.state = State.IDLE
+    stile.now = stile.claim.lease.until
+    assert not source.may_start()
+    stile.now -= 1
+    assert source.may_start()
+    stile.claim.open = False
+    assert not source.may_start()
+
+
+def test_a_subscription_is_told_which_messages_are_in_hand() -> None:
+    """Of a queue with lanes those of all lanes."""
+    broker = HidingBroker()
+    stile = Turnstile(order="none", broker=broker)
+    stile.claim.positions = SQS_POSITIONS
+    broker.receive(60, 1)
+    broker.receive(61, 2)
+    told: list[list[int]] = []
+
+    def act(message: Message) -> None:
+        gevent.sleep(0)  # lets the other one begin
+        if stile.slot.subscription is not None:
+            told.append(sorted(stile.slot.subscription.in_hand()))
+
+    stile.act = act
+    stile.turns()
+    assert told[0] == [make_position(60, 0, 1), make_position(61, 0, 2)]

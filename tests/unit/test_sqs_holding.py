@@ -227,17 +227,6 @@ def test_the_time_of_a_long_poll_is_not_taken_off(holding: Holding, clock: Clock
     assert [len(each) for each in holding.to_extend(clock.now)] == [0, 1]
 
 
-def test_what_is_done_is_not_extended(holding: Holding, clock: Clock) -> None:
-    """It is being deleted."""
-    first, second = take(holding, clock, message(1), message(2))
-    holding.done(first)
-    clock.now += VISIBILITY / 2
-    due, _ = holding.to_extend(clock.now)
-    assert [each.position for each in due] == [second]
-    holding.done(second)
-    assert holding.extend_at() == float("inf")
-
-
 def test_messages_are_extended_together(holding: Holding, clock: Clock) -> None:
     """One request for ten: what is due soon goes along."""
     take(holding, clock, message(1))

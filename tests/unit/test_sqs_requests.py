@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -104,3 +105,27 @@ def test_what_an_answer_does_not_name_is_not_done(calls: FakeCalls) -> None:
     }
     answer = made(calls).delete("q.fifo", batch)
     assert (answer.done, answer.refused, answer.failed) == ([batch[0]], [batch[1]], [batch[2]])
+
+
+@pytest.mark.parametrize(
+    ("action", "done", "level"),
+    [
+        ("extend", False, logging.WARNING),
+        ("extend", True, logging.DEBUG),
+        ("delete", True, logging.WARNING),
+    ],
+)
+def test_a_done_message_may_be_gone_before_it_is_extended(
+    calls: FakeCalls, action: str, done: bool, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its delete was under way: no reason to warn. Of anything else that is refused it is said."""
+    caplog.set_level(logging.DEBUG)
+    failed = {"Id": "0", "SenderFault": True, "Code": "MessageNotInflight"}
+    calls.say = lambda action, value: {"Failed": [failed]}
+    batch = held(1)
+    batch[0].done = done
+    requests = made(calls)
+    answer = requests.delete("q", batch) if action == "delete" else requests.extend("q", batch)
+    assert list(answer.refused) == batch
+    (record,) = [each for each in caplog.records if "is refused" in each.message]
+    assert record.levelno == level

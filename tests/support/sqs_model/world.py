@@ -27,9 +27,9 @@ import pytest
 
 import qdo.brokers.sqs_deletes
 import qdo.brokers.sqs_receiver
+import qdo.brokers.sqs_releases
 import qdo.brokers.sqs_subscription
 import qdo.worker.lanes
-import qdo.worker.subscriptions
 from qdo.brokers.base import DeadLetterRecord
 from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.coordination.layout import QueueNode
@@ -384,11 +384,11 @@ def world(
         for module in (
             qdo.brokers.sqs_deletes,
             qdo.brokers.sqs_receiver,
+            qdo.brokers.sqs_releases,
             qdo.brokers.sqs_subscription,
             qdo.worker.lanes,
         ):
             patch.setattr(module, "gevent", made.moments)
-        patch.setattr(qdo.worker.subscriptions, "clock", made.moments.clock)
         patch.setattr(qdo.worker.lanes, "Event", made.moments.event)
         patch.setattr(qdo.brokers.sqs_receiver, "Event", made.moments.event)
         yield made
