@@ -459,6 +459,7 @@ class Lanes:
             if not claim.open or now >= claim.lease.until or self._stopping:
                 return Turn.MORE
             until = min(claim.lease.until, now + self._turn_seconds)
+            self.drop_expired(lane)
             lane.take_marks()
             turn = self._run_lane(lane, until)
             self.settle(lane)
@@ -486,8 +487,11 @@ class Lanes:
         if source is None:
             return
         while lane.rows and not source.is_held(lane.rows[0][0]):
-            self._note_expired(self._slot, lane.rows[0][0])
-            lane.claim.done = lane.rows[0][0]
+            position = lane.rows[0][0]
+            self._note_expired(self._slot, position)
+            if lane.slot.letter is not None and lane.slot.letter.position == position:
+                lane.slot.letter = lane.slot.letter_of = None  # it would be stored twice
+            lane.claim.done = position
             self.settle(lane)
 
     def _put_away(self, lane: Lane, turn: Turn) -> None:

@@ -319,6 +319,7 @@ class Outcomes:
 
     def bury(self, slot: Slot, claim: Claim, letter: DeadLetterRecord) -> Turn:
         """Store a dead letter, and only then pass its message: nothing is ever lost."""
+        slot.message = slot.message or slot.letter_of  # in hand until it is stored
         try:
             self._broker.bury(letter)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise

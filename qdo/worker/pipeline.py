@@ -228,7 +228,10 @@ class Pipeline:
     def _held_up(self, slot: Slot, claim: Claim) -> Turn | None:
         """Do what must come before any message; say how the turn ends, None: go on."""
         if slot.letter is not None:
-            return self._outcomes.bury(slot, claim, slot.letter)
+            source = slot.subscription
+            if source is None or source.is_held(slot.letter.position):
+                return self._outcomes.bury(slot, claim, slot.letter)
+            slot.letter = slot.letter_of = None  # its message comes again
         return Turn.HELD if _is_blocked(claim) else None
 
     def _process(self, slot: Slot, member: Registration, claim: Claim, work: Work) -> Turn:

@@ -93,6 +93,8 @@ def _in_hand(slot: Slot, batch: int) -> Iterable[int]:
     """Return the positions of the messages in hand."""
     if slot.message is None:
         return ()
+    if slot.letter is not None:  # its job has ended: it is being stored
+        return (slot.letter.position,)
     if batch and slot.gathered:
         return [row[0] for row in slot.gathered[:batch]]
     return (slot.message.position,)

@@ -45,6 +45,24 @@ def test_a_message_taken_back_while_its_dead_letter_is_stored(
         stage.finish()
 
 
+@pytest.mark.parametrize(("order", "batch"), [("key", None), ("queue", 7)])
+def test_a_message_is_in_hand_until_its_dead_letter_is_stored(
+    order: Order, batch: int | None
+) -> None:
+    """Whatever becomes of those behind it, and of the claim: it is held, and then deleted."""
+    with world(1, "fifo", order, batch) as stage:
+        stage.begin_worker()
+        stage.send(5, groups=1)
+        for number, fact in stage.facts.items():
+            fact.seconds, fact.fails = 0.01, 99 if number == 1 else 0
+        stage.bury_seconds = (100.0,)
+        stage.go_on(20.0)
+        stage.server.steal(1.0, only={2})
+        stage.go_on(40.0)
+        stage.hand_over()
+        stage.finish()
+
+
 def test_what_is_behind_a_message_that_is_taken_back_waits_for_it() -> None:
     """They are held by this owner still, and would run before it otherwise."""
     with world(1, "fifo", "key") as stage:
