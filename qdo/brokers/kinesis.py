@@ -14,15 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from qdo.brokers.aws import make_calls, make_client
 from qdo.brokers.aws_address import KinesisAddress
-from qdo.brokers.base import (
-    Backlog,
-    Broker,
-    Capabilities,
-    DeadLetterRecord,
-    Outgoing,
-    Reader,
-    Subscription,
-)
+from qdo.brokers.base import Backlog, Broker, Capabilities, DeadLetterRecord, Outgoing
 from qdo.brokers.embedded_letters import retried_headers
 from qdo.brokers.kinesis_letters import KinesisLetters
 from qdo.brokers.kinesis_poller import ShardPoll, Start
@@ -40,6 +32,7 @@ from qdo.brokers.kinesis_records import MAX_BODY_BYTES
 from qdo.brokers.kinesis_sending import KinesisSender
 from qdo.brokers.kinesis_shards import Shards
 from qdo.brokers.kinesis_subscription import KinesisSubscription
+from qdo.brokers.subscription import Reader, Subscription
 from qdo.errors import UnsupportedError, UsageError
 from qdo.message import position_now
 from qdo.policy import Policy

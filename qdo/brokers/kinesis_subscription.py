@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from qdo.brokers.base import Backlog, Subscription
+from qdo.brokers.base import Backlog
 from qdo.brokers.kinesis_hand import Hand
 from qdo.brokers.kinesis_poller import ANSWER_BYTES, MOST_RECORDS, Read, ShardPoll, Taken
 from qdo.brokers.kinesis_positions import at_time, end, time_in
 from qdo.brokers.kinesis_reading import Paces, ShardReading, seen
+from qdo.brokers.subscription import Subscription
 from qdo.message import position_of_time
 
 log = logging.getLogger(__name__)

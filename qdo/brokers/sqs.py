@@ -20,9 +20,6 @@ from qdo.brokers.base import (
     DeadLetterEntry,
     DeadLetterRecord,
     Outgoing,
-    Reader,
-    ReceiptBook,
-    Subscription,
 )
 from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import AT_ONCE
@@ -34,6 +31,7 @@ from qdo.brokers.sqs_messages import TARGET
 from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.brokers.sqs_queues import SqsQueues
 from qdo.brokers.sqs_sending import ACTION, MAX_S3_BODY, SqsSender
+from qdo.brokers.subscription import Reader, ReceiptBook, Subscription
 from qdo.descriptors import room_for
 from qdo.errors import UnsupportedError
 from qdo.ordering import Order

@@ -20,9 +20,10 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from qdo.brokers.base import OPEN_POLL, ReceiptBook, Row
+from qdo.brokers.base import Row
 from qdo.brokers.sqs_messages import Pointer, Received
 from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
+from qdo.brokers.subscription import OPEN_POLL, ReceiptBook
 
 HOLD_SECONDS = 12 * 3600.0
 """A message can be hidden for so long from its receipt on, whatever is asked for."""

@@ -11,10 +11,10 @@ import gevent
 from gevent.event import Event
 
 from qdo.brokers.aws_address import FIFO
-from qdo.brokers.base import OPEN_POLL, ReceiptBook
 from qdo.brokers.sqs_holding import Holding
 from qdo.brokers.sqs_requests import Requests
 from qdo.brokers.sqs_subscription import SqsSubscription
+from qdo.brokers.subscription import OPEN_POLL, ReceiptBook
 from qdo.coordination.lease import clock as boot_clock
 from qdo.errors import QdoError
 

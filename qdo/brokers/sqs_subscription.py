@@ -25,7 +25,7 @@ from typing import Any
 
 import gevent
 
-from qdo.brokers.base import Row, Subscription
+from qdo.brokers.base import Row
 from qdo.brokers.sqs_attempts import Attempts
 from qdo.brokers.sqs_deletes import Deletes
 from qdo.brokers.sqs_holding import Held, Holding
@@ -34,6 +34,7 @@ from qdo.brokers.sqs_pauses import TROUBLE, rest_seconds
 from qdo.brokers.sqs_reader import SqsReader
 from qdo.brokers.sqs_releases import Releases
 from qdo.brokers.sqs_requests import BATCH, Requests
+from qdo.brokers.subscription import Subscription
 from qdo.errors import UnreachableError
 from qdo.message import time_of_position
 from qdo.policy import Policy, backoff

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from qdo.app import App, FailureHook, Observer
-from qdo.brokers.base import DeadLetterRecord, Outgoing, Reader
+from qdo.brokers.base import DeadLetterRecord, Outgoing
+from qdo.brokers.subscription import Reader
 from qdo.events import Event
 from qdo.message import Message
 from qdo.testing.broker import MemoryBroker, MemoryStore

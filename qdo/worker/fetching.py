@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 import gevent
 
-from qdo.brokers.base import Broker, Reader
+from qdo.brokers.base import Broker
+from qdo.brokers.subscription import Reader
 from qdo.coordination.slots import Claim
 from qdo.worker.slot import Slot
 

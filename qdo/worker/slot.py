@@ -6,7 +6,8 @@ import enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from qdo.brokers.base import DeadLetterRecord, Reader, Subscription
+    from qdo.brokers.base import DeadLetterRecord
+    from qdo.brokers.subscription import Reader, Subscription
     from qdo.coordination.slots import Claim
     from qdo.message import Message
     from qdo.worker.fetching import Ahead, Row, Rows

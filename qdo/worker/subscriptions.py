@@ -1,4 +1,4 @@
-"""What slots have with a broker that must be asked for messages; see `brokers.base.Subscription`.
+"""What slots have with a broker that must be asked for messages: see `brokers.subscription`.
 
 A subscription lasts as long as its claim, while a slot's reader comes and goes with its turns.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from qdo.brokers.base import Broker, Subscription
+from qdo.brokers.base import Broker
+from qdo.brokers.subscription import Subscription
 from qdo.coordination.slots import Claim
 from qdo.worker.slot import MessageExpired, Slot, State
 

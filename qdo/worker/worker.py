@@ -45,7 +45,8 @@ from gevent.event import Event
 import qdo
 from qdo.app import App
 from qdo.brokers import open_broker
-from qdo.brokers.base import OPEN_POLL, Broker
+from qdo.brokers.base import Broker
+from qdo.brokers.subscription import OPEN_POLL
 from qdo.coordination.lease import clock
 from qdo.describe import describe
 from qdo.filters import QueueFilter

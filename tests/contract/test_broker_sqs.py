@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from qdo.brokers import open_broker, sqs_queues
-from qdo.brokers.base import OPEN_POLL, Backlog, DeadLetterRecord, Outgoing, Terms
+from qdo.brokers.base import Backlog, DeadLetterRecord, Outgoing, Terms
 from qdo.brokers.sqs import SqsBroker
 from qdo.brokers.sqs_messages import Pointer, received
 from qdo.brokers.sqs_positions import make_position
+from qdo.brokers.subscription import OPEN_POLL
 from qdo.errors import (
     AwsNotFoundError,
     AwsUnreachableError,

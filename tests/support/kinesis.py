@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from qdo.brokers import open_broker
-from qdo.brokers.base import Outgoing, Subscription
+from qdo.brokers.base import Outgoing
 from qdo.brokers.kinesis import KinesisBroker
 from qdo.brokers.kinesis_poller import Taken
+from qdo.brokers.subscription import Subscription
 from tests.support.aws.clients import REGION
 
 PATIENCE_SECONDS = 20.0

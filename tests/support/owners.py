@@ -12,7 +12,8 @@ import gevent
 import pytest
 
 from qdo.brokers import open_broker
-from qdo.brokers.base import Broker, Outgoing, Reader, Row, Subscription
+from qdo.brokers.base import Broker, Outgoing, Row
+from qdo.brokers.subscription import Reader, Subscription
 from qdo.testing.broker import MemoryBroker, MemoryStore
 from tests.support.aws.clients import client
 

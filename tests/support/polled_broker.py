@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from qdo.brokers.base import Outgoing, Row, Subscription
+from qdo.brokers.base import Outgoing, Row
+from qdo.brokers.subscription import Subscription
 from qdo.testing.broker import MemoryBroker
 
 

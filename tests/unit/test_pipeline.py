@@ -11,8 +11,8 @@ import gevent
 import pytest
 
 from qdo.app import App
-from qdo.brokers.base import Reader, Subscription
 from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
+from qdo.brokers.subscription import Reader, Subscription
 from qdo.coordination.layout import Marks
 from qdo.coordination.slots import Claim
 from qdo.errors import DatabaseFullError

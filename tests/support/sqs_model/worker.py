@@ -12,10 +12,11 @@ from typing import Any
 
 from qdo.app import App
 from qdo.brokers.aws_address import Place
-from qdo.brokers.base import Capabilities, DeadLetterRecord, Subscription
+from qdo.brokers.base import Capabilities, DeadLetterRecord
 from qdo.brokers.sqs import SqsBroker
 from qdo.brokers.sqs_receiver import SqsReceiver
 from qdo.brokers.sqs_requests import Requests
+from qdo.brokers.subscription import Subscription
 from qdo.coordination.lease import Lease
 from qdo.coordination.slots import Claim
 from qdo.errors import UnreachableError
