@@ -41,7 +41,7 @@ from qdo.worker.outcome import Outcomes
 from qdo.worker.slot import JobAborted, MessageExpired, Slot, Turn
 
 if TYPE_CHECKING:
-    from qdo.worker.pipeline import Work
+    from qdo.worker.work import Work
 
 Decode = Callable[[Slot, Claim, Row, int], "tuple[Message, BaseException | None]"]
 

@@ -17,31 +17,29 @@ half the rate of a bare loop that fetches, decodes and calls (`bench/throughput_
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter, length_hint
 from types import FrameType
 from typing import Any
 
 import ujson
 
-from qdo.app import App, Job
+from qdo.app import App
 from qdo.brokers.base import Broker
 from qdo.coordination.lease import clock as boot_clock
 from qdo.coordination.slots import Claim
-from qdo.describe import describe
-from qdo.errors import BodyDecodeError, UnreachableError
+from qdo.errors import UnreachableError
 from qdo.headers import is_raw
-from qdo.message import Batch, Message
+from qdo.message import Message
 from qdo.ordering import Order
-from qdo.outcomes import FailedAt
 from qdo.policies import QueuePolicy, policy_for
 from qdo.policy import Policy
 from qdo.worker.batches import Batches
 from qdo.worker.counters import Counters
-from qdo.worker.executors.base import Executor, JobCall, NotStarted
+from qdo.worker.decoding import Decoder
+from qdo.worker.executors.base import Executor, NotStarted
 from qdo.worker.fetching import Fetcher, Row, Rows
 from qdo.worker.hands import Hands, label
 from qdo.worker.lanes import Lane, Lanes, Places
@@ -50,6 +48,7 @@ from qdo.worker.outcome import Outcomes
 from qdo.worker.slot import JobAborted, MessageExpired, Registration, Slot, Turn
 from qdo.worker.subscriptions import Subscriptions, look_at, note_end
 from qdo.worker.suitability import Suitability
+from qdo.worker.work import Work, Works, in_batches
 
 _NO_HEADERS: Mapping[str, str] = {}
 _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
@@ -58,23 +57,6 @@ _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
     "none": itemgetter(0),
 }
 """What the messages of a lane have in common."""
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A job as the pipeline runs it."""
-
-    name: str
-    call: JobCall
-    every_message: bool
-    """Record progress after every message, before the next one of the queue."""
-    order: Order
-    lanes: int
-    """How many messages of a queue may be in hand at once, where they need not all wait."""
-    batch: int = 0
-    """How many messages a call takes at most, 0 where it takes one that is in no batch."""
-    batch_wait_seconds: float = 0.0
 
 
 class Pipeline:
@@ -106,9 +88,8 @@ class Pipeline:
         lanes: int = 100,
     ) -> None:
         self.counters = Counters()
-        self._app = app
         self._broker = broker
-        self._executor = executor
+        self._decoder = Decoder(broker)
         self._turn_seconds = turn_seconds
         self._clock = clock
         self._fetcher = Fetcher(broker, fetch, clock)
@@ -134,16 +115,14 @@ class Pipeline:
             self._hands,
             broker.positions,
             broker.naming,
-            self._decoded,
+            self._decoder.decoded,
             lambda queue: policy_for(queue, app.job_for(queue), policies, policy),
             clock,
             chance,
         )
         self._hand_notes = self._hands.notes(broker.positions)
         self._subscriptions = Subscriptions(broker, clock)
-        self._works: dict[Job, Work] = {}
-        self._jobless: set[str] = set()
-        self._suitability = Suitability(broker)
+        self._works = Works(app, executor, self._observing, Suitability(broker))
 
     @property
     def context(self) -> Any:
@@ -181,7 +160,7 @@ class Pipeline:
             return Turn.PAUSED
         before, marks = claim.done, claim.marks
         try:
-            work = self._work(slot.queue)
+            work = self._works.of(slot.queue)
         except UnreachableError as error:
             return self._outcomes.trouble(slot, "nothing is started", error)
         if self._subscriptions.needed and work is not None and slot.subscription is None:
@@ -308,7 +287,7 @@ class Pipeline:
         # What is done above the watermark may have been left by a job with another order. One that
         # takes batches is given each message up to there in a batch of its own.
         if work.batch:
-            work = replace(work, call=self._observing.bind(_in_batches(work.call)), batch=0)
+            work = replace(work, call=self._observing.bind(in_batches(work.call)), batch=0)
         return Lanes(
             slot,
             claim,
@@ -400,7 +379,7 @@ class Pipeline:
         except BaseException as error:  # noqa: BLE001 - SystemExit of a job ends no worker
             row = position, body, key, headers
             if message is None or message.position != position:
-                message, error = self._undecoded(slot, claim, row, attempt, error)
+                message, error = self._decoder.undecoded(slot, claim, row, attempt, error)
             return self._outcomes.failed(slot, claim, row, message, error)
         return Turn.MORE
 
@@ -434,77 +413,8 @@ class Pipeline:
             attempt = marks.attempts + 1
         return self._run(slot, claim, iter((row,)), until, work, attempt)
 
-    def _decoded(
-        self, slot: Slot, claim: Claim, row: Row, attempt: int
-    ) -> tuple[Message, BaseException | None]:
-        """Return the message of a row of a batch; with the error if it cannot be read."""
-        position, body, key, headers = row
-        try:
-            given = _NO_HEADERS if headers is None else ujson.loads(headers)
-            content = body if given and is_raw(given) else ujson.loads(body)
-        except Exception as error:  # noqa: BLE001 - whatever a body makes of its decoder
-            return self._undecoded(slot, claim, row, attempt, error)
-        node = self._broker.naming
-        return Message(slot.queue, position, content, key, given, claim.fence, attempt, node), None
-
-    def _undecoded(
-        self, slot: Slot, claim: Claim, row: Row, attempt: int, error: BaseException
-    ) -> tuple[Message, BaseException]:
-        """Return a message with the body as it was sent, and the error to record."""
-        position, body, key, _ = row
-        message = Message(
-            slot.queue,
-            position,
-            body,
-            key,
-            _NO_HEADERS,
-            claim.fence,
-            attempt,
-            self._broker.naming,
-        )
-        fault = BodyDecodeError(queue=slot.queue, id=message.id, reason=describe(error))
-        fault.__cause__ = error
-        return message, fault
-
-    def _work(self, queue: str) -> Work | None:
-        job = self._app.job_for(queue)
-        if job is None:
-            if queue not in self._jobless:
-                self._jobless.add(queue)
-                _log.error("queue %s: the app has no job for it; its messages wait", queue)
-            return None
-        if not self._suitability.fits(queue, job):
-            return None
-        work = self._works.get(job)
-        if work is None:
-            call = self._executor.bind(self._app.composed(job))
-            work = self._works[job] = Work(
-                job.name,
-                self._observing.bind(call) if job.batch is None else call,
-                job.checkpoint == "message",
-                job.order,
-                job.lanes,
-                job.batch or 0,
-                job.batch_wait_seconds,
-            )
-        return work
-
 
 _RUNNING = (Pipeline._run.__code__, Batches._run.__code__)
-
-
-def _in_batches(call: JobCall) -> JobCall:
-    """Return a call that gives a job a single message as a batch."""
-
-    def alone(message: Message, context: Any) -> None:
-        try:
-            call(Batch((message,)), context)  # type: ignore[arg-type]
-        except FailedAt as error:
-            if error.index == 0 and error.__cause__ is not None:
-                raise error.__cause__ from None
-            raise
-
-    return alone
 
 
 def _is_blocked(claim: Claim) -> bool:

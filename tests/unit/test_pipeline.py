@@ -534,7 +534,7 @@ def test_a_queue_without_a_job_waits_and_is_named_once(
     """Its messages are not touched."""
     app = App("other")
     app.job("mail-*")(lambda message, context: None)
-    stile.pipeline._app = app
+    stile.pipeline._works._app = app
     stile.broker.put("q", b"1")
     assert [stile.turn(), stile.turn()] == [Turn.TIP, Turn.TIP]
     assert caplog.text.count("the app has no job for it") == 1
