@@ -110,7 +110,7 @@ def test_rows_have_a_cell_for_each_column() -> None:
     ("own", "bare", "requests", "cpu", "missed"),
     [
         (950, 1000, 0.2, 4.9, []),
-        (850, 1000, 0.2, 4.9, ["qdo / bare loop, best messages/s"]),
+        (850, 1000, 0.2, 4.9, ["qdo / bare loop, messages/s"]),
         (950, 1000, 0.3, 4.9, ["qdo: requests/message"]),
         (950, 1000, 0.2, 5.1, ["1,000 idle queues: % of a core"]),
     ],
@@ -125,9 +125,9 @@ def test_goals_are_judged(
     assert len(found) == 5
 
 
-def test_rates_are_judged_by_the_best_runs() -> None:
-    """A busy machine makes some runs slow, on either side."""
-    loads = {QDO: [a_load(100), a_load(950)], BARE: [a_load(1000), a_load(10)]}
+def test_rates_are_judged_by_their_medians() -> None:
+    """One good run is not enough, and one bad one no harm."""
+    loads = {QDO: [a_load(950), a_load(2000), a_load(5)], BARE: [a_load(1000)]}
     (rate,) = [goal for goal in goals(loads, {}) if "messages/s" in goal.what]
     assert (rate.found, rate.reached) == ("0.95", True)
 
