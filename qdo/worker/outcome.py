@@ -51,7 +51,7 @@ from qdo.worker.slot import JobAborted, Slot, Turn
 BROKER_POLICY = Policy(backoff_seconds=0.1, backoff_max_seconds=5.0)
 """How long a queue waits after its broker failed; it is asked again for ever."""
 OPERATOR_REASON = "an operator decided so"
-EXPIRED_REASON = "the broker took it back; it is run when it is received again"
+EXPIRED_REASON = "the broker has it back; it is run when it is received again"
 
 _log = logging.getLogger(__name__)
 
