@@ -176,7 +176,7 @@ def goals(loads: Mapping[str, Sequence[Load]], rests: Mapping[str, Rest]) -> lis
             Goal.at_most(
                 f"{many.queues:,} idle queues: MiB", 300, many.memory_bytes / 2**20, ",.0f"
             ),
-            Goal.at_most("requests/idle queue/h", 100, many.per_queue_hour, ",.1f"),
+            Goal.at_most("receives/idle queue/h", 100, many.receives_per_queue_hour, ",.1f"),
         ]
     return found
 
