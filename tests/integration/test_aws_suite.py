@@ -17,7 +17,8 @@ SUITE = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/
 def left(moto_url: str) -> list[str]:
     """Return what tests of this suite left behind."""
     queues = client("sqs", moto_url).list_queues(QueueNamePrefix="qdo-test-").get("QueueUrls", [])
-    streams = client("kinesis", moto_url).list_streams()["StreamNames"]
+    pages = client("kinesis", moto_url).get_paginator("list_streams").paginate()
+    streams = (name for page in pages for name in page["StreamNames"])
     return [*queues, *(name for name in streams if name.startswith("qdo-test-"))]
 
 

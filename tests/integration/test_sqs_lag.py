@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.support.aws.server import serving
 from tests.support.sqs_stage import Stage
 
 OFTEN = "import qdo.worker.worker\nqdo.worker.worker.DESCRIBE_SECONDS = 0.1"
@@ -16,18 +22,28 @@ def ages(stage: Stage) -> dict[str, float | None]:
     return {item["queue"]: item["behind_seconds"] for item in items}
 
 
-def test_a_queue_says_how_old_its_first_undone_message_is(sqs_stage: Stage) -> None:
+@pytest.fixture
+def stage(tmp_path: Path, aws_prefix: str) -> Iterator[Stage]:
+    """Queues of a server of the test's own: on the one of all tests the clock may be set."""
+    with (
+        serving("tests.support.aws.sqs_stub") as server,
+        contextlib.closing(Stage(tmp_path, server, aws_prefix)) as made,
+    ):
+        yield made
+
+
+def test_a_queue_says_how_old_its_first_undone_message_is(stage: Stage) -> None:
     """It grows while the job runs, and is gone when all is done."""
-    sqs_stage.make("slow.fifo")
-    sqs_stage.make("idle.fifo")
-    sqs_stage.job('order="key"', OFTEN)
-    sqs_stage.send("slow.fifo", {"n": 0, "gate": "open"}, {"n": 1})
-    sqs_stage.start()
-    sqs_stage.wait(1, "begin")
-    sqs_stage.until(lambda: (ages(sqs_stage)["slow.fifo"] or 0) > 1.5, "the age is told")
-    assert not ages(sqs_stage)["idle.fifo"]
-    first = ages(sqs_stage)["slow.fifo"] or 0
-    sqs_stage.until(lambda: (ages(sqs_stage)["slow.fifo"] or 0) > first, "the age grows")
-    sqs_stage.open("open")
-    sqs_stage.wait_empty()
-    sqs_stage.until(lambda: not ages(sqs_stage)["slow.fifo"], "nothing is behind")
+    stage.make("slow.fifo")
+    stage.make("idle.fifo")
+    stage.job('order="key"', OFTEN)
+    stage.send("slow.fifo", {"n": 0, "gate": "open"}, {"n": 1})
+    stage.start()
+    stage.wait(1, "begin")
+    stage.until(lambda: (ages(stage)["slow.fifo"] or 0) > 1.5, "the age is told")
+    assert not ages(stage)["idle.fifo"]
+    first = ages(stage)["slow.fifo"] or 0
+    stage.until(lambda: (ages(stage)["slow.fifo"] or 0) > first, "the age grows")
+    stage.open("open")
+    stage.wait_empty()
+    stage.until(lambda: not ages(stage)["slow.fifo"], "nothing is behind")

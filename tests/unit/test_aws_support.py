@@ -35,7 +35,8 @@ def test_moto_answers_for_every_service(
     assert sqs.list_queues(QueueNamePrefix=aws_prefix)["QueueUrls"] == [url]
     kinesis = clients.client("kinesis", moto_url)
     kinesis.create_stream(StreamName=aws_stream, ShardCount=1)
-    assert aws_stream in kinesis.list_streams()["StreamNames"]
+    found = kinesis.describe_stream_summary(StreamName=aws_stream)["StreamDescriptionSummary"]
+    assert found["StreamName"] == aws_stream
     s3 = clients.client("s3", moto_url)
     s3.create_bucket(Bucket=aws_bucket)
     s3.put_object(Bucket=aws_bucket, Key="key", Body=b"body")
