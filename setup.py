@@ -50,6 +50,7 @@ TEST = [
     "standardwebhooks>=1.1,<2",  # verifies what workers.webhook signs
     "pytest>=9.2,<10",
     "pytest-timeout>=2.4,<3",
+    "pytest-xdist>=3.8,<4",  # two test files at once: most of them wait for processes and clocks
     "hypothesis>=6.168,<7",
     "objgraph>=3.6,<4",  # for kazoo's own tests
     "mypy>=2.4,<2.5",
