@@ -31,13 +31,14 @@ _kept: list[int] = []
 class ForkGuard:
     """Keeps forks out of the transactions on a file: to be held around each of them.
 
-    :param forget: called in a forked child.
+    :param forget: called in a forked child, and in its children: more than once.
     """
 
     def __init__(self, path: str, forget: Callable[[], None]) -> None:
         self._path = path
         self._forget = forget
         self._lock: Any = original("_thread", "allocate_lock", _thread.allocate_lock)()
+        self._closed = False
         _guards.add(self)
 
     def __enter__(self) -> None:
@@ -46,9 +47,19 @@ class ForkGuard:
     def __exit__(self, *raised: object) -> None:
         self._lock.release()
 
+    def close(self) -> None:
+        """Take note that the file is closed: forks are none of its business any more.
+
+        To be called while it is held. A fork that waits for it meanwhile finds it closed.
+        """
+        self._closed = True
+        _guards.discard(self)
+
     def begin_in_child(self) -> None:
         """Take the locks that SQLite takes for its own, and let go of the rest."""
         self._lock.release()
+        if self._closed:
+            return
         self._forget()
         for path, (start, length) in (
             (self._path, _DATABASE_LOCK),

@@ -51,8 +51,10 @@ class Gate:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._file)
+        """Let go of the file; idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def _enter(self) -> bool:
         try:

@@ -235,6 +235,7 @@ class Writer:
             with self._fork_guard:
                 self._connection.close()
                 self._gate.close()
+                self._fork_guard.close()
             if self._ended is not None:
                 self._ended.set()
 

@@ -88,6 +88,43 @@ os.close(told)
 print(*(os.waitpid(pid, 0)[1] for pid in children))
 """
 
+_FORK_CLOSED = """
+import os, sys
+from qdo.brokers import open_broker
+from qdo.brokers.base import Outgoing
+
+def fill():
+    return [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
+
+def untouched(files):
+    null = os.stat(os.devnull)  # a number may be open and be another file by now
+    return all(os.path.samestat(os.fstat(file), null) for file in files)
+
+def fork(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            well = work()
+        except OSError:
+            well = False
+        os._exit(0 if well else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+def forks():
+    files = fill()
+    return fork(lambda: untouched(files))
+
+closed = open_broker(sys.argv[1], "app")
+closed.send(Outgoing("q", b"1"))
+closed.close()
+print("closed", forks(), flush=True)
+opened = open_broker(sys.argv[1], "app")
+opened.send(Outgoing("q", b"2"))
+print("opened", fork(forks), flush=True)
+opened.send(Outgoing("q", b"3"))
+opened.close()
+"""
+
 _LISTEN = """
 import sys, threading
 from qdo.brokers import open_broker
@@ -230,4 +267,20 @@ def test_forked_processes_send_as_their_parent_does(tmp_path: Path) -> None:
     for child in range(6):
         rows = broker.reader(f"child-{child}", 0).fetch(100)
         assert [row[1] for row in rows] == [b"%d" % number for number in range(20)]
+    broker.close()
+
+
+def test_forks_close_nobody_elses_files(url: str) -> None:
+    """Not after the broker was closed, and not in the children of a child."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORK_CLOSED, url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("closed True\nopened True\n", "")
+    broker = open_broker(url, "app")
+    assert broker.backlog("q", 0).count == 3
     broker.close()

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,8 @@ def test_commands_of_several_queues_run_at_once(tmp_path: Path) -> None:
     runner = Runner(Options(command=meet))
     with ThreadPoolExecutor(4) as pool:
         ended = [pool.submit(runner.run, message()) for _ in range(4)]
-        assert [each.result(30) for each in ended] == [None] * 4
+        # The first to end: where one fails the others wait for it, and must not hide its error.
+        assert [each.result() for each in as_completed(ended, 30)] == [None] * 4
 
 
 # --- options ------------------------------------------------------------------------
