@@ -206,15 +206,22 @@ class App(Sender):
     def context(self, factory: _Function) -> _Function:
         """Register the decorated function as the app's `job_context`.
 
-        :raises UsageError: it cannot be called without arguments, or is ``async``.
+        :raises UsageError: it cannot be called without arguments, is ``async``, or the app has
+            one already.
         """
+        if self._job_context is not _empty_context:
+            raise self._has_already("job_context", "make one that yields what both of them do")
+        self.replace_context(factory)
+        return factory
+
+    def replace_context(self, factory: Callable[[], Any]) -> None:
+        """Take a function as `job_context`, in place of that of the app where it has one."""
         check_call(factory, (), "job_context")
         check_plain(factory, "job_context")
         if inspect.isgeneratorfunction(factory):
             self._job_context = contextlib.contextmanager(factory)
         else:
             self._job_context = _checked(factory)
-        return factory
 
     @overload
     def middleware(self, function: _Function) -> _Function: ...
@@ -258,11 +265,21 @@ class App(Sender):
     def failure(self, hook: _Function) -> _Function:
         """Register the decorated function as the app's `job_failure`.
 
-        :raises UsageError: it cannot be called with (message, context, error), or is ``async``.
+        :raises UsageError: it cannot be called with (message, context, error), is ``async``, or
+            the app has one already.
         """
+        if self._job_failure is not _ignore_failure:
+            raise self._has_already("job_failure", "have one call the other")
+        self.replace_failure(hook)
+        return hook
+
+    def replace_failure(self, hook: FailureHook) -> None:
+        """Take a function as `job_failure`, in place of that of the app where it has one."""
         check_hook(hook, ("message", "context", "error"), "job_failure")
         self._job_failure = hook
-        return hook
+
+    def _has_already(self, what: str, remedy: str) -> UsageError:
+        return UsageError(reason=f"app {self.name!r} has a {what} already: {remedy}")
 
     def observer(self, hook: _Function) -> _Function:
         """Register the decorated function: it is called with a `qdo.Event` for each attempt.

@@ -29,9 +29,9 @@ def prepare(settings: Settings, target: str | None = None) -> tuple[App, Setting
     check_target(settings, target)
     app = load_app(target) if target else _app_around_job(settings)
     if settings.job_context:
-        app.context(load_callable(settings.job_context))
+        app.replace_context(load_callable(settings.job_context))
     if settings.job_failure:
-        app.failure(load_callable(settings.job_failure))
+        app.replace_failure(load_callable(settings.job_failure))
     if not app.jobs:
         raise UsageError(
             reason=f"app {app.name!r} has no job: decorate a function with @app.job(), "

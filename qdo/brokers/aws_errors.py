@@ -27,6 +27,8 @@ from qdo.errors import (
 BOTO_ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
 """What boto3's clients raise for requests; urllib3's errors come wrapped in them."""
 
+SHOWN_CHARACTERS = 300
+"""How much of what a server said becomes part of an error."""
 SERVICES = {"sqs": "SQS", "kinesis": "Kinesis", "s3": "S3"}
 
 _EXPIRED = {
@@ -263,4 +265,6 @@ def _line(error: BaseException) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
+    """Return a text on one line, cut: a proxy may answer with a whole page of HTML."""
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}..."

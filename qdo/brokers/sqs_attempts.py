@@ -13,18 +13,23 @@ class Attempts:
 
     SQS may have done a receive of which no answer came, and locked message groups for it. With the
     same id it gives the same messages again; with another one they come after their visibility
-    time-out.
+    time-out. A receive that is made again is the same in all its terms.
     """
 
     def __init__(self) -> None:
         self._id = ""
+        self._most = 0
         self._since = 0.0
 
-    def next(self, now: float) -> str:
-        """Return the id of a receive that is made now (clock time)."""
+    def next(self, now: float, most: int) -> tuple[str, int]:
+        """Return the id of a receive that is made now, and how many messages it asks for.
+
+        :param now: clock time.
+        :param most: messages that are wanted, unless it is made again.
+        """
         if not self._id or now - self._since > KNOWN_SECONDS:
-            self._id, self._since = str(uuid.uuid4()), now
-        return self._id
+            self._id, self._most, self._since = str(uuid.uuid4()), most, now
+        return self._id, self._most
 
     def answered(self) -> None:
         """Take note that SQS has answered, be it with an error."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from qdo.brokers.base import Row
+from qdo.brokers.sqs_budget import Budget
 from qdo.brokers.sqs_messages import Pointer, Received
 from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
 from qdo.brokers.subscription import OPEN_POLL, ReceiptBook
@@ -79,6 +80,7 @@ class Holding:
     :param unconfirmed: names of messages that are done, as an earlier owner recorded them.
     :param visibility_seconds: for how long a receipt or an extension hides a message.
     :param receipts: where to keep the receipts of what is held.
+    :param budget: told the bytes of what is held.
     """
 
     def __init__(
@@ -89,9 +91,11 @@ class Holding:
         clock: Callable[[], float],
         queue: str = "",
         receipts: ReceiptBook | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self._queue = queue
         self._receipts = receipts
+        self._budget = Budget() if budget is None else budget
         self._poll = 0
         self._moment = SQS_POSITIONS.last(after)
         self._visibility = visibility_seconds
@@ -170,6 +174,7 @@ class Holding:
         )
         self._hide(held, until)
         self._held[position] = self._by_name[name] = held
+        self._budget.took(len(row.body))
         self._keep(held)
         return held
 
@@ -236,7 +241,8 @@ class Holding:
         if self._receipts is not None:
             self._receipts.drop(held.kept)
             held.kept = 0
-        self._held.pop(held.position, None)
+        if self._held.pop(held.position, None) is not None:
+            self._budget.freed(len(held.row.body))
         self._by_name.pop(_name(held), None)
         at = bisect_left(self._order, held.position)
         if at < len(self._order) and self._order[at] == held.position:

@@ -11,6 +11,7 @@ import gevent
 from gevent.event import Event
 
 from qdo.brokers.aws_address import FIFO
+from qdo.brokers.sqs_budget import Budget
 from qdo.brokers.sqs_holding import Holding
 from qdo.brokers.sqs_requests import Requests
 from qdo.brokers.sqs_subscription import SqsSubscription
@@ -51,6 +52,7 @@ class SqsReceiver:
         self._receipts = receipts
         self._clock = clock
         self._chance = chance
+        self._budget = Budget()
         self._open: dict[SqsSubscription, None] = {}
         self._all_closed = Event()
         self._all_closed.set()
@@ -73,7 +75,9 @@ class SqsReceiver:
                 self._clock,
                 queue,
                 self._receipts,
+                self._budget,
             ),
+            self._budget,
             idle_seconds=self._idle_seconds,
             on_lost=on_lost,
             on_news=lambda: self._wake((queue,)),

@@ -90,18 +90,23 @@ class Requests:
     # --- receiving ----------------------------------------------------------------------
 
     def receive(
-        self, queue: str, attempt: str, is_wanted: Callable[[], bool] = lambda: True
+        self,
+        queue: str,
+        attempt: str,
+        is_wanted: Callable[[], bool] = lambda: True,
+        most: int = BATCH,
     ) -> list[Received]:
         """Wait for messages, in one long poll.
 
         :param attempt: a new id; that of an earlier one to have its answer, if that got lost and
             the queue is FIFO.
         :param is_wanted: asked when it is the poll's turn: nothing is received where it is not.
+        :param most: messages, 1 to 10.
         :raises QdoError: SQS cannot be asked, or a body cannot be had.
         """
         options: dict[str, Any] = {
             "QueueUrl": self._url_of(queue),
-            "MaxNumberOfMessages": BATCH,
+            "MaxNumberOfMessages": most,
             "WaitTimeSeconds": self._wait_seconds,
             "VisibilityTimeout": self._visibility_seconds,
             "MessageSystemAttributeNames": RECEIVED_ATTRIBUTES,

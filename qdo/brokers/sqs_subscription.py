@@ -27,6 +27,7 @@ import gevent
 
 from qdo.brokers.base import Row
 from qdo.brokers.sqs_attempts import Attempts
+from qdo.brokers.sqs_budget import Budget
 from qdo.brokers.sqs_deletes import Deletes
 from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Received
@@ -62,6 +63,7 @@ class SqsSubscription(Subscription):
         queue: str,
         requests: Requests,
         holding: Holding,
+        budget: Budget,
         *,
         idle_seconds: float,
         on_lost: Callable[[int], None],
@@ -73,6 +75,8 @@ class SqsSubscription(Subscription):
         self.queue = queue
         self._requests = requests
         self._holding = holding
+        self._budget = budget
+        self._size: float | None = None
         self._idle_seconds = idle_seconds
         self._on_lost = on_lost
         self._on_news = on_news
@@ -198,11 +202,13 @@ class SqsSubscription(Subscription):
     def _poll(self) -> None:
         asked_at = self._clock()
         try:
-            attempt = self._attempts.next(asked_at)
+            size = self._budget.typical if self._size is None else self._size
+            attempt, most = self._attempts.next(asked_at, self._budget.room(size, BATCH))
             self._holding.polling(attempt)
-            messages = self._requests.receive(
-                self.queue, attempt, lambda: not self._closed
-            )
+            with self._budget.expecting(size * most):
+                messages = self._requests.receive(
+                    self.queue, attempt, lambda: not self._closed, most
+                )
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
             self._asking = False
             if not isinstance(error, UnreachableError):
@@ -247,6 +253,7 @@ class SqsSubscription(Subscription):
             return
         if len(messages):
             self._empty = 0
+            self._size = self._budget.learn(messages)
             self._schedule_extension()
         if taken.fresh:
             self._wanted = False
@@ -280,6 +287,9 @@ class SqsSubscription(Subscription):
             due = self._holding.extend_at()
             if due != float("inf"):
                 pause = max(0.0, due - self._clock())
+                if self._extend_failures:
+                    trouble = backoff(self._extend_failures, EXTENSION_TROUBLE, self._chance())
+                    pause = max(pause, trouble)
                 self._extend_timer = gevent.spawn_later(pause, self._extension_due)
 
     def _extension_due(self) -> None:
@@ -289,22 +299,26 @@ class SqsSubscription(Subscription):
     def _extend(self) -> None:
         """Have SQS hide for longer what is still in hand or waits for it."""
         self._extending = True
+        failed = True
         try:
-            due, over = self._holding.to_extend(self._clock())
-            self._lose(over)
-            if due and not self.may_start():
-                due = self._keep_what_runs(due)
-            failed = False
-            for start in range(0, len(due), BATCH):
-                batch = [held for held in due[start : start + BATCH] if self._is_wanted(held)]
-                if batch and not self._closed:
-                    failed |= not self._extend_batch(batch)
-            self._extend_failures = self._extend_failures + 1 if failed else 0
-            if failed:  # tried again below
-                gevent.sleep(backoff(self._extend_failures, EXTENSION_TROUBLE, self._chance()))
+            failed = not self._extend_all()
         finally:
             self._extending = False
+            self._extend_failures = self._extend_failures + 1 if failed else 0
             self._schedule_extension()
+
+    def _extend_all(self) -> bool:
+        """Ask once for each batch that is due; return whether every entry has its answer."""
+        due, over = self._holding.to_extend(self._clock())
+        self._lose(over)
+        if due and not self.may_start():
+            due = self._keep_what_runs(due)
+        answered = True
+        for start in range(0, len(due), BATCH):
+            batch = [held for held in due[start : start + BATCH] if self._is_wanted(held)]
+            if batch and not self._closed:
+                answered &= self._extend_batch(batch)
+        return answered
 
     def _is_wanted(self, held: Held) -> bool:
         return self._holding.is_held(held.position)

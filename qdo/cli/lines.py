@@ -51,7 +51,9 @@ class Form:
             return Fault(BodyError, _why(error))
         if len(line) > self.max_bytes:
             return Fault(
-                LineError, f"the body has {len(line)} bytes, the broker takes {self.max_bytes}"
+                LineError,
+                f"the body has {len(line)} bytes, the broker takes {self.max_bytes}: store it"
+                " elsewhere and send a reference",
             )
         queue = self.queue if self.queue is not None else _text_at(value, self.queue_field)
         if isinstance(queue, Fault):

@@ -90,8 +90,13 @@ def _trouble(failing: dict[str, Any] | None, blocked: dict[str, Any] | None) -> 
     """Return how the message at the head of a queue fails, in words."""
     if blocked is not None:
         since = iso_time(blocked["since"])
-        return f"blocked since {since}, {blocked['attempts']} attempts: {blocked['error']}"
-    return f"{failing['attempts']} attempts: {failing['error']}" if failing is not None else None
+        return f"blocked since {since}, {_attempts(blocked)}: {blocked['error']}"
+    return f"{_attempts(failing)}: {failing['error']}" if failing is not None else None
+
+
+def _attempts(failure: dict[str, Any]) -> str:
+    count = failure["attempts"]
+    return "1 attempt" if count == 1 else f"{count} attempts"
 
 
 def _queue_item(each: status.QueueStatus) -> dict[str, Any]:

@@ -167,6 +167,8 @@ class Proc:
     ) -> None:
         self.kill()
         self._reader.join(2.0)
+        if error is not None:  # pytest shows it beside the failure
+            print(f"process {self.pid} said:\n{self.output}")
         if self._process.stdout is not None and not self._reader.is_alive():
             self._process.stdout.close()
 

@@ -9,6 +9,7 @@ import gevent
 from gevent.event import Event
 
 from qdo.brokers.base import Row
+from qdo.brokers.sqs_budget import HELD_BYTES, Budget
 from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Received
 from qdo.brokers.sqs_positions import sequence_of
@@ -27,10 +28,9 @@ def until(true: Callable[[], bool]) -> None:
         gevent.sleep(0.005)
 
 
-def message(number: int, group: str = "g") -> Received:
-    return Received(
-        1000 + number, number, number, b"%d" % number, group, None, f"r{number}", group, 1, None
-    )
+def message(number: int, group: str = "g", size: int = 0) -> Received:
+    body = (b"%d" % number).ljust(size)
+    return Received(1000 + number, number, number, body, group, None, f"r{number}", group, 1, None)
 
 
 class FakeRequests:
@@ -43,6 +43,7 @@ class FakeRequests:
         self.answers: list[list[Received] | Exception] = []
         self.polls = 0
         self.attempts: list[str] = []
+        self.asked_for: list[int] = []
         self.open_polls = 0
         self.deleted: list[list[int]] = []
         self.extended: list[list[int]] = []
@@ -62,10 +63,11 @@ class FakeRequests:
         self._news.set()
 
     def receive(
-        self, queue: str, attempt: str, is_wanted: Callable[[], bool]
+        self, queue: str, attempt: str, is_wanted: Callable[[], bool], most: int
     ) -> list[Received]:
         self.polls += 1
         self.attempts.append(attempt)
+        self.asked_for.append(most)
         self.open_polls += 1
         while not self.answers:
             self._news.clear()
@@ -114,16 +116,23 @@ def _numbers(batch: Sequence[Held]) -> list[int]:
 class Bench:
     """A subscription, and what it said."""
 
-    def __init__(self, idle_seconds: float = 0.0, visibility: float = 60.0) -> None:
+    def __init__(
+        self,
+        idle_seconds: float = 0.0,
+        visibility: float = 60.0,
+        held_bytes: int = HELD_BYTES,
+    ) -> None:
         self.requests = FakeRequests()
         self.lost: list[int] = []
         self.news = 0
         self.closed = False
-        self.holding = Holding(0, (), visibility, time.monotonic)
+        self.budget = Budget(held_bytes)
+        self.holding = Holding(0, (), visibility, time.monotonic, budget=self.budget)
         self.subscription = SqsSubscription(
             "q.fifo",
             self.requests,  # type: ignore[arg-type]
             self.holding,
+            self.budget,
             idle_seconds=idle_seconds,
             on_lost=lambda position: self.lost.append(sequence_of(position)),
             on_news=self._note_news,
@@ -139,11 +148,11 @@ class Bench:
     def _note_closed(self, subscription: SqsSubscription) -> None:
         self.closed = True
 
-    def fetched(self, *numbers: int) -> list[Row]:
+    def fetched(self, *numbers: int, size: int = 0) -> list[Row]:
         """Have these messages received and fetch them."""
         if not self.requests.polls:
             assert self.reader.fetch(10) == []
-        self.requests.answer([message(number) for number in numbers])
+        self.requests.answer([message(number, size=size) for number in numbers])
         news = self.news
         until(lambda: self.news > news)
         rows = self.reader.fetch(100)
@@ -155,3 +164,4 @@ class Bench:
         self.subscription.close()
         self.requests.answer([], [], [])
         until(lambda: self.closed)
+        assert self.budget.held == 0, "something that is not held any more is still counted"

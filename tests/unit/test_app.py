@@ -202,6 +202,20 @@ def test_hooks_are_checked(app: App) -> None:
         app.context(lambda message: None)
 
 
+def test_a_second_hook_is_refused(app: App) -> None:
+    """It would take the place of the first, of which nobody would hear again."""
+    first = contextmanager(lambda: iter([5]))
+    app.context(first)
+    with pytest.raises(UsageError, match="has a job_context already: make one that yields what"):
+        app.context(contextmanager(lambda: iter([6])))
+    hook = app.failure(lambda message, context, error: None)
+    with pytest.raises(UsageError, match="has a job_failure already: have one call the other"):
+        app.failure(lambda message, context, error: None)
+    with app.job_context() as context:
+        assert context == 5
+    assert app.job_failure is hook
+
+
 # --- sending ---
 
 

@@ -125,6 +125,12 @@ def test_an_answer_that_is_none(answers: Answers) -> None:
     assert isinstance(asked(answers.place), AwsUnreachableError)
 
 
+def test_a_long_answer_is_cut(answers: Answers) -> None:
+    """The line of a log has room for the beginning of a page."""
+    answers.status, answers.body = 400, b"<html>" + b"<p>busy</p>\n" * 1000
+    assert len(str(asked(answers.place))) < 500
+
+
 def test_no_answer_in_time(answers: Answers) -> None:
     """The time-out is the caller's to choose."""
     answers.hangs = True

@@ -479,7 +479,7 @@ def test_errors_of_the_failure_hook_are_logged(
     def fail(message: Message) -> None:
         raise DeadLetter("bad")
 
-    stile.app.failure(hook)
+    stile.app.replace_failure(hook)
     stile.act = fail
     stile.broker.put("q", b"1")
     stile.turns()

@@ -278,6 +278,23 @@ def test_extensions_that_fail_are_not_asked_for_without_pause() -> None:
     bench.end()
 
 
+def test_neither_are_those_that_end_in_a_fault_of_ours(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is tried again with pauses, and does not keep a process busy with itself."""
+    bench = Bench(visibility=2.0)
+    bench.fetched(1)
+    tried = []
+
+    def fail() -> None:
+        tried.append(1)
+        raise ZeroDivisionError
+
+    bench.requests.on_extend = fail
+    until(lambda: bench.lost == [1])
+    assert 2 <= len(tried) <= 8
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    bench.end()
+
+
 def test_a_refusal_of_an_old_receipt_does_not_take_the_message_away() -> None:
     """It was received again while the request was under way, and is ours by its new receipt."""
     bench = Bench(visibility=VISIBILITY)
