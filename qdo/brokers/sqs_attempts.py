@@ -21,15 +21,16 @@ class Attempts:
         self._most = 0
         self._since = 0.0
 
-    def next(self, now: float, most: int) -> tuple[str, int]:
-        """Return the id of a receive that is made now, and how many messages it asks for.
-
-        :param now: clock time.
-        :param most: messages that are wanted, unless it is made again.
-        """
+    def next(self, now: float) -> str:
+        """Return the id of a receive that is made now (clock time)."""
         if not self._id or now - self._since > KNOWN_SECONDS:
-            self._id, self._most, self._since = str(uuid.uuid4()), most, now
-        return self._id, self._most
+            self._id, self._most, self._since = str(uuid.uuid4()), 0, now
+        return self._id
+
+    def most(self, wanted: int) -> int:
+        """Return how many messages the receive asks for: those wanted when it was made first."""
+        self._most = self._most or wanted
+        return self._most
 
     def answered(self) -> None:
         """Take note that SQS has answered, be it with an error."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from qdo.brokers.sqs_messages import Received
 
@@ -42,20 +41,10 @@ class Budget:
         """Return how many messages of a size to ask for, from 1 to `most`."""
         return int(min(most, max(1.0, (self._most - self.held) / max(1.0, size))))
 
-    @contextlib.contextmanager
-    def expecting(self, size: float) -> Iterator[None]:
-        """Count bytes that a poll may bring, as long as it is open."""
-        expected = int(size)
-        self.held += expected
-        try:
-            yield
-        finally:
-            self.held -= expected
-
     def took(self, size: int) -> None:
-        """Take note that a message is held."""
+        """Take note of bytes that are held, or that a poll which begins may bring."""
         self.held += size
 
     def freed(self, size: int) -> None:
-        """Take note that a message is held no more."""
+        """Take note that they are held, or expected, no more."""
         self.held -= size

@@ -90,23 +90,18 @@ class Requests:
     # --- receiving ----------------------------------------------------------------------
 
     def receive(
-        self,
-        queue: str,
-        attempt: str,
-        is_wanted: Callable[[], bool] = lambda: True,
-        most: int = BATCH,
+        self, queue: str, attempt: str, wanted: Callable[[], int] = lambda: BATCH
     ) -> list[Received]:
         """Wait for messages, in one long poll.
 
         :param attempt: a new id; that of an earlier one to have its answer, if that got lost and
             the queue is FIFO.
-        :param is_wanted: asked when it is the poll's turn: nothing is received where it is not.
-        :param most: messages, 1 to 10.
+        :param wanted: asked when it is the poll's turn: how many messages, 10 at most; where it
+            is none nothing is asked for.
         :raises QdoError: SQS cannot be asked, or a body cannot be had.
         """
         options: dict[str, Any] = {
             "QueueUrl": self._url_of(queue),
-            "MaxNumberOfMessages": most,
             "WaitTimeSeconds": self._wait_seconds,
             "VisibilityTimeout": self._visibility_seconds,
             "MessageSystemAttributeNames": RECEIVED_ATTRIBUTES,
@@ -115,7 +110,8 @@ class Requests:
         if queue.endswith(FIFO):
             options["ReceiveRequestAttemptId"] = attempt
         with self._polls:
-            if not is_wanted():
+            options["MaxNumberOfMessages"] = most = wanted()
+            if not most:
                 return []
             self.counts["ReceiveMessage"] += 1
             with translated(self._place, "queue", _name(options["QueueUrl"])):

@@ -29,6 +29,7 @@ from qdo.brokers.base import Row
 from qdo.brokers.sqs_attempts import Attempts
 from qdo.brokers.sqs_budget import Budget
 from qdo.brokers.sqs_deletes import Deletes
+from qdo.brokers.sqs_extensions import Extensions
 from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Received
 from qdo.brokers.sqs_pauses import TROUBLE, rest_seconds
@@ -38,14 +39,12 @@ from qdo.brokers.sqs_requests import BATCH, Requests
 from qdo.brokers.subscription import Subscription
 from qdo.errors import UnreachableError
 from qdo.message import time_of_position
-from qdo.policy import Policy, backoff
+from qdo.policy import backoff
 
 LOOK_AT = frozenset(3 << shift for shift in range(24))
 """After so many empty polls in a row it is looked whether the queue is empty, ever less often."""
 UNWANTED_SECONDS = 1.0
 """How often it is looked whether the queue may be polled again."""
-EXTENSION_TROUBLE = Policy(backoff_seconds=0.2, backoff_max_seconds=2.0)
-"""Pauses after extensions that failed: short ones, for time is running out."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +76,7 @@ class SqsSubscription(Subscription):
         self._holding = holding
         self._budget = budget
         self._size: float | None = None
+        self._expected = 0
         self._idle_seconds = idle_seconds
         self._on_lost = on_lost
         self._on_news = on_news
@@ -93,10 +93,17 @@ class SqsSubscription(Subscription):
         self._rest: Any = None
         self._attempts = Attempts()
         self._deletes = Deletes(queue, requests, holding, self._begin, clock, chance)
+        self._extensions = Extensions(
+            queue,
+            requests,
+            holding,
+            self._begin,
+            choose=self._choose,
+            lose=self._lose,
+            clock=clock,
+            chance=chance,
+        )
         self._give_back = Releases(queue, requests, holding, self._begin, chance).give_back
-        self._extend_timer: Any = None
-        self._extending = False
-        self._extend_failures = 0
         self._under_way = 0
         self._closed = False
 
@@ -161,6 +168,7 @@ class SqsSubscription(Subscription):
             return
         self._closed = True
         self._wanted = False
+        self._extensions.stop()
         self._stop_resting()
         # The next owner need not wait for what is not done, nor that for deletes that fail.
         self._begin(self._deletes.flush)
@@ -181,9 +189,6 @@ class SqsSubscription(Subscription):
 
     def _look_closed(self) -> None:
         if self._closed and not self._under_way and not self._asking:
-            timer, self._extend_timer = self._extend_timer, None
-            if timer is not None:
-                timer.kill(block=False)
             self._holding.polling(None)
             self._on_closed(self)
 
@@ -202,13 +207,12 @@ class SqsSubscription(Subscription):
     def _poll(self) -> None:
         asked_at = self._clock()
         try:
-            size = self._budget.typical if self._size is None else self._size
-            attempt, most = self._attempts.next(asked_at, self._budget.room(size, BATCH))
+            attempt = self._attempts.next(asked_at)
             self._holding.polling(attempt)
-            with self._budget.expecting(size * most):
-                messages = self._requests.receive(
-                    self.queue, attempt, lambda: not self._closed, most
-                )
+            try:
+                messages = self._requests.receive(self.queue, attempt, self._how_many)
+            finally:
+                self._expect(0)
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
             self._asking = False
             if not isinstance(error, UnreachableError):
@@ -220,6 +224,21 @@ class SqsSubscription(Subscription):
             self._attempts.answered()
             self._answered(messages, asked_at)
         self._look_closed()
+
+    def _how_many(self) -> int:
+        """Return how many messages a poll asks for whose turn it is now."""
+        if self._closed:
+            return 0
+        size = self._budget.typical if self._size is None else self._size
+        most = self._attempts.most(self._budget.room(size, BATCH))
+        self._expect(int(size * most))
+        return most
+
+    def _expect(self, size: int) -> None:
+        """Have so many bytes counted as held that the open poll may bring."""
+        self._budget.freed(self._expected)
+        self._budget.took(size)
+        self._expected = size
 
     def _failed(self, error: Exception) -> None:
         if self._closed:
@@ -254,7 +273,7 @@ class SqsSubscription(Subscription):
         if len(messages):
             self._empty = 0
             self._size = self._budget.learn(messages)
-            self._schedule_extension()
+            self._extensions.schedule()
         if taken.fresh:
             self._wanted = False
             self._on_news()
@@ -280,60 +299,11 @@ class SqsSubscription(Subscription):
         if rest is not None:
             rest.kill(block=False)
 
-    # --- hiding for longer --------------------------------------------------------------
+    # --- what is not to be held, or is not held any more --------------------------------
 
-    def _schedule_extension(self) -> None:
-        if self._extend_timer is None and not (self._closed or self._extending):
-            due = self._holding.extend_at()
-            if due != float("inf"):
-                pause = max(0.0, due - self._clock())
-                if self._extend_failures:
-                    trouble = backoff(self._extend_failures, EXTENSION_TROUBLE, self._chance())
-                    pause = max(pause, trouble)
-                self._extend_timer = gevent.spawn_later(pause, self._extension_due)
-
-    def _extension_due(self) -> None:
-        self._extend_timer = None
-        self._begin(self._extend)
-
-    def _extend(self) -> None:
-        """Have SQS hide for longer what is still in hand or waits for it."""
-        self._extending = True
-        failed = True
-        try:
-            failed = not self._extend_all()
-        finally:
-            self._extending = False
-            self._extend_failures = self._extend_failures + 1 if failed else 0
-            self._schedule_extension()
-
-    def _extend_all(self) -> bool:
-        """Ask once for each batch that is due; return whether every entry has its answer."""
-        due, over = self._holding.to_extend(self._clock())
-        self._lose(over)
-        if due and not self.may_start():
-            due = self._keep_what_runs(due)
-        answered = True
-        for start in range(0, len(due), BATCH):
-            batch = [held for held in due[start : start + BATCH] if self._is_wanted(held)]
-            if batch and not self._closed:
-                answered &= self._extend_batch(batch)
-        return answered
-
-    def _is_wanted(self, held: Held) -> bool:
-        return self._holding.is_held(held.position)
-
-    def _extend_batch(self, batch: list[Held]) -> bool:
-        """Ask once; return whether every entry has its answer."""
-        asked_at = self._clock()
-        receipts = [held.receipt for held in batch]
-        answer = self._requests.extend(self.queue, batch)
-        for held in answer.done:
-            self._holding.extended(held, asked_at)
-        # One that was received again meanwhile is ours by another receipt.
-        asked = dict(zip(map(id, batch), receipts, strict=True))
-        self._lose([held for held in answer.refused if asked[id(held)] == held.receipt])
-        return not answer.failed
+    def _choose(self, due: Sequence[Held]) -> Sequence[Held]:
+        """Return what is to be hidden for longer of what is due."""
+        return self._keep_what_runs(due) if due and not self.may_start() else due
 
     def _keep_what_runs(self, due: Sequence[Held]) -> list[Held]:
         """Return what is to be held on although nothing may be started; give back the rest.
@@ -350,7 +320,7 @@ class SqsSubscription(Subscription):
         """Take note that messages may be somebody else's by now: their jobs must not go on."""
         behind: list[Held] = []
         for held in lost:
-            if not self._is_wanted(held):
+            if not self._holding.is_held(held.position):
                 continue
             if held.done:
                 self._holding.undeletable(held)

@@ -63,11 +63,11 @@ class FakeRequests:
         self._news.set()
 
     def receive(
-        self, queue: str, attempt: str, is_wanted: Callable[[], bool], most: int
+        self, queue: str, attempt: str, wanted: Callable[[], int]
     ) -> list[Received]:
         self.polls += 1
         self.attempts.append(attempt)
-        self.asked_for.append(most)
+        self.asked_for.append(wanted())
         self.open_polls += 1
         while not self.answers:
             self._news.clear()
