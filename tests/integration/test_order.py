@@ -440,9 +440,10 @@ def test_a_job_may_stop_the_worker_from_its_lane(keyed: Keyed) -> None:
     keyed.hold("a-0")
     keyed.send(*messages("ab", 3))
     keyed.engine.start("q")
-    until(lambda: "b-0" in keyed.begun)
+    until(lambda: keyed.engine.member.draining, "the worker has noticed")
     keyed.let_go("a-0")
     assert keyed.engine.join() == 0
+    assert keyed.begun[:2] == ["a-0", "b-0"]
     assert keyed.ended == ["a-0"]
     assert keyed.engine.member.recorded["q"] > 0
 
