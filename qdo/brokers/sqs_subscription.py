@@ -11,7 +11,8 @@ asking    a long poll is open                                                off
                                                                              (nothing, or an
                                                                              error)
 resting   the queue is empty: a pause that grows up to `idle_seconds`; or    asking (the pause
-          nothing may be started: it is blocked, or the lease is over        is over, a ring)
+          nothing may be started: it is blocked, or the lease is over; or    is over, a ring,
+          the process holds as much as it should, see `Budget`               something is done)
 closed    the claim has ended; what an open poll brings is given back        -
 ========  =================================================================  =================
 """
@@ -77,6 +78,8 @@ class SqsSubscription(Subscription):
         self._budget = budget
         self._size: float | None = None
         self._expected = 0
+        self._waited = False
+        budget.queues += 1
         self._idle_seconds = idle_seconds
         self._on_lost = on_lost
         self._on_news = on_news
@@ -142,9 +145,17 @@ class SqsSubscription(Subscription):
         held = self._holding.done(position)
         if held is not None:
             self._deletes.add([held], self._closed)
+            self._look_for_room()
 
     def done_through(self, position: int) -> None:
         self._deletes.add(self._holding.done_through(position), self._closed)
+        self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """Ask where it was waited for messages to be done."""
+        if self._waited and self._room():
+            self._stop_resting()
+            self._ask()
 
     def is_held(self, position: int) -> bool:
         return self._holding.is_held(position)
@@ -168,6 +179,7 @@ class SqsSubscription(Subscription):
             return
         self._closed = True
         self._wanted = False
+        self._budget.queues -= 1
         self._extensions.stop()
         self._stop_resting()
         # The next owner need not wait for what is not done, nor that for deletes that fail.
@@ -201,6 +213,11 @@ class SqsSubscription(Subscription):
             # What comes now would only be hidden from whoever may start it.
             self._rest_for(UNWANTED_SECONDS)
             return
+        if not self._room() and not self._waited:
+            self._waited = True
+            self._rest_for(UNWANTED_SECONDS)
+            return
+        self._waited = False
         self._asking = True
         gevent.spawn(self._poll)
 
@@ -225,13 +242,18 @@ class SqsSubscription(Subscription):
             self._answered(messages, asked_at)
         self._look_closed()
 
+    def _room(self) -> int:
+        return self._budget.room(self._expected_size(), len(self._holding))
+
+    def _expected_size(self) -> float:
+        return self._budget.typical if self._size is None else self._size
+
     def _how_many(self) -> int:
         """Return how many messages a poll asks for whose turn it is now."""
         if self._closed:
             return 0
-        size = self._budget.typical if self._size is None else self._size
-        most = self._attempts.most(self._budget.room(size, BATCH))
-        self._expect(int(size * most))
+        most = self._attempts.most(min(BATCH, max(1, self._room())))
+        self._expect(int(self._expected_size() * most))
         return most
 
     def _expect(self, size: int) -> None:

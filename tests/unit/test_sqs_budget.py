@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
+import gevent
 import pytest
 
 from qdo.brokers.sqs_budget import Budget
@@ -19,14 +21,25 @@ def bench() -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize(
-    ("size", "held", "room"),
-    [(0, 0, 10), (100, 0, 10), (101, 0, 9), (100, 500, 5), (100, 950, 1), (1e9, 0, 1), (1, 1e9, 1)],
+    ("size", "held", "has", "room"),
+    [
+        (100, 0, 0, 10),
+        (101, 0, 0, 9),
+        (100, 500, 5, 5),
+        (100, 950, 0, 5),
+        (100, 950, 3, 2),
+        (100, 950, 5, 0),
+        (400, 950, 1, 0),
+        (2000, 950, 0, 1),
+        (0, 950, 5, 495),
+    ],
 )
-def test_as_many_as_fit(size: float, held: int, room: int) -> None:
-    """Never more than a request may ask for, and always one: every queue goes on."""
+def test_what_is_free_or_missing_to_a_share(size: int, held: int, has: int, room: int) -> None:
+    """Of two queues; one that holds nothing may always ask for one message."""
     budget = Budget(1000)
-    budget.took(int(held))
-    assert budget.room(size, 10) == room
+    budget.queues = 2
+    budget.took(held)
+    assert budget.room(size, has) == room
 
 
 def test_what_an_open_poll_may_bring_counts(bench: Bench) -> None:
@@ -37,17 +50,28 @@ def test_what_an_open_poll_may_bring_counts(bench: Bench) -> None:
     assert bench.requests.asked_for == [1]
 
 
-def test_large_messages_are_asked_for_one_by_one(bench: Bench) -> None:
-    """By the size that those of the last answer had."""
+def test_large_messages_are_waited_for(bench: Bench) -> None:
+    """No more are asked for than fit, by the size that those of the last answer had."""
     first, second = bench.fetched(1, 2, size=400)
+    gevent.sleep(0.02)
+    assert bench.requests.open_polls == 0
+    bench.subscription.done(first.position)
     until(lambda: bench.requests.open_polls == 1)
     assert bench.requests.asked_for[-1] == 1
-    for row in (first, second):
-        bench.subscription.done(row.position)
+    bench.subscription.done(second.position)
     until(lambda: bench.budget.held == 400)  # by the open poll
     bench.fetched(3, size=1)
     until(lambda: bench.requests.open_polls == 1)
     assert bench.requests.asked_for[-1] == 10
+
+
+def test_a_queue_with_too_much_asks_after_a_while(bench: Bench) -> None:
+    """What it holds may wait for an operator, and other messages need not."""
+    bench.fetched(1, 2, size=400)
+    asked = time.monotonic()
+    until(lambda: bench.requests.open_polls == 1)
+    assert bench.requests.asked_for[-1] == 1
+    assert time.monotonic() - asked > 0.5
 
 
 def test_a_receive_that_is_made_again_asks_for_as_many(bench: Bench) -> None:
