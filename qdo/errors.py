@@ -264,3 +264,8 @@ class NotBlockedError(QdoError):
     """queue {queue!r} is not blocked; nothing was changed: `qdo queues` shows which are"""
 
     exit_code = 5
+
+
+class NotBlockingError(NotBlockedError):
+    """no message at position {position} blocks queue {queue!r}; nothing was changed:
+    `qdo queues -o json` shows the positions of those that do"""

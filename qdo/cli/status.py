@@ -40,7 +40,7 @@ def queues(glob: str, budget: int | None, form: str, settings: Settings) -> None
         for item in items:
             item["owner"] = _owner(item)
             item["last"] = item["fault"] or item["last_time"]
-            item["failing"] = _trouble(item["failing"], item["blocked"])
+            item["failing"] = _trouble(item)
             item["backlog"] = _count(item["backlog"], item["approximate"])
             item["age"] = _age(item["behind_seconds"])
     columns = {
@@ -86,11 +86,13 @@ def _age(seconds: float | None) -> str | None:
     return None if seconds is None else short_duration(seconds)
 
 
-def _trouble(failing: dict[str, Any] | None, blocked: dict[str, Any] | None) -> str | None:
-    """Return how the message at the head of a queue fails, in words."""
+def _trouble(item: dict[str, Any]) -> str | None:
+    """Return how messages of a queue fail, in words."""
+    failing, blocked, also = item["failing"], item["blocked"], item["also_blocked"]
     if blocked is not None:
         since = iso_time(blocked["since"])
-        return f"blocked since {since}, {_attempts(blocked)}: {blocked['error']}"
+        more = f"; {len(also)} more block it" if also else ""
+        return f"blocked since {since}, {_attempts(blocked)}: {blocked['error']}{more}"
     return f"{_attempts(failing)}: {failing['error']}" if failing is not None else None
 
 
@@ -119,6 +121,7 @@ def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
         "fault": each.fault,
         "failing": marks.dump() if marks is not None and not marks.blocked else None,
         "blocked": marks.dump() if marks is not None and marks.blocked else None,
+        "also_blocked": [other.dump() for other in each.also_blocking],
     }
 
 

@@ -9,6 +9,7 @@ from qdo.cli.output import emit
 from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
 from qdo.coordination.layout import MAX_LAST
+from qdo.coordination.operator import Which
 from qdo.errors import NotFoundError, UnsupportedError, UsageError
 from qdo.message import format_position
 from qdo.ops.unblock import Verdict, unblock
@@ -20,10 +21,24 @@ from qdo.settings import Settings
 @click.option("--retry", is_flag=True, help="Run the message again, with attempts from 1.")
 @click.option("--skip", is_flag=True, help="Pass the message over.")
 @click.option("--dead-letter", is_flag=True, help="Set the message aside with its error.")
+@click.option(
+    "--position",
+    metavar="P",
+    type=click.IntRange(min=1),
+    help="Decide on the message there, as `qdo queues -o json` shows it; else on the first one.",
+)
+@click.option("--all", "everything", is_flag=True, help="Decide on every message that blocks.")
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
 def unblock_queue(
-    queue: str, retry: bool, skip: bool, dead_letter: bool, form: str, settings: Settings
+    queue: str,
+    retry: bool,
+    skip: bool,
+    dead_letter: bool,
+    position: int | None,
+    everything: bool,
+    form: str,
+    settings: Settings,
 ) -> None:
     """Let a blocked queue go on, after a decision on the message that blocks it.
 
@@ -32,6 +47,7 @@ def unblock_queue(
     """
     require_app(settings)
     verdict = _verdict(retry, skip, dead_letter)
+    which = _which(position, everything)
     if verdict == "dead-letter" and not keeps_dead_letters(settings.broker):
         # Its owner could not carry it out, and a decision cannot be taken back.
         raise UnsupportedError(
@@ -43,18 +59,21 @@ def unblock_queue(
     with reached(settings, broker=False) as reach:
         if reach.client is None:
             raise NotFoundError(what="queue", name=queue)
-        marks = unblock(reach.client, reach.layout, queue, verdict)
-    item = {
-        "queue": queue,
-        "position": str(marks.position),
-        "time": _sent(marks.position, settings.broker),
-        "attempts": marks.attempts,
-        "error": marks.error,
-        "verdict": verdict,
-    }
+        decided = unblock(reach.client, reach.layout, queue, verdict, which)
+    items = [
+        {
+            "queue": queue,
+            "position": str(marks.position),
+            "time": _sent(marks.position, settings.broker),
+            "attempts": marks.attempts,
+            "error": marks.error,
+            "verdict": verdict,
+        }
+        for marks in decided
+    ]
     columns = ("queue", "time", "attempts", "verdict", "error")
     headings = {name: name.upper() for name in columns}
-    emit("qdo.unblock/1", [item], form, {**headings, "time": "SENT"})
+    emit("qdo.unblock/1", items, form, {**headings, "time": "SENT"})
 
 
 def _sent(position: int, broker: str) -> str | None:
@@ -75,3 +94,11 @@ def _verdict(retry: bool, skip: bool, dead_letter: bool) -> Verdict:
             reason="say what becomes of the message: one of --retry, --skip, --dead-letter"
         )
     return asked[0]
+
+
+def _which(position: int | None, everything: bool) -> Which:
+    if everything and position is not None:
+        raise UsageError(reason="give one of --position and --all")
+    if everything:
+        return "all"
+    return "first" if position is None else position

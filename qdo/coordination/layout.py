@@ -356,6 +356,12 @@ class QueueNode:
     above: Above | None = None
     unconfirmed: tuple[str, ...] = ()
 
+    @property
+    def blocking(self) -> tuple[Marks, ...]:
+        """The marks of the messages that wait for an operator, those of the foremost first."""
+        others = () if self.above is None else self.above.marks
+        return tuple(each for each in (self.marks, *others) if each is not None and each.blocked)
+
     @classmethod
     def parse(cls, data: bytes) -> QueueNode:
         """Read a node; never raises: what cannot be read is said in `fault`.

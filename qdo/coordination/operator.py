@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal, TypeAlias
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
 
 from qdo.coordination.client import Client
-from qdo.coordination.layout import Above, Layout, QueueNode, WorkerNode
-from qdo.errors import NotBlockedError, NotFoundError, SpoiltNodeError
+from qdo.coordination.layout import Above, Layout, Marks, QueueNode, WorkerNode
+from qdo.errors import NotBlockedError, NotBlockingError, NotFoundError, SpoiltNodeError
 
 Change = Callable[[QueueNode], QueueNode]
+Which: TypeAlias = int | Literal["first", "all"]
+"""One of the messages that block a queue by its position, the foremost, or all of them."""
 
 RETIRED = "retired"
 """Key of a queue node that was marked as deleted because its queue vanished from the broker. What
@@ -57,31 +60,59 @@ def sought(node: QueueNode, last: int, position: str | None = None) -> QueueNode
     return replace(node, last=last, position=position, fault=None, marks=None, above=None)
 
 
-def unblock(client: Client, layout: Layout, queue: str, verdict: str) -> QueueNode:
-    """Let a blocked queue go on; return the node as it was.
+def unblock(
+    client: Client,
+    layout: Layout,
+    queue: str,
+    verdict: str,
+    which: Which = "first",
+) -> tuple[Marks, ...]:
+    """Let a blocked queue go on; return what stood in its node of the messages decided on.
 
     :param verdict: "retry": the message runs again, its attempts count from 1; "skip" or
         "dead-letter": the owner, or the next one, ends the message so before all else.
+    :param which: position of the message, or "first" or "all".
     :raises NotFoundError: the queue has no node.
-    :raises NotBlockedError: it is not blocked.
+    :raises NotBlockedError: it is not blocked, or by no such message.
     """
-    return _change(client, layout, queue, lambda node: unblocked(node, queue, verdict))
+    node = _change(client, layout, queue, lambda node: unblocked(node, queue, verdict, which))
+    return _chosen(node, queue, which)
 
 
-def unblocked(node: QueueNode, queue: str, verdict: str) -> QueueNode:
+def unblocked(node: QueueNode, queue: str, verdict: str, which: Which = "first") -> QueueNode:
     """Return a node as `unblock` leaves it: the next message that is blocked comes foremost."""
-    marks = node.marks
-    if marks is None or not marks.blocked:
-        raise NotBlockedError(queue=queue)
-    decided = None if verdict == "retry" else replace(marks, since=0.0, verdict=verdict)
+    chosen = _chosen(node, queue, which)
+
+    def decide(marks: Marks) -> Marks | None:
+        if marks not in chosen:
+            return marks
+        return None if verdict == "retry" else replace(marks, since=0.0, verdict=verdict)
+
     above = node.above or Above()
-    following = next((each for each in above.marks if each.blocked), None)
-    if following is None:
-        return replace(node, marks=decided)
-    rest = tuple(each for each in above.marks if each is not following)
-    rest += () if decided is None else (decided,)
+    first = None if node.marks is None else decide(node.marks)
+    rest = tuple(after for each in above.marks if (after := decide(each)) is not None)
+    following = next((each for each in rest if each.blocked), None)
+    if following is not None and (first is None or not first.blocked):
+        rest = tuple(each for each in rest if each is not following)
+        rest += () if first is None else (first,)
+        first = following
     left = Above(above.runs, rest) if above.runs or rest else None
-    return replace(node, marks=following, above=left)
+    return replace(node, marks=first, above=left)
+
+
+def _chosen(node: QueueNode, queue: str, which: Which) -> tuple[Marks, ...]:
+    """Return the marks of the messages that are decided on."""
+    blocked = node.blocking
+    if not blocked:
+        raise NotBlockedError(queue=queue)
+    if which == "all":
+        return blocked
+    if which == "first":
+        return blocked[:1]
+    chosen = tuple(each for each in blocked if each.position == which)
+    if not chosen:
+        raise NotBlockingError(queue=queue, position=which)
+    return chosen
 
 
 def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:

@@ -36,6 +36,7 @@ class QueueStatus:
     :ivar waits_for: queues that must be finished before this one may begin.
     :ivar marks: of the message that fails, None while none does; the queue stands still if they
         say that it is blocked.
+    :ivar also_blocking: of further messages that wait for an operator.
     """
 
     queue: str
@@ -48,6 +49,7 @@ class QueueStatus:
     fault: str | None
     delayed: int = 0
     marks: Marks | None = None
+    also_blocking: tuple[Marks, ...] = ()
     untaken: bool = False
     position: str | None = None
     approximate: bool = False
@@ -214,6 +216,7 @@ def _queue_status(
         fault=node.fault,
         delayed=backlog.delayed if backlog else 0,
         marks=node.marks,
+        also_blocking=tuple(each for each in node.blocking if each is not node.marks),
         untaken=untaken,
         position=node.position,
         approximate=backlog is not None and backlog.approximate,

@@ -1,4 +1,4 @@
-"""Letting a queue go on that a failing message blocks."""
+"""Letting a queue go on that failing messages block."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Literal, TypeAlias
 from qdo.coordination import operator
 from qdo.coordination.client import Client
 from qdo.coordination.layout import Layout, Marks
+from qdo.coordination.operator import Which
 
 Verdict: TypeAlias = Literal["retry", "skip", "dead-letter"]
 
 
-def unblock(client: Client, layout: Layout, queue: str, verdict: Verdict) -> Marks:
-    """Decide on the message that blocks a queue; return what was known of it.
+def unblock(
+    client: Client, layout: Layout, queue: str, verdict: Verdict, which: Which = "first"
+) -> tuple[Marks, ...]:
+    """Decide on messages that block a queue; return what was known of them.
 
-    Its owner, or the next one, acts upon it: "retry" runs the message again, with its attempts
+    Its owner, or the next one, acts upon it: "retry" runs a message again, with its attempts
     counted from 1; "skip" passes it over; "dead-letter" sets it aside with its error.
 
+    :param which: position of the message, "first" or "all".
     :raises NotFoundError: there is no such queue.
-    :raises NotBlockedError: it is not blocked.
+    :raises NotBlockedError: it is not blocked, or by no such message.
     """
-    marks = operator.unblock(client, layout, queue, verdict).marks
-    if marks is None:
-        raise RuntimeError(f"queue {queue} was unblocked without a message that blocks it")
-    return marks
+    return operator.unblock(client, layout, queue, verdict, which)

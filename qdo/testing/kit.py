@@ -13,7 +13,7 @@ from typing import Any
 
 from qdo.app import App
 from qdo.coordination.layout import QueueNode
-from qdo.coordination.operator import sought, unblocked
+from qdo.coordination.operator import Which, sought, unblocked
 from qdo.errors import UsageError
 from qdo.ops.unblock import Verdict
 from qdo.placement import is_async
@@ -301,13 +301,14 @@ class TestKit(Results):
         else:
             self._bury(process)
 
-    def unblock(self, queue: str, verdict: Verdict) -> None:
-        """Decide on the message that blocks a queue, as `qdo unblock` does.
+    def unblock(self, queue: str, verdict: Verdict, which: Which = "first") -> None:
+        """Decide on messages that block a queue, as `qdo unblock` does.
 
-        :raises NotBlockedError: it is not blocked.
+        :param which: position of the message, "first" or "all".
+        :raises NotBlockedError: it is not blocked, or by no such message.
         :raises NotFoundError: no worker has ever had the queue.
         """
-        self._change(queue, lambda node: unblocked(node, queue, verdict))
+        self._change(queue, lambda node: unblocked(node, queue, verdict, which))
 
     def seek(self, queue: str, last: int) -> None:
         """Have a queue go on behind another position, as `qdo seek` does; 0: from the beginning.

@@ -118,6 +118,8 @@ class LaneClaim(Claim):
 class LaneSlot(Slot):
     """The queue's slot as one lane sees it: with a message, back-off and dead letter of its own."""
 
+    in_lane = True
+
     __slots__ = ("_lane_claim", "_whole", "_whole_claim")
 
     def __init__(self, whole: Slot, whole_claim: Claim, lane_claim: LaneClaim) -> None:

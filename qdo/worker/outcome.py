@@ -267,11 +267,12 @@ class Outcomes:
         self._observing.tell(message, "block", decision.reason)
         _log.error(
             "%s: blocked by message %s after %d attempts, until somebody runs"
-            " `qdo unblock %s` with --retry, --skip or --dead-letter: %s",
+            " `qdo unblock %s%s` with --retry, --skip or --dead-letter: %s",
             _where(slot),
             message.id,
             message.attempt,
             slot.queue,
+            f" --position {message.position}" if slot.in_lane else "",
             decision.reason,
         )
         return Turn.HELD

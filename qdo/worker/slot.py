@@ -77,6 +77,9 @@ class Slot:
     :ivar greenlet: what runs the turn, and `started_at` since when (clock time).
     """
 
+    in_lane = False
+    """Whether other messages of the queue may be in hand, and blocked, beside its own."""
+
     __slots__ = (
         "ahead",
         "alone",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from qdo.app import App
 from qdo.coordination.client import Client, connect
-from qdo.coordination.layout import Layout, Marks, QueueNode, WorkerNode
+from qdo.coordination.layout import Above, Layout, Marks, QueueNode, WorkerNode
 from tests.support.cli import QDO, Ended, command
 
 LAYOUT = Layout.of("pay")
@@ -37,8 +38,8 @@ class Desk:
         with App("pay", broker=self._places["QDO_BROKER"]) as app:
             app.send("q", 1)
 
-    def put(self, marks: Marks | None) -> None:
-        node = QueueNode(last=7, owner="worker-1", marks=marks).encode()
+    def put(self, marks: Marks | None, above: Above | None = None) -> None:
+        node = QueueNode(last=7, owner="worker-1", marks=marks, above=above).encode()
         path = LAYOUT.queue("q")
         if self.client.exists(path):
             self.client.set(path, node)
@@ -110,6 +111,27 @@ def test_unblock_writes_the_decision_and_tells_the_owner(desk: Desk, verdict: st
     else:
         assert node.marks is not None
         assert (node.marks.blocked, node.marks.verdict) == (False, verdict)
+
+
+def test_several_messages_that_block(desk: Desk) -> None:
+    """Each is shown with its position, and decided on by it; or all of them are at once."""
+    other = replace(MARKS, position=135471512647131060, error="KeyError: 'y'")
+    third = replace(MARKS, position=135471512647131090)
+    desk.put(MARKS, Above((), (other, third)))
+    (item,) = items(desk.qdo("queues", "-o", "json"))
+    positions = [each["position"] for each in (item["blocked"], *item["also_blocked"])]
+    assert positions == [str(each.position) for each in (MARKS, other, third)]
+    assert "ValueError: no; 2 more block it" in desk.qdo("queues").out
+    ended = desk.qdo("unblock", "q", "--skip", "--position", positions[1])
+    assert ended.code == 0, ended.err
+    assert "KeyError: 'y'" in ended.out
+    assert desk.node().blocking == (MARKS, third)
+    again = desk.qdo("unblock", "q", "--skip", "--position", positions[1])
+    assert (again.code, "no message at position" in again.err) == (5, True)
+    both = items(desk.qdo("unblock", "q", "--all", "--retry", "-o", "json"))
+    assert [each["position"] for each in both] == [positions[0], positions[2]]
+    assert desk.node().blocking == ()
+    assert desk.qdo("unblock", "q", "--all", "--position", "7", "--retry").code == 2
 
 
 def test_what_is_not_blocked_is_refused(desk: Desk) -> None:

@@ -29,6 +29,7 @@ out = open("out", "a", 1)
 
 policy = qdo.Policy(attempts=3, backoff_seconds=0.02, backoff_max_seconds=0.1, then={then!r})
 
+@app.job("keys", policy=policy, order="key")
 @app.job(policy=policy)
 def job(message, context):
     out.write(f"{{message.queue}} {{message.body}} {{message.attempt}} {{os.getpid()}}\\n")
@@ -151,6 +152,34 @@ def test_a_poison_message_blocks_its_queue_until_an_operator_decides(
     wait_until(lambda: ("two", 1) in stage.runs("q"), "the message behind the poison")
     letters = [each.attempts for each in stage.broker.dead_letters("q")]
     assert letters == ([3] if verdict == "dead-letter" else [])
+
+
+@BOTH
+def test_an_operator_decides_on_one_of_several_keys(stage: Stage) -> None:
+    """The key of that message goes on, the others wait until all are decided on at once."""
+    for key in ("a", "b", "c"):
+        stage.app.send("keys", "mean", key=key)
+        stage.app.send("keys", key, key=key)
+    worker = stage.start("block")
+    wait_until(lambda: len(blocking(stage, "keys")) == 3, "three blocked keys")
+    second = blocking(stage, "keys")[1]
+    worker.wait_for_line(f"somebody runs `qdo unblock keys --position {second}` with --retry")
+    unblock(stage.client, stage.layout, "keys", "dead-letter", second)
+    wait_until(lambda: ("b", 1) in stage.runs("keys"), "the second key goes on")
+    wait_until(lambda: len(stage.broker.dead_letters("keys")) == 1, "its message is set aside")
+    assert second not in blocking(stage, "keys")
+    assert [run for run in stage.runs("keys") if run[0] in "ac"] == []
+    assert len(unblock(stage.client, stage.layout, "keys", "skip", "all")) == 2
+    wait_until(lambda: {("a", 1), ("c", 1)} <= set(stage.runs("keys")), "the others go on")
+    wait_until(lambda: stage.node("keys").marks is None, "the end of the marks")
+    assert [each.position for each in stage.broker.dead_letters("keys")] == [second]
+
+
+def blocking(stage: Stage, queue: str) -> list[int]:
+    """Return the positions of the messages that wait for an operator."""
+    if not stage.client.exists(stage.layout.queue(queue)):
+        return []
+    return [each.position for each in stage.node(queue).blocking]
 
 
 def is_blocked(stage: Stage, queue: str) -> bool:
