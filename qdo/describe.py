@@ -17,6 +17,11 @@ def text_of(value: Any) -> str:
         return UNSPEAKABLE
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things as text: "1 message", "2 messages"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def describe(error: BaseException) -> str:
     """Return an error as one line."""
     name = type(error).__name__

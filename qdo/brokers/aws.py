@@ -26,7 +26,15 @@ except ImportError as error:
 
 # Behind the check above: these need boto3 as well.
 from qdo.brokers.aws_errors import BOTO_ERRORS, translation
-from qdo.brokers.aws_wire import Calls, ClientCalls, WireCalls, is_direct
+from qdo.brokers.aws_wire import (
+    Calls,
+    ClientCalls,
+    WireCalls,
+    checked,
+    expect_answers,
+    is_direct,
+    retrieving,
+)
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 20.0
@@ -67,7 +75,9 @@ def make_client(
     )
     try:
         with _lock:
-            return _session().client(
+            session = _session()
+            _credentials(session)
+            client = session.client(
                 place.service,
                 region_name=place.region,
                 endpoint_url=place.endpoint,
@@ -75,6 +85,8 @@ def make_client(
             )
     except BOTO_ERRORS as error:
         raise translation(error, place, "service", place.service) from error
+    expect_answers(client)
+    return client
 
 
 def make_calls(
@@ -100,7 +112,7 @@ def make_calls(
         session = _session()
         if not is_direct(client):
             return ClientCalls(client, methods)
-        credentials = session.get_credentials()
+        credentials = _credentials(session)
         certificates = session._session.get_config_variable("ca_bundle")
     return WireCalls(
         client,
@@ -125,6 +137,12 @@ def regions() -> tuple[str, ...]:
             for region in session.get_available_regions("sqs", partition)
         }
     return tuple(sorted(found))
+
+
+def _credentials(session: Any) -> Any:
+    """Return the credentials of a session, as its clients have them; None where there are none."""
+    with retrieving():
+        return checked(session.get_credentials())
 
 
 def _session() -> Any:

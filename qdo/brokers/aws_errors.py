@@ -29,6 +29,8 @@ BOTO_ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
 
 SHOWN_CHARACTERS = 300
 """How much of what a server said becomes part of an error."""
+TOO_LATE, TOO_MANY = 408, 429
+"""What proxies and gateways answer by themselves, without a code of AWS."""
 SERVICES = {"sqs": "SQS", "kinesis": "Kinesis", "s3": "S3"}
 
 _EXPIRED = {
@@ -169,7 +171,8 @@ def is_throttling_code(code: str) -> bool:
 def is_passing(error: BaseException) -> bool:
     """Return whether the same request may well succeed later, without anybody's help."""
     if isinstance(error, boto.ClientError):
-        return is_throttling(error) or _status(error) >= 500
+        status = _status(error)
+        return is_throttling(error) or status >= 500 or status in (TOO_LATE, TOO_MANY)
     return isinstance(error, (*_OUT_OF_REACH, ResponseParserError))
 
 
@@ -214,7 +217,7 @@ def _of_answer(
         return CredentialsError(service=service, region=place.region, reason=f"{code}: {reason}")
     action = f"{place.service}:{permission(place.service, str(error.operation_name))}"
     resource = f"{what} {name!r}"
-    if code in _THROTTLED:
+    if code in _THROTTLED or status == TOO_MANY:
         return ThrottledError(
             service=service, action=action, resource=resource, reason=f"{code}: {reason}"
         )
@@ -223,7 +226,7 @@ def _of_answer(
         return AwsNotFoundError(
             what=f"{service} {what}", name=name, region=place.region, remedy=remedy
         )
-    if status >= 500:
+    if status >= 500 or status == TOO_LATE:
         return _unreachable(place, service, f"it answered {status} {code}: {reason}")
     kind = AccessDeniedError if code in _DENIED else AwsError
     return kind(service=service, action=action, resource=resource, code=code, reason=reason)

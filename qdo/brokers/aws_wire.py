@@ -8,11 +8,12 @@ same. Where it is told of a proxy its client is used.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import ssl
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -23,8 +24,19 @@ from botocore.awsrequest import AWSRequest
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
+from qdo.describe import describe
+
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 """What a connection says that the other side closed while it was idle."""
+_REQUEST_ID = "x-amzn-RequestId"
+"""A header of every answer of AWS."""
+_SHOWN_BYTES = 100
+
+
+class ForeignAnswerError(boto.HTTPClientError):  # type: ignore[misc]
+    """An answer that is not one of AWS."""
+
+    fmt = "it answered {status} with what is no answer of AWS: {shown}"
 
 
 class Calls(Protocol):
@@ -115,18 +127,15 @@ class WireCalls:
             raise boto.NoCredentialsError
         frozen = self._credentials.get_frozen_credentials()
         SigV4Auth(frozen, self._service, self._region).add_auth(request)
-        status, content = self._exchange(body, dict(request.headers.items()))
+        status, content, known = self._exchange(body, dict(request.headers.items()))
         if status != 200:
             raise _refusal(action, status, content)
-        try:
-            answer = ujson.loads(content) if content else {}
-            if not isinstance(answer, dict):
-                raise ValueError("the answer is no JSON object")
-        except ValueError as error:
-            raise boto.HTTPClientError(error=error) from error
+        answer = answer_of(content, known)
+        if answer is None:
+            raise ForeignAnswerError(status=status, shown=_shown(content))
         return answer
 
-    def _exchange(self, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+    def _exchange(self, body: bytes, headers: dict[str, str]) -> tuple[int, bytes, bool]:
         """Send a request, again if it went to a connection that was closed already."""
         while True:
             kept = self._idle.pop() if self._idle else None
@@ -147,7 +156,7 @@ class WireCalls:
                 connection.close()
             else:
                 self._idle.append(connection)
-            return response.status, content
+            return response.status, content, response.getheader(_REQUEST_ID) is not None
 
     def _connected(self) -> http.client.HTTPConnection:
         host, port = self._address
@@ -180,6 +189,70 @@ class WireCalls:
             self._idle.pop().close()
 
 
+def answer_of(content: bytes, known: bool) -> dict[str, Any] | None:
+    """Return what an answer in the JSON protocol says; None: it is not one of AWS.
+
+    A proxy, a gateway or a login page may answer with status 200 as well, and to a boto3 client
+    that is an answer in which everything is missing: no messages, or no queues.
+
+    :param known: whether it came with the number of the request; only then may it be empty.
+    """
+    if not content:
+        return {} if known else None
+    try:
+        answer = ujson.loads(content)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _shown(content: bytes) -> str:
+    return content[:_SHOWN_BYTES].decode(errors="replace") or "nothing"
+
+
+def checked(credentials: Any) -> Any:
+    """Have credentials of boto3 raise what its clients raise also where a renewal fails.
+
+    A program that prints no credentials, or such that have expired, is a ValueError, an OSError or
+    a RuntimeError to boto3.
+    """
+    if credentials is not None and not hasattr(credentials, "_qdo_checked"):
+        plain = credentials.get_frozen_credentials
+
+        def get_frozen_credentials() -> Any:
+            with retrieving():
+                return plain()
+
+        credentials.get_frozen_credentials = get_frozen_credentials
+        credentials._qdo_checked = True
+    return credentials
+
+
+@contextlib.contextmanager
+def retrieving() -> Iterator[None]:
+    """Turn what boto3 raises where credentials cannot be had into what its clients raise."""
+    try:
+        yield
+    except boto.BotoCoreError:
+        raise
+    except (ValueError, KeyError, OSError, RuntimeError) as error:
+        raise boto.CredentialRetrievalError(
+            provider="AWS", error_msg=describe(error)
+        ) from error
+
+
+def expect_answers(client: Any) -> None:
+    """Have a client of boto3 raise where an answer in the JSON protocol is not one of AWS."""
+    if client.meta.service_model.resolved_protocol == "json":
+        client.meta.events.register("before-parse", _refuse_foreign)
+
+
+def _refuse_foreign(response_dict: Mapping[str, Any], **_: Any) -> None:
+    status, content = response_dict["status_code"], response_dict["body"]
+    if status < 300 and answer_of(content, _REQUEST_ID in response_dict["headers"]) is None:
+        raise ForeignAnswerError(status=status, shown=_shown(content))
+
+
 def _trusting(certificates: str) -> ssl.SSLContext:
     if os.path.isdir(certificates):
         return ssl.create_default_context(capath=certificates)
@@ -188,11 +261,9 @@ def _trusting(certificates: str) -> ssl.SSLContext:
 
 def _refusal(action: str, status: int, content: bytes) -> boto.ClientError:
     """Return the error of an answer that is none."""
-    try:
-        value = ujson.loads(content)
-    except ValueError:
-        value = None
-    value = value if isinstance(value, dict) else {}
+    value = answer_of(content, known=True)
+    if value is None:
+        value = {"message": _shown(content)}
     code = str(value.get("__type", "") or status).rsplit("#", 1)[-1]
     reason = value.get("message") or value.get("Message") or ""
     return boto.ClientError(

@@ -26,6 +26,9 @@ DEDUP_SECONDS = 300.0
 """Window of a deduplication key whose sender does not say another."""
 
 
+REFERENCE = "store it elsewhere and send a reference"
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a broker can do; whatever it cannot is refused at start."""
@@ -41,6 +44,8 @@ class Capabilities:
     """The window of all deduplication keys, None: the sender chooses."""
     hold_seconds: float | None = None
     """How long a message can be held at most, None for ever: no job may take longer."""
+    larger_bodies: str = REFERENCE
+    """What to do about bodies that are larger than `max_body_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdo.brokers.aws import make_calls, make_client
-from qdo.brokers.aws_address import FIFO, SqsAddress
+from qdo.brokers.aws_address import FIFO, MAX_SQS_MESSAGE, SqsAddress
 from qdo.brokers.base import (
     DEDUP_SECONDS,
+    REFERENCE,
     Backlog,
     Broker,
     Capabilities,
@@ -44,6 +45,10 @@ POLL_SLACK_SECONDS = 10.0
 """How much longer than a long poll its answer may take."""
 CONNECTIONS = 4 * AT_ONCE
 """Requests that can be open at once, those of consuming not counted: they have their own."""
+LARGER_BODIES = (
+    "raise max_body of the broker's address, up to {}, or add bucket=NAME, which keeps larger"
+    " bodies in S3"
+)
 
 Wake = Callable[[Iterable[str]], None]
 
@@ -74,6 +79,7 @@ class SqsBroker(Broker):
             dedup=True,
             dedup_seconds=DEDUP_SECONDS,
             hold_seconds=HOLD_SECONDS,
+            larger_bodies=REFERENCE if address.bucket else LARGER_BODIES.format(MAX_SQS_MESSAGE),
         )
         self._stopped = threading.Event()
         self._wakes: list[Wake] = []
@@ -191,7 +197,7 @@ class SqsBroker(Broker):
             self.sqs_queues.url,
             wait_seconds=address.wait_seconds,
             visibility_seconds=address.visibility_seconds,
-            waiting=lambda queue: self.sqs_queues.counts(queue).waiting,
+            waiting=lambda queue: self.sqs_queues.read(queue).waiting,
             objects=self.objects,
             polls=polls,
         )

@@ -234,6 +234,10 @@ class SqsQueues:
         """Return what a queue is like, with counts as young as the budget allows."""
         return self.counts_of(self.full_name(queue))
 
+    def read(self, queue: str) -> QueueFacts:
+        """Return what a queue is like, with counts of now: always a request."""
+        return self._read(self.full_name(queue))
+
     def counts_of(self, name: str) -> QueueFacts:
         """Do as `counts` for a queue by its full name."""
         self._counted.add(name)

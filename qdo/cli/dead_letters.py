@@ -19,6 +19,7 @@ from qdo.cli.output import emit, iso_time, say
 from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
 from qdo.cli.times import seconds_of
+from qdo.describe import counted
 from qdo.errors import NotFoundError, PartlyDoneError, UnconfirmedError, UsageError
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Done, Filter, Letter
@@ -245,7 +246,7 @@ def retry(
 @click.argument("queue", metavar="QUEUE|GLOB")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All of the queues that match.")
-@click.option("--yes", is_flag=True, help="Do not ask, also for more than one.")
+@click.option("--yes", is_flag=True, help="Do not ask; one that is named by its id needs no word.")
 @_filters
 @with_settings("app", "broker")
 @output_option
@@ -265,8 +266,9 @@ def discard(
     """
     with _broker(settings) as broker:
         letters, missing = _chosen(broker, queue, ids, every, wanted)
-        if len(letters) > 1 and not yes:
-            _confirm(f"discarding {len(letters)} dead letters")
+        # A pattern may match more than was thought, also where it matches one just now.
+        if (len(letters) > 1 or (letters and not ids)) and not yes:
+            _confirm(f"discarding {counted(len(letters), 'dead letter')}")
         done = ops.discard(broker, letters) if broker else iter(())
         _report("discarded", done, len(letters), missing, form, positions_of(settings.broker))
 
@@ -319,7 +321,7 @@ def _report(
     finally:
         items = [_done_item(each, positions) for each in results if each.done]
         emit(f"qdo.dead-letters-{word}/1", items, form, _columns(word))
-        say(f"{len(items)} dead letters {word}")
+        say(f"{counted(len(items), 'dead letter')} {word}")
     rest = [*missing, *(each.letter.id for each in results if not each.done)]
     if rest:
         more = f" and {len(rest) - NAMED_AT_MOST} more" if len(rest) > NAMED_AT_MOST else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from io import BufferedReader
 from typing import Any
 
-from qdo.brokers.base import Broker, Outgoing, Terms
+from qdo.brokers.base import REFERENCE, Broker, Outgoing, Terms
 from qdo.describe import few
 from qdo.encoding import decode_strictly
 from qdo.errors import BodyError, LineError, PartlySentError, QdoError, QueueNameError
@@ -34,6 +34,7 @@ class Form:
 
     :ivar queue: the queue of all of them, or None: each names its own in `queue_field`.
     :ivar max_bytes: the largest body that the broker takes.
+    :ivar larger: what to do about larger ones.
     :ivar terms: when they are to be stored.
     """
 
@@ -42,6 +43,7 @@ class Form:
     key_field: str | None
     max_bytes: int
     terms: Terms | None = None
+    larger: str = REFERENCE
 
     def message(self, line: bytes) -> Outgoing | Fault:
         """Return the message of a line; its body is the line as it stands."""
@@ -52,8 +54,7 @@ class Form:
         if len(line) > self.max_bytes:
             return Fault(
                 LineError,
-                f"the body has {len(line)} bytes, the broker takes {self.max_bytes}: store it"
-                " elsewhere and send a reference",
+                f"the body has {len(line)} bytes, the broker takes {self.max_bytes}: {self.larger}",
             )
         queue = self.queue if self.queue is not None else _text_at(value, self.queue_field)
         if isinstance(queue, Fault):

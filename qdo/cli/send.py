@@ -18,6 +18,7 @@ from qdo.cli.lines import Fault, Form, Sending, chunks_of_lines
 from qdo.cli.output import say
 from qdo.cli.shell import require_app, with_settings
 from qdo.cli.times import moment_of, seconds_of
+from qdo.describe import counted
 from qdo.encoding import encoded
 from qdo.errors import BodyError, LineError, UsageError
 from qdo.headers import RESERVED
@@ -166,7 +167,8 @@ def _send_file(settings: Settings, app: str, path: str, form: Form) -> None:
     with ExitStack() as stack:
         stream, source = _opened(path, stack)
         broker = stack.enter_context(_broker(settings, app, form.terms))
-        form = replace(form, max_bytes=broker.capabilities.max_body_bytes)
+        able = broker.capabilities
+        form = replace(form, max_bytes=able.max_body_bytes, larger=able.larger_bodies)
         sending = Sending(broker, form, source)
         with _count_said(sending), _progress(stream, source) as told:
             sending.run(chunks_of_lines(stream), told)
@@ -180,9 +182,10 @@ def _count_said(sending: Sending) -> Iterator[None]:
     except (BodyError, LineError):
         raise
     except BaseException:
-        say(f"sent {sending.sent} messages, up to line {sending.line} of {sending.source}")
+        sent = counted(sending.sent, "message")
+        say(f"sent {sent}, up to line {sending.line} of {sending.source}")
         raise
-    say(f"sent {sending.sent} messages")
+    say(f"sent {counted(sending.sent, 'message')}")
 
 
 def _opened(path: str, stack: ExitStack) -> tuple[BufferedReader, str]:

@@ -10,6 +10,7 @@ from qdo.cli.output import emit, iso_time, say
 from qdo.cli.reach import reached
 from qdo.cli.shell import output_option, require_app, with_settings
 from qdo.cli.times import short_duration
+from qdo.describe import counted
 from qdo.message import format_last
 from qdo.ops import status
 from qdo.settings import Settings
@@ -92,13 +93,11 @@ def _trouble(item: dict[str, Any]) -> str | None:
     if blocked is not None:
         since = iso_time(blocked["since"])
         more = f"; {len(also)} more block it" if also else ""
-        return f"blocked since {since}, {_attempts(blocked)}: {blocked['error']}{more}"
-    return f"{_attempts(failing)}: {failing['error']}" if failing is not None else None
-
-
-def _attempts(failure: dict[str, Any]) -> str:
-    count = failure["attempts"]
-    return "1 attempt" if count == 1 else f"{count} attempts"
+        attempts = counted(blocked["attempts"], "attempt")
+        return f"blocked since {since}, {attempts}: {blocked['error']}{more}"
+    if failing is not None:
+        return f"{counted(failing['attempts'], 'attempt')}: {failing['error']}"
+    return None
 
 
 def _queue_item(each: status.QueueStatus) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from qdo.worker.executors.base import NotStarted
 from qdo.worker.fetching import Fetcher, Row
 from qdo.worker.hands import Hands
 from qdo.worker.observing import Observing
-from qdo.worker.outcome import Outcomes
+from qdo.worker.outcome import UNREADABLE, Outcomes
 from qdo.worker.slot import JobAborted, MessageExpired, Slot, Turn
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Batches:
         try:
             rows = self._gather(slot, claim, 1 if alone else work.batch)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-            return self._outcomes.trouble(slot, "it cannot be read", error)
+            return self._outcomes.trouble(slot, UNREADABLE, error)
         if not rows:
             return Turn.TIP
         now = self._clock()

@@ -108,6 +108,7 @@ def _work(settings: Settings, told: dict[str, Any], pipe: socket.socket) -> int:
         hands=Hands(2 * settings.concurrency, told.get("hands")),
         receipts=Receipts(told.get("receipts")),
         left=[each for fd in told.get("left", ()) for each in read_receipts(fd)],
+        again=told.get("again", False),
     )
     for fd in told.get("left", ()):
         os.close(fd)

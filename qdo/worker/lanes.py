@@ -39,6 +39,7 @@ from qdo.coordination.slots import Claim
 from qdo.worker.counters import Counters
 from qdo.worker.fetching import Fetcher, Row, Rows
 from qdo.worker.hands import Hands
+from qdo.worker.outcome import UNREADABLE
 from qdo.worker.slot import JobAborted, MessageExpired, Registration, Slot, Turn
 from qdo.worker.window import Window
 
@@ -399,7 +400,7 @@ class Lanes:
         try:
             rows: Rows = self._fetcher.fetch(self._source, self._cursor)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-            self._trouble(self._source, "it cannot be read", error)
+            self._trouble(self._source, UNREADABLE, error)
             return
         taken = 0
         for row in rows:

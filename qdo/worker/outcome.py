@@ -27,7 +27,7 @@ from qdo.app import App
 from qdo.brokers.base import Broker, DeadLetterRecord
 from qdo.coordination.layout import Marks
 from qdo.coordination.slots import Claim
-from qdo.describe import describe, describe_traceback
+from qdo.describe import counted, describe, describe_traceback
 from qdo.errors import WorkerCrashedError
 from qdo.message import Message
 from qdo.outcomes import Skip, Stop
@@ -50,6 +50,7 @@ from qdo.worker.slot import JobAborted, Slot, Turn
 
 BROKER_POLICY = Policy(backoff_seconds=0.1, backoff_max_seconds=5.0)
 """How long a queue waits after its broker failed; it is asked again for ever."""
+UNREADABLE = "it cannot be read"
 OPERATOR_REASON = "an operator decided so"
 EXPIRED_REASON = "the broker has it back; it is run when it is received again"
 
@@ -147,9 +148,9 @@ class Outcomes:
         if delay <= 0:
             return None
         _log.warning(
-            "%s: %d attempts of message %s failed elsewhere, the next one in %.2f s: %s",
+            "%s: %s of message %s failed elsewhere, the next one in %.2f s: %s",
             _where(slot),
-            marks.attempts,
+            counted(marks.attempts, "attempt"),
             self._unread(slot, claim, row, marks.attempts).id,
             delay,
             marks.error,
@@ -266,11 +267,11 @@ class Outcomes:
         self._fetcher.clear(slot)
         self._observing.tell(message, "block", decision.reason)
         _log.error(
-            "%s: blocked by message %s after %d attempts, until somebody runs"
+            "%s: blocked by message %s after %s, until somebody runs"
             " `qdo unblock %s%s` with --retry, --skip or --dead-letter: %s",
             _where(slot),
             message.id,
-            message.attempt,
+            counted(message.attempt, "attempt"),
             slot.queue,
             f" --position {message.position}" if slot.in_lane else "",
             decision.reason,
@@ -335,10 +336,10 @@ class Outcomes:
         if message is not None:
             self._observing.tell(message, "dead-letter", letter.error)
         _log.error(
-            "%s: message %s is a dead letter after %d attempts: %s",
+            "%s: message %s is a dead letter after %s: %s",
             _where(slot),
             self._id_of(letter.position) if message is None else message.id,
-            letter.attempts,
+            counted(letter.attempts, "attempt"),
             letter.error,
         )
         return Turn.MORE
@@ -347,9 +348,10 @@ class Outcomes:
         """Wait for a broker that failed; the queue goes on after ``claim.done``."""
         slot.troubles += 1
         pause = backoff(slot.troubles, BROKER_POLICY, self._chance())
-        _log.warning(
-            "%s: %s, tried again in %.2f s: %s", _where(slot), what, pause, describe(error)
-        )
+        # Those that must be asked for messages have pauses of their own before they are asked.
+        own = slot.subscription is not None and what == UNREADABLE
+        when = "with growing pauses" if own else f"in {pause:.2f} s"
+        _log.warning("%s: %s, tried again %s: %s", _where(slot), what, when, describe(error))
         return self._wait(slot, pause)
 
 

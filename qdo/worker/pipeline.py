@@ -44,7 +44,7 @@ from qdo.worker.fetching import Fetcher, Row, Rows
 from qdo.worker.hands import Hands, label
 from qdo.worker.lanes import Lane, Lanes, Places
 from qdo.worker.observing import Observing
-from qdo.worker.outcome import Outcomes
+from qdo.worker.outcome import UNREADABLE, Outcomes
 from qdo.worker.slot import JobAborted, MessageExpired, Registration, Slot, Turn
 from qdo.worker.subscriptions import Subscriptions, look_at, note_end
 from qdo.worker.suitability import Suitability
@@ -167,7 +167,7 @@ class Pipeline:
             try:
                 self._subscriptions.begin(slot, claim, work.batch)
             except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-                return self._outcomes.trouble(slot, "it cannot be read", error)
+                return self._outcomes.trouble(slot, UNREADABLE, error)
         if work is not None and self._in_lanes(claim, work):
             return self._turn_of_lanes(slot, member, claim, work)
         try:
@@ -217,7 +217,7 @@ class Pipeline:
         try:
             rows = self._fetcher.fetch(slot, claim)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-            return self._outcomes.trouble(slot, "it cannot be read", error)
+            return self._outcomes.trouble(slot, UNREADABLE, error)
         waiting = length_hint(rows)
         if not waiting:
             return Turn.TIP

@@ -36,6 +36,7 @@ class Child:
     :ivar receipts: after `reap`, the descriptor of what it held at the broker; whoever takes
         it closes it.
     :param left: such descriptors of dead processes, for this one to give back.
+    :param again: one of this place has run before.
 
     Only the parent's main loop may reap it: until then its pid and group cannot be given
     to anybody else, so that a signal never meets a stranger.
@@ -48,6 +49,7 @@ class Child:
         settings: Settings,
         target: str | None,
         left: Sequence[int] = (),
+        again: bool = False,
     ) -> None:
         self.name = name
         self.sessions: list[Session] = []
@@ -68,6 +70,7 @@ class Child:
             "hands": self._hands,
             "receipts": self.receipts,
             "left": list(left),
+            "again": again,
         }
         try:
             self._process = subprocess.Popen(

@@ -159,6 +159,10 @@ class Roster:
         entry.began = entry.began or open_session
         entry.ever_registered = entry.ever_registered or open_session
 
+    def ran(self, place: int) -> bool:
+        """Return whether a process of a place ever had a coordinator session."""
+        return self._places[place].ever_registered
+
     def exited(self, place: int, code: int, now: float) -> list[Action]:
         """Decide what follows from the end of a process; `code` is negative for a signal."""
         entry = self._places[place]

@@ -1,7 +1,8 @@
 """Whether jobs and a broker go together: what a job asks for that a broker cannot give.
 
 At the start a worker that finds such a queue refuses to run. One that appears later must not
-stop a fleet that runs: it is not processed, and named in the log.
+stop a fleet that runs, nor the process that takes the place of a dead one: it is not processed,
+and named in the log.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ NAMES_SHOWN = 5
 
 
 def check_jobs(
-    app: App, broker: Broker, takes: Callable[[str], bool], policy: Callable[[str], Policy]
+    app: App,
+    broker: Broker,
+    takes: Callable[[str], bool],
+    policy: Callable[[str], Policy],
+    refuse: bool = True,
 ) -> None:
     """Refuse jobs that ask for more than the broker can give; pass on what it advises.
 
@@ -31,6 +36,7 @@ def check_jobs(
 
     :param takes: whether this worker takes a queue.
     :param policy: gives the failure policy of a queue.
+    :param refuse: queues whose jobs ask for more are a reason to refuse.
     :raises UsageError: with the remedy, naming the first such job and its queues.
     :raises QdoError: the broker cannot list its queues, see `Broker.queues`.
     """
@@ -39,7 +45,7 @@ def check_jobs(
         return
     unfit: dict[Job, list[str]] = {}
     taken = sorted(filter(takes, broker.queues()))
-    for queue in taken if orders_differ(broker) else ():
+    for queue in taken if refuse and orders_differ(broker) else ():
         job = app.job_for(queue)
         if job is not None and is_weaker(broker, queue, job):
             unfit.setdefault(job, []).append(queue)

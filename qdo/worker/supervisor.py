@@ -304,7 +304,11 @@ class _Parent:
     def _spawn(self, place: int) -> None:
         try:
             left = self._left
-            child = self._kind(_name(place), self._argv, self._settings, self._target, left)
+            # What a new version of the app asks for is looked at as at the start.
+            again = self._roster.ran(place) and self._watch is None
+            child = self._kind(
+                _name(place), self._argv, self._settings, self._target, left, again
+            )
         except OSError as error:
             _log.error("%s could not be started: %s", _name(place), error)
             self._do(self._roster.exited(place, 1, time.monotonic()))

@@ -63,6 +63,7 @@ class Tending:
         self._told: set[str] = set()
         self._spoilt: set[str] = set()
         self._parents_at = 0.0
+        self._listed = 0
 
     @property
     def nodes(self) -> AbstractSet[str]:
@@ -88,6 +89,14 @@ class Tending:
 
     def listed(self, names: Sequence[str]) -> bool:
         """Take note of a list of the broker; False when it cannot say who has which parents."""
+        if self._listed and not names and self._broker.vanish_misses is not None:
+            _log.warning(
+                "the broker lists none of its %d queues any more: %d such lists in a row, and they"
+                " are retired",
+                self._listed,
+                self._broker.vanish_misses,
+            )
+        self._listed = len(names)
         if self._broker.finished_text is not None:
             try:
                 self._parents = {

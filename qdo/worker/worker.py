@@ -48,7 +48,7 @@ from qdo.brokers import open_broker
 from qdo.brokers.base import Broker
 from qdo.brokers.subscription import OPEN_POLL
 from qdo.coordination.lease import clock
-from qdo.describe import describe
+from qdo.describe import counted, describe
 from qdo.filters import QueueFilter
 from qdo.message import Message
 from qdo.policies import check_policies, policy_for
@@ -98,6 +98,7 @@ class Worker:
     :param receipts: the same for what the broker lets it hold.
     :param left: queue and receipt of what dead processes held, to be given back; see
         `Broker.give_back`.
+    :param again: it takes the place of a process that ran: queues that suit no job do not stop it.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Worker:
         hands: Hands | None = None,
         receipts: Receipts | None = None,
         left: Sequence[tuple[str, str]] = (),
+        again: bool = False,
     ) -> None:
         self.app = app
         self.settings = settings
@@ -121,6 +123,7 @@ class Worker:
         self._hands = hands
         self._receipts = receipts if receipts is not None else Receipts()
         self._left = left
+        self._again = again
         self._policy = Policy(
             settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds
         )
@@ -178,7 +181,7 @@ class Worker:
                     if each is not None:
                         stack.callback(each.close)
                 takes = QueueFilter(self.settings.queues, self.settings.exclude).matcher()
-                check_jobs(self.app, self._broker, takes, self._policy_of)
+                check_jobs(self.app, self._broker, takes, self._policy_of, refuse=not self._again)
                 code = self._serve()
             _log.info("step 6: the broker is closed; exit code %d", code)
             return code
@@ -293,7 +296,8 @@ class Worker:
                 describe(error),
             )
         else:
-            _log.info("%d messages that a dead worker held are given back", count)
+            if count:
+                _log.info("given back of what a dead worker held: %s", counted(count, "message"))
 
     def _should_stop(self) -> bool:
         return bool(

@@ -197,7 +197,7 @@ def test_retry_some_that_do_not_exist(cli: Run, broker: Broker) -> None:
     ended = cli("retry", "q0", str(FIRST), "17", "18")
     assert ended.code == 4
     assert ended.err.splitlines() == [
-        "1 dead letters retried",
+        "1 dead letter retried",
         "qdo: 1 of 3 dead letters were retried; not: 17, 18: there is none (any more)",
     ]
     assert left(broker) == [1, 2, 3, 4, 5]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
@@ -53,6 +55,12 @@ def test_a_standard_queue_that_appears_is_not_run_in_order(sqs_stage: Stage) -> 
     assert sqs_stage.counts("loose") == {"waiting": 1, "hidden": 0}
     assert sqs_stage.requests("ReceiveMessage", "loose") == 0
     assert worker.output.count("loose is not processed") == 1
+    # Nor does it keep the place of a process that died empty.
+    os.kill(sqs_stage.child(worker), signal.SIGKILL)
+    sqs_stage.send("strict.fifo", {"n": 4})
+    sqs_stage.wait(3)
+    worker.wait_for_line("loose is not processed", count=2)
+    assert sqs_stage.numbers() == [1, 3, 4]
 
 
 @pytest.mark.parametrize(("name", "options"), [("q", 'order="none"'), ("q.fifo", "")])

@@ -6,12 +6,13 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore import exceptions as boto
 
-from qdo.brokers.aws import make_client, regions
+from qdo.brokers.aws import make_calls, make_client, regions
 from qdo.brokers.aws_address import Place
 from qdo.brokers.aws_errors import BOTO_ERRORS, is_passing, translated, translation
 from qdo.errors import (
@@ -131,6 +132,34 @@ def test_a_long_answer_is_cut(answers: Answers) -> None:
     assert len(str(asked(answers.place))) < 500
 
 
+@pytest.mark.parametrize("body", [b"<html>log in</html>", b"", b"[]", b'{"Queue', b"\x1f\x8b\xff"])
+def test_what_is_no_answer_is_not_taken_for_an_empty_one(answers: Answers, body: bytes) -> None:
+    """To boto3 it is one in which nothing stands: all queues would be retired."""
+    answers.status, answers.body = 200, body
+    error = asked(answers.place)
+    assert isinstance(error, AwsUnreachableError)
+    assert "it answered 200 with what is no answer of AWS: " in str(error)
+    client = make_client(answers.place, attempts=1)
+    for call in (client.list_queues, lambda: client.get_queue_url(QueueName="shop-t1")):
+        with pytest.raises(AwsUnreachableError), translated(AWS, "queue", "shop-t1"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(408, AwsUnreachableError), (429, ThrottledError), (413, AwsError)]
+)
+def test_statuses_of_proxies(answers: Answers, status: int, kind: type) -> None:
+    """They come without a code of AWS, with a page that says more."""
+    answers.status, answers.body = status, b"<p>too much</p>"
+    error = asked(answers.place)
+    assert type(error) is kind
+    assert "<p>too much</p>" in str(error)
+    client = make_client(answers.place, attempts=1)
+    with pytest.raises(BOTO_ERRORS) as caught:
+        client.list_queues()
+    assert is_passing(caught.value) is (status != 413)
+
+
 def test_no_answer_in_time(answers: Answers) -> None:
     """The time-out is the caller's to choose."""
     answers.hangs = True
@@ -172,6 +201,50 @@ def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qdo.brokers.aws._sessions", {})
     with pytest.raises(CredentialsError, match="nobody"):
         make_client(AWS)
+
+
+EXPIRED = {
+    "Version": 1,
+    "AccessKeyId": "AKIA",
+    "SecretAccessKey": "secret",
+    "SessionToken": "token",
+    "Expiration": "2020-01-01T00:00:00Z",
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("echo '<html>'", "JSONDecodeError"),
+        (f"echo '{json.dumps(EXPIRED)}'", "still expired"),
+        ("exit 3", "Error when retrieving credentials"),
+        (None, "FileNotFoundError"),
+    ],
+)
+def test_credentials_that_cannot_be_renewed(
+    answers: Answers,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    program: str | None,
+    said: str,
+) -> None:
+    """Whatever boto3 makes of what the program for them says, it is told as what it is."""
+    script = tmp_path / "renew"
+    if program is not None:
+        script.write_text(f"#!/bin/sh\n{program}\n")
+        script.chmod(0o755)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {script}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setattr("qdo.brokers.aws._sessions", {})
+    with pytest.raises(CredentialsError, match=said) as caught, translated(AWS, "queue", "q"):
+        make_client(answers.place, attempts=1).list_queues()
+    assert caught.value.exit_code == 2
+    assert answers.asked == 0
+    methods = {"ReceiveMessage": "receive_message"}
+    with pytest.raises(CredentialsError, match=said), translated(AWS, "queue", "q"):
+        make_calls(answers.place, "AmazonSQS", methods, connections=1).call("ReceiveMessage", {})
 
 
 def test_a_misspelt_region_is_named() -> None:

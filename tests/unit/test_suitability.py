@@ -210,3 +210,13 @@ def test_the_worker_ends_before_it_registers(
         Worker(app, settings, registrar=registrar).run()
     assert registrar.members == []
     assert seen == []
+
+
+def test_the_place_of_a_process_that_ran_is_filled_whatever_queues_there_are(
+    broker: MixedBroker,
+) -> None:
+    """A fleet that runs is not stopped by a queue: each is looked at when it is processed."""
+    app, _ = app_of("queue")
+    with pytest.raises(UsageError):
+        check_jobs(app, broker, lambda queue: True, policy)
+    check_jobs(app, broker, lambda queue: True, policy, refuse=False)

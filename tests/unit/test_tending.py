@@ -151,7 +151,9 @@ def test_a_queue_that_vanishes_is_retired(
     assert "deleted: b" in caplog.text
 
 
-def test_lists_that_fail_or_have_it_again_count_for_nothing(stage: Stage) -> None:
+def test_lists_that_fail_or_have_it_again_count_for_nothing(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     """Only misses in a row count, and what the broker did not say is no miss."""
     stage.broker.names = ["a"]
     stage.run()
@@ -168,6 +170,7 @@ def test_lists_that_fail_or_have_it_again_count_for_nothing(stage: Stage) -> Non
     assert not stage.leader["a"].deleted
     stage.run(20)
     assert stage.leader["a"].deleted
+    assert caplog.text.count("the broker lists none of its 1 queues any more") == 2
 
 
 def test_a_queue_that_is_there_again_is_brought_back(stage: Stage) -> None:
