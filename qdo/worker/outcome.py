@@ -28,7 +28,7 @@ from qdo.brokers.base import Broker, DeadLetterRecord
 from qdo.coordination.layout import Marks
 from qdo.coordination.slots import Claim
 from qdo.describe import counted, describe, describe_traceback
-from qdo.errors import WorkerCrashedError
+from qdo.errors import UnsupportedError, WorkerCrashedError
 from qdo.message import Message
 from qdo.outcomes import Skip, Stop
 from qdo.policy import (
@@ -351,7 +351,9 @@ class Outcomes:
         # Those that must be asked for messages have pauses of their own before they are asked.
         own = slot.subscription is not None and what == UNREADABLE
         when = "with growing pauses" if own else f"in {pause:.2f} s"
-        _log.warning("%s: %s, tried again %s: %s", _where(slot), what, when, describe(error))
+        # What the broker never does stands still until somebody changes something.
+        level = logging.ERROR if isinstance(error, UnsupportedError) else logging.WARNING
+        _log.log(level, "%s: %s, tried again %s: %s", _where(slot), what, when, describe(error))
         return self._wait(slot, pause)
 
 

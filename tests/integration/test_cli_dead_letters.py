@@ -295,6 +295,16 @@ def test_discard_many_needs_yes(cli: Run, broker: Broker) -> None:
     assert left(broker) == [3, 5]
 
 
+def test_discard_by_a_pattern_needs_yes(cli: Run, broker: Broker) -> None:
+    """Also where it matches one just now: a script should not fail with the second."""
+    assert cli("discard", "q0", str(FIRST), str(FIRST + 2), "--yes").code == 0
+    ended = cli("discard", "q0", "--all")
+    assert (ended.code, "discarding 1 dead letter cannot be undone" in ended.err) == (5, True)
+    assert cli("discard", "q0", "--all", "--yes").code == 0
+    assert left(broker) == [1, 3, 5]
+    assert cli("discard", "q0", "--all").code == 0
+
+
 @pytest.mark.parametrize(("answer", "code", "rest"), [("y\n", 0, 0), ("n\n", 5, 6), ("", 5, 6)])
 def test_discard_asks_at_a_terminal(
     cli: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, rest: int

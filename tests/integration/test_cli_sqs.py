@@ -234,6 +234,15 @@ def test_what_is_too_large(
         assert words in capsys.readouterr().err
 
 
+def test_a_line_that_is_too_large(send: Send, made: Callable[[str], str], tmp_path: Path) -> None:
+    """The remedy is that of the broker."""
+    made("a")
+    (tmp_path / "lines").write_text('"' + "x" * 262143 + '"\n')
+    line = said(send("--file", "lines", "a"), 2)
+    assert "the body has 262145 bytes, the broker takes 262144: raise max_body of the" in line
+    assert "up to 1048576, or add bucket=NAME" in line
+
+
 def test_lines_that_were_not_sent_are_named(
     send: Send, made: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
 from qdo.brokers.subscription import Reader, Subscription
 from qdo.coordination.layout import Marks
 from qdo.coordination.slots import Claim
-from qdo.errors import DatabaseFullError
+from qdo.errors import DatabaseFullError, UnsupportedError
 from qdo.message import Message
 from qdo.ordering import Order
 from qdo.outcomes import DeadLetter, Retry, Skip
@@ -351,6 +352,29 @@ def test_a_dead_letter_that_cannot_be_stored_is_tried_again(stile: Turnstile) ->
     assert stile.seen == [1, 2]
     assert [letter.position for letter in stile.broker.letters] == [1]
     assert stile.claim.done == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [
+        (DatabaseFullError(path="p", reason="full"), logging.WARNING),
+        (UnsupportedError(broker="Kinesis", what="keep it", remedy="add"), logging.ERROR),
+    ],
+)
+def test_what_somebody_must_act_upon_is_an_error(
+    stile: Turnstile, caplog: pytest.LogCaptureFixture, error: Exception, level: int
+) -> None:
+    """A full disk may pass; a broker that keeps no dead letters will not learn it."""
+
+    def die(message: Message) -> None:
+        stile.broker.faults = [error]
+        raise DeadLetter("bad")
+
+    stile.act = die
+    stile.broker.put("q", b"1")
+    assert stile.turn() is Turn.WAIT
+    (record,) = [each for each in caplog.records if "cannot be stored" in each.message]
+    assert record.levelno == level
 
 
 def test_a_dead_letter_waits_for_the_lease(stile: Turnstile) -> None:
