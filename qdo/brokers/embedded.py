@@ -18,6 +18,7 @@ from qdo.brokers.base import (
     DeadLetterRecord,
     Outgoing,
 )
+from qdo.brokers.embedded_fork import unforked
 from qdo.brokers.embedded_listener import LOOK_SECONDS, Listener
 from qdo.brokers.embedded_reader import EmbeddedReader
 from qdo.brokers.embedded_schema import MESSAGES
@@ -71,15 +72,16 @@ class EmbeddedBroker(Broker):
         self._clock = clock
         self._known_names: set[str] = set()
         self._listeners: list[Listener] = []
-        self._reading = open_database(path, MESSAGES)
-        try:
-            with translated(path):
-                (self.id_node,) = self._reading.execute("SELECT node FROM file").fetchone()
-            self._watch = FileWatch(path)
-            self._writer = Writer(path, app, self._bells, clock)
-        except BaseException:
-            self._reading.close()
-            raise
+        with unforked:  # the file has no guard until there is a writer
+            self._reading = open_database(path, MESSAGES)
+            try:
+                with translated(path):
+                    (self.id_node,) = self._reading.execute("SELECT node FROM file").fetchone()
+                self._watch = FileWatch(path)
+                self._writer = Writer(path, app, self._bells, clock)
+            except BaseException:
+                self._reading.close()
+                raise
 
     @property
     def commits(self) -> int:
@@ -92,7 +94,7 @@ class EmbeddedBroker(Broker):
         return self._writer.waiting
 
     def queues(self) -> list[str]:
-        with translated(self._path):
+        with unforked, translated(self._path):
             found = self._reading.execute(
                 "SELECT name FROM queues WHERE app = ? ORDER BY name", (self._app,)
             )
@@ -142,7 +144,7 @@ class EmbeddedBroker(Broker):
         return listener.stop
 
     def backlog(self, queue: str, after: int) -> Backlog:
-        with translated(self._path):
+        with unforked, translated(self._path):
             found = self._reading.execute(
                 _BACKLOG, {"app": self._app, "queue": queue, "after": after}
             ).fetchone()
@@ -159,16 +161,16 @@ class EmbeddedBroker(Broker):
         )
 
     def dead_letters(self, queue: str | None = None) -> list[DeadLetterRecord]:
-        with translated(self._path):
+        with unforked, translated(self._path):
             return embedded_letters.read(self._reading, self._app, queue)
 
     def dead_letter(self, queue: str, position: int) -> DeadLetterRecord | None:
-        with translated(self._path):
+        with unforked, translated(self._path):
             found = embedded_letters.read(self._reading, self._app, queue, position)
         return found[0] if found else None
 
     def dead_letter_counts(self) -> dict[str, int]:
-        with translated(self._path):
+        with unforked, translated(self._path):
             return embedded_letters.count(self._reading, self._app)
 
     def find_dead_letters(
@@ -179,7 +181,7 @@ class EmbeddedBroker(Broker):
         since: float | None = None,
         until: float | None = None,
     ) -> list[DeadLetterEntry]:
-        with translated(self._path):
+        with unforked, translated(self._path):
             return embedded_letters.read_entries(
                 self._reading, self._app, queue, error, since, until
             )
@@ -209,8 +211,9 @@ class EmbeddedBroker(Broker):
     def close(self) -> None:
         for listener in self._listeners:
             listener.stop()
-        self._writer.close()
-        self._reading.close()
+        with unforked:
+            self._reading.close()
+        self._writer.close()  # last: the file's guard goes with it
 
     def _checked_size(self, message: Outgoing) -> int:
         """Return the size of a body; raise for what cannot be stored."""

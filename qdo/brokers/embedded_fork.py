@@ -5,24 +5,33 @@ not the locks. Its own connections would rely on them: the last connection of th
 delete the log under the child, and a transaction that was under way at the fork would keep the
 child from writing for ever. So no fork happens within a transaction, and the child takes the
 locks that its notes speak of.
+
+SQLite's own mutexes are copied as they are. One that another thread held at the fork, if only
+to read, is never released in the child. So no fork happens while a connection is in use, either.
 """
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import fcntl
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
 
-from qdo.brokers.embedded_native import original
+from qdo.brokers.embedded_native import native_lock, native_rlock
 
 # https://www.sqlite.org/fileformat2.html#the_lock_byte_page: the shared lock of a database, and
 # the one of its log's index by which SQLite knows that somebody uses it.
 _DATABASE_LOCK = (0x40000002, 510)
 _INDEX_LOCK = (128, 1)
+
+unforked = native_rlock()
+"""Keeps forks out of what is done with a connection: opening, closing, and each use of one for
+reading. The writing connection has a guard instead: others need not wait for its commits.
+
+Held from the first opening of a file until that has a guard; never while waiting for another
+thread. A fork takes it first and then the guards, so who holds a guard must not ask for it.
+"""
 
 _kept: list[int] = []
 """Never closed: closing any descriptor of a file gives up all locks of the process on it."""
@@ -31,15 +40,17 @@ _kept: list[int] = []
 class ForkGuard:
     """Keeps forks out of the transactions on a file: to be held around each of them.
 
+    To be made while `unforked` is held, which also keeps the forks of two threads apart.
+
     :param forget: called in a forked child, and in its children: more than once.
     """
 
     def __init__(self, path: str, forget: Callable[[], None]) -> None:
         self._path = path
         self._forget = forget
-        self._lock: Any = original("_thread", "allocate_lock", _thread.allocate_lock)()
+        self._lock = native_lock()
         self._closed = False
-        _guards.add(self)
+        _guards.add(weakref.ref(self, _guards.discard))
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -53,7 +64,6 @@ class ForkGuard:
         To be called while it is held. A fork that waits for it meanwhile finds it closed.
         """
         self._closed = True
-        _guards.discard(self)
 
     def begin_in_child(self) -> None:
         """Take the locks that SQLite takes for its own, and let go of the rest."""
@@ -72,25 +82,32 @@ class ForkGuard:
                 fcntl.lockf(descriptor, fcntl.LOCK_SH, length, start)
 
 
-_guards: weakref.WeakSet[ForkGuard] = weakref.WeakSet()
+_guards: set[weakref.ref[ForkGuard]] = set()
 _held: list[ForkGuard] = []
 """Those held for the fork under way."""
 
 
 def _before() -> None:
-    for guard in list(_guards):
-        guard.__enter__()
-        _held.append(guard)
+    unforked.acquire()
+    for reference in list(_guards):
+        guard = reference()
+        if guard is not None:
+            guard.__enter__()
+            _held.append(guard)
 
 
 def _in_parent() -> None:
     while _held:
         _held.pop().__exit__()
+    unforked.release()
 
 
 def _in_child() -> None:
-    while _held:
-        _held.pop().begin_in_child()
+    try:
+        while _held:
+            _held.pop().begin_in_child()
+    finally:
+        unforked.release()
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable
 
+from qdo.brokers.embedded_fork import unforked
 from qdo.doorbell import Doorbell
 from qdo.errors import DatabaseError
 from qdo.storage import translate
@@ -51,7 +52,8 @@ class Listener:
         # First the bell, then the look: what is sent from here on is announced.
         self._bell = Doorbell(bells)
         try:
-            (newest,) = connection.execute(_NEWEST).fetchone()
+            with unforked:
+                (newest,) = connection.execute(_NEWEST).fetchone()
         except sqlite3.Error as error:
             self._bell.close()
             raise translate(path, error) from error
@@ -100,10 +102,12 @@ class Listener:
     def _changed(self) -> list[str]:
         names: list[str] = []
         try:
-            for head, app, name in self._connection.execute(_CHANGED, (self._seen,)).fetchall():
-                self._seen = head
-                if app == self._app:
-                    names.append(name)
+            with unforked:
+                changed = self._connection.execute(_CHANGED, (self._seen,)).fetchall()
         except sqlite3.Error as error:
             raise translate(self._path, error) from error
+        for head, app, name in changed:
+            self._seen = head
+            if app == self._app:
+                names.append(name)
         return names

@@ -44,6 +44,11 @@ def native_lock() -> Any:
     return original("_thread", "allocate_lock", _thread.allocate_lock)()
 
 
+def native_rlock() -> Any:
+    """Return such a lock that a thread, with all its greenlets, may take more than once."""
+    return original("_thread", "RLock", _thread.RLock)()
+
+
 def sleep(seconds: float) -> None:
     """Block the calling native thread."""
     original("time", "sleep", time.sleep)(seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from qdo.brokers.embedded_fork import unforked
 from qdo.storage import FileWatch, translate
 
 FETCH_BYTES = 32 * 1024 * 1024
@@ -51,7 +52,8 @@ class EmbeddedReader:
         Fewer than `limit` are returned where big bodies would fill the memory.
         """
         try:
-            rows: Rows = self._fetch(limit)
+            with unforked:
+                rows: Rows = self._fetch(limit)
         except sqlite3.Error as error:
             raise translate(self._path, error) from error
         if rows:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from qdo.brokers.base import Outgoing, Terms
+from qdo.brokers.embedded_fork import unforked
 from qdo.brokers.embedded_writer import Transaction, Writer
 from qdo.errors import DatabaseError
 from qdo.headers import with_header
@@ -188,7 +189,7 @@ class Delays:
     def _look(self, now: float) -> float | None:
         """Find the next due time; return the seconds that are left."""
         self._look_at = now + LOOK_PAUSE_SECONDS
-        with translated(self._path):
+        with unforked, translated(self._path):
             found = self._connection.execute(_NEXT, (self._app,)).fetchone()
         self._next = None if found is None else found[0]
         return self._left()

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from qdo import doorbell
 from qdo.brokers.base import Outgoing
-from qdo.brokers.embedded_fork import ForkGuard
+from qdo.brokers.embedded_fork import ForkGuard, unforked
 from qdo.brokers.embedded_gate import Gate
 from qdo.brokers.embedded_native import (
     LoopSignal,
@@ -162,17 +162,19 @@ class Writer:
         self._closing = native_lock()  # so that no call comes behind the last
         self._ended: Settable | None = None
         self._calls: queue.SimpleQueue[_Call[Any] | None] = inbox()
-        self._connection = open_database(path, MESSAGES)
-        try:
-            with translated(path):
-                self._connection.execute("PRAGMA busy_timeout = 0")  # the gate waits in its own way
-                self._connection.execute("PRAGMA secure_delete = OFF")
-                self._watch = FileWatch(path)
-                self._gate = Gate(path, bells)
-                self._fork_guard = ForkGuard(path, self._gate.close)
-        except BaseException:
-            self._connection.close()
-            raise
+        with unforked:
+            self._connection = open_database(path, MESSAGES)
+            try:
+                with translated(path):
+                    # The gate waits in its own way.
+                    self._connection.execute("PRAGMA busy_timeout = 0")
+                    self._connection.execute("PRAGMA secure_delete = OFF")
+                    self._watch = FileWatch(path)
+                    self._gate = Gate(path, bells)
+                    self._fork_guard = ForkGuard(path, self._gate.close)
+            except BaseException:
+                self._connection.close()
+                raise
         start_thread(self._run)
 
     @property

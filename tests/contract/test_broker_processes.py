@@ -125,6 +125,129 @@ opened.send(Outgoing("q", b"3"))
 opened.close()
 """
 
+_FORK_OPENING = """
+import os, signal, sys, threading
+
+def while_forking():
+    opening.start()
+    writing.wait(1)  # in vain, as the other thread waits for the end of the fork
+
+os.register_at_fork(before=while_forking)  # called once qdo is ready for the fork
+
+from qdo.brokers import open_broker
+from qdo.brokers.base import Outgoing
+from qdo.brokers.embedded import EmbeddedBroker
+from qdo.message import position_now
+
+url = sys.argv[1]
+first = open_broker(url, "app")
+first.send(Outgoing("q", b"1"))
+writing, forked = threading.Event(), threading.Event()
+
+def slow_clock():
+    writing.set()
+    forked.wait(30)
+    return position_now()
+
+def open_and_send():
+    second = EmbeddedBroker(url.removeprefix("sqlite:"), "app", clock=slow_clock)
+    second.send(Outgoing("q", b"2"))
+    second.close()
+
+opening = threading.Thread(target=open_and_send)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    own = open_broker(url, "app")
+    own.send(Outgoing("q", b"3"))
+    own.close()
+    os._exit(0)
+forked.set()
+opening.join()
+first.close()
+print(os.waitpid(pid, 0)[1])
+"""
+
+_FORK_READING = """
+import os, signal, sys, threading
+from qdo.brokers import open_broker
+from qdo.brokers.base import Outgoing
+
+url = sys.argv[1]
+broker = open_broker(url, "app")
+broker.send(Outgoing("q", b"1"))
+reads = {
+    "queues": broker.queues,
+    "backlog": lambda: broker.backlog("q", 0),
+    "fetch": lambda: broker.reader("q", 0).fetch(1),
+    "dead letters": broker.dead_letters,
+}
+reading, forked = threading.Event(), threading.Event()
+
+def within_sqlite(statement):
+    reading.set()
+    forked.wait(0.5)  # in vain, as the fork waits for the end of the reading
+
+for name, read in reads.items():
+    reading.clear()
+    forked.clear()
+    broker._reading.set_trace_callback(within_sqlite)
+    reader = threading.Thread(target=read)
+    reader.start()
+    reading.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        broker.close()
+        own = open_broker(url, "app")
+        own.send(Outgoing("q", b"2"))
+        own.close()
+        os._exit(0)
+    forked.set()
+    reader.join()
+    print(name, os.waitpid(pid, 0)[1], flush=True)
+broker.close()
+"""
+
+_FORK_OFTEN = """
+import os, signal, sys, threading
+from qdo.brokers import open_broker
+from qdo.brokers.base import Outgoing
+
+url = sys.argv[1]
+broker = open_broker(url, "app")
+broker.send(Outgoing("q", b"1"))
+stop = threading.Event()
+
+def read():
+    while not stop.is_set():
+        broker.queues()
+        broker.backlog("q", 0)
+
+def open_and_close():
+    while not stop.is_set():
+        other = open_broker(url, "app")
+        other.send(Outgoing("q", b"2"))
+        other.close()
+
+def send_from_child():
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        own = open_broker(url, "app")
+        own.send(Outgoing("child", b"3"))
+        own.close()
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+threads = [threading.Thread(target=work) for work in (read, read, open_and_close)]
+for thread in threads: thread.start()
+print(next(filter(None, (send_from_child() for _ in range(100))), 0))
+stop.set()
+for thread in threads: thread.join()
+broker.close()
+"""
+
 _LISTEN = """
 import sys, threading
 from qdo.brokers import open_broker
@@ -283,4 +406,39 @@ def test_forks_close_nobody_elses_files(url: str) -> None:
     assert (done.stdout, done.stderr) == ("closed True\nopened True\n", "")
     broker = open_broker(url, "app")
     assert broker.backlog("q", 0).count == 3
+    broker.close()
+
+
+def forking(code: str, url: str) -> tuple[str, str]:
+    """Return what a process that forks prints, and its complaints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return done.stdout, done.stderr
+
+
+def test_no_fork_cuts_the_transaction_of_a_broker_opened_meanwhile(url: str) -> None:
+    """Opening waits for a fork that is under way: the child could never write otherwise."""
+    assert forking(_FORK_OPENING, url) == ("0\n", "")
+    broker = open_broker(url, "app")
+    assert sorted(row[1] for row in broker.reader("q", 0).fetch(9)) == [b"1", b"2", b"3"]
+    broker.close()
+
+
+def test_no_fork_happens_while_a_thread_reads(url: str) -> None:
+    """The child would wait for ever for a mutex that the thread held."""
+    well = "queues 0\nbacklog 0\nfetch 0\ndead letters 0\n"
+    assert forking(_FORK_READING, url) == (well, "")
+
+
+def test_forks_amid_reading_opening_and_closing(url: str) -> None:
+    """Each child opens the file and sends, whatever the threads of its parent were doing."""
+    assert forking(_FORK_OFTEN, url) == ("0\n", "")
+    broker = open_broker(url, "app")
+    assert broker.backlog("child", 0).count == 100
     broker.close()
