@@ -30,6 +30,7 @@ class SqsReceiver:
 
     :param wake: told the queues for which there is something to fetch.
     :param receipts: where to keep what is held for whoever survives this process.
+    :param budget: of the bytes that are held.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class SqsReceiver:
         idle_seconds: float,
         wait_seconds: float,
         receipts: ReceiptBook | None = None,
+        budget: Budget | None = None,
         clock: Callable[[], float] = boot_clock,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -52,7 +54,7 @@ class SqsReceiver:
         self._receipts = receipts
         self._clock = clock
         self._chance = chance
-        self._budget = Budget()
+        self._budget = Budget() if budget is None else budget
         self._open: dict[SqsSubscription, None] = {}
         self._all_closed = Event()
         self._all_closed.set()

@@ -14,6 +14,7 @@ from qdo.app import App
 from qdo.brokers.aws_address import Place
 from qdo.brokers.base import Capabilities, DeadLetterRecord
 from qdo.brokers.sqs import SqsBroker
+from qdo.brokers.sqs_budget import HELD_BYTES, Budget
 from qdo.brokers.sqs_receiver import SqsReceiver
 from qdo.brokers.sqs_requests import Requests
 from qdo.brokers.subscription import Subscription
@@ -147,6 +148,8 @@ class Worker:
         moments = self._moments
         calls = Calls(self._server, self.life)
         wakes: list[Callable[..., None]] = []
+        # Some have no room for more than a message or two.
+        self.budget = Budget(chance.choice((1, 100, HELD_BYTES)))
         self.receiver = SqsReceiver(
             Requests(
                 calls,
@@ -162,6 +165,7 @@ class Worker:
             idle_seconds=IDLE_SECONDS,
             wait_seconds=WAIT_SECONDS,
             receipts=self.book,
+            budget=self.budget,
             clock=moments.clock,
             chance=chance.random,
         )
@@ -269,6 +273,7 @@ class Worker:
         while self.dispatcher.runners:
             self._moments.sleep(0.5)
         self.receiver.close()
+        assert self.budget.held == 0, "something is counted that is not held"
         self.stopped = True
 
     # --- what the engine says, as to `qdo.worker.slot.Registration` ----------------------
