@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +39,7 @@ class Sender:
         Settings(**self.given)
         self._settings: Settings | None = None
         self._lock = threading.Lock()
+        _senders.add(self)
         self._broker: Broker | None = None
         self._ringer: Ringer | None = None
         self._broker_pid = 0
@@ -231,3 +233,15 @@ class Sender:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """Let go of what other threads of the parent held, who are not in a forked child."""
+    for sender in list(_senders):
+        sender._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

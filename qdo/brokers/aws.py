@@ -47,6 +47,15 @@ _sessions: dict[int, Any] = {}
 """The session of this process, by its number: a fork must not share what its parent has open."""
 
 
+def _renew_lock() -> None:
+    """Let go of what another thread of the parent held, who is not in a forked child."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def make_client(
     place: Place,
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +14,7 @@ import gevent
 import pytest
 
 import qdo
-from qdo import App, Message, Settings
+from qdo import App, Message, Settings, brokers
 from qdo.encoding import encode_body
 from qdo.errors import QueueNameError, SettingsError, UnknownSettingError, UsageError
 from qdo.settings import load
@@ -322,6 +323,36 @@ def test_a_forked_child_opens_a_broker_of_its_own(app: App) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     app.send("q", "parent again")
     assert bodies(app, "q") == [b'"parent"', b'"child"', b'"parent again"']
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_is_forked_while_another_thread_opens_the_broker(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody in the child would ever let go of that thread's lock."""
+    opening, forked = threading.Event(), threading.Event()
+    open_broker = brokers.open_broker
+
+    def slowly(url: str, name: str) -> Any:
+        if threading.current_thread() is thread:
+            opening.set()
+            forked.wait(20)
+        return open_broker(url, name)
+
+    monkeypatch.setattr(brokers, "open_broker", slowly)
+    thread = threading.Thread(target=app.send, args=("q", "parent"))
+    thread.start()
+    assert opening.wait(20)
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        app.send("q", "child")
+        os._exit(0)
+    forked.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert sorted(bodies(app, "q")) == [b'"child"', b'"parent"']
 
 
 # --- settings ---
