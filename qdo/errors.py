@@ -99,8 +99,8 @@ class ExpiredCredentialsError(CredentialsError):
 
 
 class SqsNameError(QueueNameError):
-    """{name!r} cannot be a queue of SQS: {reason}; with the prefix of the address use 1 to 80
-    letters, digits, '-' and '_', and '.fifo' at the end of a FIFO queue"""
+    """{name!r} cannot be a queue of SQS: {reason}; a name and the prefix of the address together
+    are 1 to 80 letters, digits, '-' and '_', with '.fifo' at the end of a FIFO queue"""
 
 
 class UnsupportedError(QdoError):

@@ -12,10 +12,11 @@ from typing import Any
 
 from qdo.app import App
 from qdo.callbacks import check_job
-from qdo.errors import JobImportError, JobModuleError, UsageError
+from qdo.errors import JobImportError, JobModuleError, QdoError, UsageError
 from qdo.settings import Settings
 
 USAGE = "name an app with its jobs as MODULE:APP, or give --app NAME and --job MODULE:FUNCTION"
+_QDO_FOLDER = os.path.dirname(__file__) + os.sep
 
 
 def prepare(settings: Settings, target: str | None = None) -> tuple[App, Settings]:
@@ -143,7 +144,9 @@ def _import(target: str, module_name: str) -> ModuleType:
 
 def _broken(target: str, error: BaseException) -> JobModuleError:
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    # An error of qdo is about what the module asks of it: the place is the module's line.
+    skipped = ("<frozen", _QDO_FOLDER) if isinstance(error, QdoError) else ("<frozen",)
+    own = [frame for frame in frames if not frame.filename.startswith(skipped)]
     place = f" ({os.path.relpath(own[-1].filename)} line {own[-1].lineno})" if own else ""
     reason = f"{type(error).__name__}: {error}{place}"
     return JobModuleError(target=target, reason=" ".join(reason.split()))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from qdo.brokers.base import DEDUP_SECONDS, Capabilities, Outgoing, Terms
+from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Capabilities, Outgoing, Terms
 from qdo.encoding import encoded
 from qdo.errors import UnsupportedError, UsageError
 from qdo.message import position_now, time_of_position
@@ -162,13 +162,9 @@ def check_terms(capabilities: Capabilities, wanted: Terms | None, broker: str) -
     if wanted is None:
         return
     if wanted.due is not None and not capabilities.delay:
-        raise UnsupportedError(
-            broker=broker, what="delay messages", remedy="send without delay_seconds and at"
-        )
+        raise UnsupportedError(broker=broker, what="delay messages", remedy=NO_DELAY)
     if wanted.dedup_key is not None and not capabilities.dedup:
-        raise UnsupportedError(
-            broker=broker, what="deduplicate messages", remedy="send without dedup_key"
-        )
+        raise UnsupportedError(broker=broker, what="deduplicate messages", remedy=NO_DEDUP)
 
 
 @functools.lru_cache(maxsize=4096)

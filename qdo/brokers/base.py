@@ -27,6 +27,9 @@ DEDUP_SECONDS = 300.0
 
 
 REFERENCE = "store it elsewhere and send a reference"
+NO_DELAY = "send without delay_seconds and at (--delay, --at)"
+NO_DEDUP = "send without dedup_key (--dedup-key)"
+"""Remedies that errors give, for callers of `App.send` and of ``qdo send``."""
 
 
 @dataclass(frozen=True, slots=True)

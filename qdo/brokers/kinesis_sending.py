@@ -20,7 +20,7 @@ from typing import Any
 
 from qdo.brokers.aws_address import KinesisAddress
 from qdo.brokers.aws_errors import BOTO_ERRORS, is_passing, is_throttling_code, translation
-from qdo.brokers.base import Outgoing
+from qdo.brokers.base import NO_DEDUP, NO_DELAY, Outgoing
 from qdo.brokers.kinesis_records import RECORD_BYTES, check_size, encoded, partition_key
 from qdo.brokers.kinesis_shards import Shards
 from qdo.errors import (
@@ -238,13 +238,9 @@ def _check_terms(message: Outgoing) -> None:
     if terms is None:
         return
     if terms.due is not None:
-        raise UnsupportedError(
-            broker="Kinesis", what="delay messages", remedy="send without delay_seconds and at"
-        )
+        raise UnsupportedError(broker="Kinesis", what="delay messages", remedy=NO_DELAY)
     if terms.dedup_key is not None:
-        raise UnsupportedError(
-            broker="Kinesis", what="deduplicate messages", remedy="send without dedup_key"
-        )
+        raise UnsupportedError(broker="Kinesis", what="deduplicate messages", remedy=NO_DEDUP)
 
 
 def _pause(tries: int) -> float:

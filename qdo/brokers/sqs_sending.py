@@ -26,7 +26,7 @@ from qdo.brokers.aws_errors import (
     translation,
 )
 from qdo.brokers.aws_wire import Calls
-from qdo.brokers.base import DEDUP_SECONDS, Outgoing, Terms
+from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Outgoing, Terms
 from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import side_by_side
 from qdo.brokers.sqs_messages import entry, pointing, size_of
@@ -294,22 +294,19 @@ def _check_terms(queue: str, terms: Terms) -> None:
     """Raise for what SQS cannot keep."""
     fifo = queue.endswith(FIFO)
     if terms.due is not None and fifo:
-        raise _unsupported(
-            "delay single messages of a FIFO queue", "send without delay_seconds and at"
-        )
+        raise _unsupported("delay single messages of a FIFO queue", NO_DELAY)
     if terms.due is not None and terms.due - time.time() > MAX_DELAY_SECONDS:
         raise _unsupported(
             f"delay a message by more than {MAX_DELAY_SECONDS} s", "send it later"
         )
     if terms.dedup_key is not None and not fifo:
         raise _unsupported(
-            "deduplicate messages of a standard queue",
-            "send without dedup_key, or to a FIFO queue",
+            "deduplicate messages of a standard queue", f"{NO_DEDUP}, or to a FIFO queue"
         )
     if terms.dedup_key is not None and terms.dedup_seconds != DEDUP_SECONDS:
         raise _unsupported(
             f"deduplicate for {terms.dedup_seconds:g} s",
-            f"leave dedup_seconds out: it is always {DEDUP_SECONDS:g} s",
+            f"leave dedup_seconds (--dedup-seconds) out: it is always {DEDUP_SECONDS:g} s",
         )
 
 

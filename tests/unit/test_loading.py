@@ -139,10 +139,14 @@ def test_targets_that_lead_nowhere(target: str, reason: str) -> None:
         ("from os import no_such_thing", "ImportError: cannot import name"),
         ("def f(:", "SyntaxError: "),
         ("raise SystemExit(3)", "SystemExit: 3"),
+        (
+            "import qdo\napp = qdo.App('a', borker='x')",
+            r"UnknownSettingError: unknown setting 'borker'.* \(jobs_for_test_\d+\.py line 2\)",
+        ),
     ],
 )
 def test_modules_that_fail(module: Maker, source: str, reason: str) -> None:
-    """An error inside the module is told apart from a module that does not exist."""
+    """An error inside the module is told apart from one that does not exist, and located in it."""
     with pytest.raises(JobModuleError, match=reason) as caught:
         load_job(f"{module(source)}:f")
     assert "\n" not in str(caught.value)

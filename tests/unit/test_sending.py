@@ -114,9 +114,9 @@ def test_a_broker_that_cannot_is_not_asked(app: App, monkeypatch: pytest.MonkeyP
         ordered=True, seekable=True, countable=True, delay=False, peek=True, max_body_bytes=10
     )
     monkeypatch.setattr(type(app.broker), "capabilities", poor)
-    with pytest.raises(UnsupportedError, match="cannot delay messages: send without delay_seconds"):
+    with pytest.raises(UnsupportedError, match=r"cannot delay messages: send without .*--delay"):
         app.send("q", 1, delay_seconds=1)
-    with pytest.raises(UnsupportedError, match="cannot deduplicate messages: send without dedup"):
+    with pytest.raises(UnsupportedError, match=r"cannot deduplicate messages: .*--dedup-key"):
         app.send_many([("q", 1), NewMessage("q", 2, dedup_key="k")])
     app.send("q", 1, at=None)
     assert len(rows(app.broker, "q")) == 1
