@@ -39,7 +39,9 @@ MAX_BACKOFF_SECONDS = 30.0
 FRESH_SECONDS = 30.0
 """How long an answer says what waits now."""
 SLACK_SECONDS = 5.0
-"""The clock here and that of AWS may differ by this: nothing younger is asked for by its time."""
+"""The newest messages are those that came no longer before a shard was begun with."""
+SKEW_SECONDS = 300.0
+"""The clock here may be off by this: AWS refuses requests whose signature is off by more."""
 
 Taken = tuple[int, bytes, "str | None", "str | None"]
 
@@ -137,7 +139,7 @@ class ShardPoll:
     :param pause_seconds: from one read to the next.
     :param dice: gives a number from 0 to 1.
     :ivar at_tip: the last answer had all there was.
-    :ivar tip_at: Unix time of the newest answer that had all there was.
+    :ivar tip_at: Unix time of the newest answer that had all there was, by the clock here.
     :ivar throttled: how often a request was refused for being one too many.
     :ivar doubts: how many requests failed since the last answer, without those.
     """
@@ -194,8 +196,8 @@ class ShardPoll:
             asked = time_of_position(time_in(self.after))
             if asked <= 0:  # before there was any stream
                 return Seek("TRIM_HORIZON")
-            # Times to come are refused, and the clock of AWS may be the later one.
-            return Seek("AT_TIMESTAMP", time=min(asked, now - SLACK_SECONDS))
+            # Times to come are refused, and the clock here may be ahead; see `_news` for the rest.
+            return Seek("AT_TIMESTAMP", time=min(asked, now - SKEW_SECONDS))
         if self._beginning is None:
             self._beginning = self._start.seek(now)
         return self._beginning
@@ -244,6 +246,18 @@ class ShardPoll:
         if answer.first is None and answer.behind_seconds > 0 and answer.next_iterator is not None:
             return
         raise Gone
+
+    @property
+    def complete_until(self) -> float | None:
+        """The time at AWS up to which all is known to be read, None before the tip was reached.
+
+        Kinesis dates messages by its own clock. If the one here is ahead, messages that come yet
+        have earlier times than the look at the tip.
+        """
+        if self.tip_at is None:
+            return None
+        begun = self._beginning.time if self._beginning is not None else None
+        return max(self.tip_at - SKEW_SECONDS, begun or 0.0)
 
     def finish(self) -> None:
         """Take the shard as read to its end: there is none any more."""
@@ -301,7 +315,7 @@ class ShardPoll:
         younger than that, the record was just too old: nothing was added to the shard for days.
         A stream that is younger than that time is another one of the same name.
         """
-        known = max(time_of_position(time_in(self.after)), self.tip_at or 0.0)
+        known = max(time_of_position(time_in(self.after)), self.complete_until or 0.0)
         return keeping.since <= known and now < known + keeping.seconds
 
     def is_fresh(self, now: float) -> bool:

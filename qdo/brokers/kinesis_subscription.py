@@ -207,11 +207,12 @@ class KinesisSubscription(Subscription):
         A position without a time stands for the configured start, and would stand for another
         one tomorrow; one whose record is no longer kept would look as if something was missed.
         """
-        if not poll.at_tip or poll.tip_at is None or self._hand.waiting:
+        complete_until = poll.complete_until
+        if not poll.at_tip or complete_until is None or self._hand.waiting:
             return False
         hand = self._hand
         known = max(time_in(hand.newest()), time_in(hand.tip))
-        tip = position_of_time(poll.tip_at)
+        tip = position_of_time(complete_until)
         if known and tip < known + TIP_SECONDS * 10_000_000:
             return False
         hand.tip = self.reached = at_time(hand.newest(), tip)

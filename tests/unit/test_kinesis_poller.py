@@ -11,6 +11,7 @@ from qdo.brokers.kinesis_poller import (
     FIRST_RECORDS,
     MAX_BACKOFF_SECONDS,
     MOST_RECORDS,
+    SKEW_SECONDS,
     SLACK_SECONDS,
     Answer,
     Gone,
@@ -107,8 +108,8 @@ def test_the_start_does_not_matter_where_there_is_a_position() -> None:
     """Neither by a sequence number nor by a time that an operator sought."""
     for start in (Start("latest"), Start(5.0)):
         assert poll(at(7), start).next(NOW) == Seek("AT_SEQUENCE_NUMBER", sequence=7)
-        sought = position_of_time(NOW - 100)
-        assert poll(sought, start).next(NOW) == Seek("AT_TIMESTAMP", time=NOW - 100)
+        sought = position_of_time(NOW - 1000)
+        assert poll(sought, start).next(NOW) == Seek("AT_TIMESTAMP", time=NOW - 1000)
 
 
 def test_the_earliest_is_the_oldest_record_whatever_the_start() -> None:
@@ -118,9 +119,9 @@ def test_the_earliest_is_the_oldest_record_whatever_the_start() -> None:
 
 
 def test_no_time_to_come_is_asked_for() -> None:
-    """AWS refuses these, and its clock may be the later one; what is too old is left out."""
+    """AWS refuses these, and the clock here may be ahead; what is too old is left out."""
     made = poll(position_of_time(NOW))
-    assert made.next(NOW) == Seek("AT_TIMESTAMP", time=NOW - SLACK_SECONDS)
+    assert made.next(NOW) == Seek("AT_TIMESTAMP", time=NOW - SKEW_SECONDS)
     made.found("one")
     rows = [row(1, time=NOW - 2), row(2, time=NOW + 1), row(3, time=NOW - 1)]
     assert made.answered(answer(*rows), NOW) == [row(2, time=NOW + 1)]
@@ -129,12 +130,12 @@ def test_no_time_to_come_is_asked_for() -> None:
 
 def test_a_time_stays_the_beginning_until_something_is_taken() -> None:
     """Records from before it do not become the position."""
-    made = poll(position_of_time(NOW - 50))
+    made = poll(position_of_time(NOW - 500))
     made.next(NOW)
     made.found("one")
-    assert made.answered(answer(row(1, time=NOW - 60)), NOW) == []
+    assert made.answered(answer(row(1, time=NOW - 600)), NOW) == []
     made.expired()
-    assert made.next(NOW) == Seek("AT_TIMESTAMP", time=NOW - 50)
+    assert made.next(NOW) == Seek("AT_TIMESTAMP", time=NOW - 500)
 
 
 # --- reading on ---------------------------------------------------------------------
