@@ -166,4 +166,5 @@ def _counted(marks: Marks, reason: str) -> Marks:
     """Return marks with one attempt more, as they are where an operator is to decide, or did."""
     if marks.blocked or marks.verdict:
         return marks
-    return replace(marks, attempts=marks.attempts + 1, error=reason, crashed=True, due=0.0)
+    attempts = marks.attempts + 1
+    return replace(marks, attempts=attempts, error=reason, crashed=True, due=0.0, pause=0.0)

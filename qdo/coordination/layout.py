@@ -224,6 +224,8 @@ class Marks:
     :ivar due: Unix time before which it should not run again, 0 for any.
     :ivar since: Unix time since when its queue is blocked, 0 while it is not.
     :ivar verdict: what an operator decided: "", "skip" or "dead-letter".
+    :ivar pause: seconds from the last attempt to `due`, 0 where that is not known: nobody need
+        wait for longer, whatever the clock says.
     """
 
     position: int
@@ -233,6 +235,7 @@ class Marks:
     due: float = 0.0
     since: float = 0.0
     verdict: str = ""
+    pause: float = 0.0
 
     @property
     def blocked(self) -> bool:
@@ -256,6 +259,7 @@ class Marks:
             _moment(value.get("due")),
             _moment(value.get("since")),
             verdict if (verdict := value.get("verdict")) in VERDICTS else "",
+            _moment(value.get("pause")),
         )
 
     def dump(self) -> dict[str, Any]:
@@ -265,7 +269,7 @@ class Marks:
             "attempts": self.attempts,
             "error": self.error[:MARKS_ERROR_CHARACTERS],
         }
-        for name in ("crashed", "due", "since", "verdict"):
+        for name in ("crashed", "due", "pause", "since", "verdict"):
             if getattr(self, name):
                 value[name] = getattr(self, name)
         return value

@@ -32,6 +32,7 @@ from qdo.errors import UnsupportedError, WorkerCrashedError
 from qdo.message import Message
 from qdo.outcomes import Skip, Stop
 from qdo.policy import (
+    LONGEST_SECONDS,
     BlockQueue,
     Decision,
     PassOver,
@@ -138,7 +139,8 @@ class Outcomes:
         if slot.waited:
             return None
         slot.waited = True
-        delay = marks.due - time.time()
+        # Set by another clock, or by this one before it was set back.
+        delay = min(marks.due - time.time(), marks.pause or LONGEST_SECONDS)
         if marks.crashed:
             policy = self._policy_for(slot.queue)
             decision = decide_crashed(marks.attempts, marks.error, policy, self._chance())
@@ -223,8 +225,11 @@ class Outcomes:
         """Wait, and run the same message again: the queue's order is kept."""
         self.counters.retried += 1
         told = describe(error)
-        due = round(time.time() + decision.after_seconds, 3)
-        claim.marks = Marks(message.position, message.attempt, told, due=due)
+        pause = decision.after_seconds
+        due = round(time.time() + pause, 3)
+        claim.marks = Marks(
+            message.position, message.attempt, told, due=due, pause=round(pause, 3)
+        )
         slot.waited = True
         self._observing.tell(message, "retry", told)
         _log.warning(

@@ -162,6 +162,17 @@ def test_a_back_off_goes_on_at_the_next_owner(engine: Engine) -> None:
     assert failing.runs == []
 
 
+def test_a_back_off_is_no_longer_where_another_clock_is_ahead(engine: Engine) -> None:
+    """Or where the clock was set back since: the queue waits for the pause, not for the hour."""
+    failing = Failing(engine)
+    engine.send("q", "bad")
+    position = engine.broker.reader("q", 0).fetch(1)[0][0]
+    hour = time.time() + 3600
+    engine.registrar.marks["q"] = Marks(position, 1, "ValueError: no", due=hour, pause=0.05)
+    engine.start("q")
+    until(lambda: ("bad", 2) in failing.runs)
+
+
 @pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
 def test_a_crash_loop_ends_without_another_run(engine: Engine, then: Any) -> None:
     """The last attempt allowed has died with its process: the next owner runs it no more."""

@@ -237,7 +237,7 @@ def test_every_name_is_either_refused_or_one_part_of_a_path(name: str) -> None:
 @pytest.mark.parametrize(
     ("marks", "key"),
     [
-        (Marks(50, 2, "ValueError: no", due=1700000000.5), "failing"),
+        (Marks(50, 2, "ValueError: no", due=1700000000.5, pause=1.5), "failing"),
         (Marks(50, 2, "it died", crashed=True), "failing"),
         (Marks(50, 3, "no", verdict="skip"), "failing"),
         (Marks(50, 3, "no", since=1700000000.5), "blocked"),
