@@ -98,6 +98,11 @@ class ExpiredCredentialsError(CredentialsError):
     sso login, a new session token), and see that the clock of this machine is right"""
 
 
+class ClockError(CredentialsError):
+    """{service} in region {region} refuses requests of this machine, for they are signed with
+    another time than its own: {reason}; set the clock of this machine right"""
+
+
 class SqsNameError(QueueNameError):
     """{name!r} cannot be a queue of SQS: {reason}; a name and the prefix of the address together
     are 1 to 80 letters, digits, '-' and '_', with '.fifo' at the end of a FIFO queue"""

@@ -18,6 +18,7 @@ from qdo.errors import (
     AwsError,
     AwsNotFoundError,
     AwsUnreachableError,
+    ClockError,
     CredentialsError,
     ExpiredCredentialsError,
     QdoError,
@@ -36,10 +37,14 @@ SERVICES = {"sqs": "SQS", "kinesis": "Kinesis", "s3": "S3"}
 _EXPIRED = {
     "ExpiredToken",
     "ExpiredTokenException",
-    "RequestExpired",
-    "RequestTimeTooSkewed",
     "TokenRefreshRequired",
 }
+_CLOCK = {
+    "RequestExpired",
+    "RequestTimeTooSkewed",
+}
+_CLOCK_REASONS = ("Signature expired", "Signature not yet current")
+"""Begin what AWS says with the codes of wrong credentials, too."""
 _CREDENTIALS = {
     "AuthFailure",
     "IncompleteSignature",
@@ -211,6 +216,8 @@ def _of_answer(
     error: boto.ClientError, place: Place, service: str, what: str, name: str
 ) -> QdoError:
     code, reason, status = code_of(error), _reason(error), _status(error)
+    if code in _CLOCK or (code in _CREDENTIALS and reason.startswith(_CLOCK_REASONS)):
+        return ClockError(service=service, region=place.region, reason=f"{code}: {reason}")
     if code in _EXPIRED:
         return ExpiredCredentialsError(service=service, region=place.region, reason=reason)
     if code in _CREDENTIALS:

@@ -20,6 +20,7 @@ from qdo.errors import (
     AwsError,
     AwsNotFoundError,
     AwsUnreachableError,
+    ClockError,
     CredentialsError,
     ExpiredCredentialsError,
     QdoError,
@@ -96,6 +97,7 @@ def asked(place: Place, **options: Any) -> QdoError:
         (403, "InvalidClientTokenId", CredentialsError, 2, "AWS_PROFILE"),
         (403, "UnrecognizedClientException", CredentialsError, 2, "cannot be used"),
         (403, "SignatureDoesNotMatch", CredentialsError, 2, "cannot be used"),
+        (403, "RequestTimeTooSkewed", ClockError, 2, "set the clock of this machine right"),
         (403, "AccessDeniedException", AccessDeniedError, 5, "sqs:ReceiveMessage on queue"),
         (400, "QueueDoesNotExist", AwsNotFoundError, 6, "'shop-t1' does not exist in region"),
         (400, "AWS.SimpleQueueService.NonExistentQueue", AwsNotFoundError, 6, "create=fifo"),
@@ -118,6 +120,25 @@ def test_every_answer(
     assert words in str(error)
     assert "it was so indeed" in str(error) or kind is AwsNotFoundError
     assert answers.asked == 1
+
+
+@pytest.mark.parametrize("code", ["InvalidSignatureException", "SignatureDoesNotMatch"])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Signature expired: 20261121T080000Z is now earlier than 20261121T085500Z"
+        " (20261121T090000Z - 5 min.)",
+        "Signature not yet current: 20261121T100000Z is still later than 20261121T090500Z"
+        " (20261121T090000Z + 5 min.)",
+    ],
+)
+def test_a_clock_that_is_wrong_is_named(answers: Answers, code: str, reason: str) -> None:
+    """AWS has the codes of wrong credentials for it, and these are looked at for hours then."""
+    answers.refuse(403, code, reason)
+    error = asked(answers.place)
+    assert type(error) is ClockError
+    assert reason in str(error)
+    assert "AWS_ACCESS_KEY_ID" not in str(error)
 
 
 def test_an_answer_that_is_none(answers: Answers) -> None:
