@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qdo.brokers.kinesis_positions import is_end, place_of, sequence_of, time_in
 from qdo.message import format_position, position_of_time, time_of_position
@@ -157,6 +157,7 @@ class ShardPoll:
         self._dice = dice
         self._iterator: str | None = None
         self._beginning: Seek | None = None
+        self._earlier = False
         self._sought: int | None = None
         self._given_up = 0
         self._limit = self._asked = FIRST_RECORDS
@@ -272,6 +273,18 @@ class ShardPoll:
         """Take note that a request was throttled; return the pause in seconds."""
         self.throttled += 1
         return self._back_off(now)
+
+    def too_early(self) -> bool:
+        """Take note that the time to begin at is still to come at AWS; return whether that helps.
+
+        The clock here is ahead. To wait until that time would pass over what comes meanwhile.
+        """
+        begun = self._beginning
+        if begun is None or begun.time is None or self._start.kind != "latest" or self._earlier:
+            return False
+        self._earlier = True
+        self._beginning = replace(begun, time=begun.time - SKEW_SECONDS)
+        return True
 
     def expired(self) -> None:
         """Take note that the iterator cannot be used any more."""

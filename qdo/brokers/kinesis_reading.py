@@ -22,7 +22,16 @@ from qdo.brokers.aws_errors import (
 from qdo.brokers.aws_wire import Calls
 from qdo.brokers.base import Backlog
 from qdo.brokers.kinesis_aggregation import is_aggregated, unpack
-from qdo.brokers.kinesis_poller import Answer, Gone, Keeping, Read, Seek, ShardPoll, Taken
+from qdo.brokers.kinesis_poller import (
+    SKEW_SECONDS,
+    Answer,
+    Gone,
+    Keeping,
+    Read,
+    Seek,
+    ShardPoll,
+    Taken,
+)
 from qdo.brokers.kinesis_positions import pack, sequence_of, time_in, whole
 from qdo.brokers.kinesis_records import decoded, key_of
 from qdo.errors import PositionTrimmedError
@@ -231,6 +240,13 @@ class ShardReading:
             self.poll.expired()
         elif code_of(error) == _INVALID and isinstance(request, Seek) and request.sequence:
             self._gone(now)
+        elif code_of(error) == _INVALID and isinstance(request, Seek) and self.poll.too_early():
+            log.warning(
+                "queue %s: the clock of this machine is ahead of that of Kinesis, so it begins"
+                " with messages of the last %g minutes; set the clock right",
+                self._shard,
+                SKEW_SECONDS / 60,
+            )
         elif is_throttling(error):
             pause = self.poll.refused(now)
             # Now and then it is nothing: somebody else had a look at the shard.

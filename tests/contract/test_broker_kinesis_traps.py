@@ -625,6 +625,23 @@ def test_trap_15_a_clock_that_is_ahead_skips_nothing(
     broker.close()
 
 
+@pytest.mark.parametrize("ahead_seconds", [60, 280])
+def test_trap_15_a_clock_that_is_ahead_begins_with_the_newest(
+    later: KinesisStub, caplog: pytest.LogCaptureFixture, ahead_seconds: int
+) -> None:
+    """AWS refuses a time to come, and until it has come nobody may miss a message."""
+    long_ago(later, 3600 + ahead_seconds)
+    broker = opened(later.url, "s", f"{BRISK}&start=latest")
+    broker.send(Outgoing(SHARD, b"old"))
+    later.advance(3600)
+    owner = Owner(broker, SHARD)
+    owner.read_until(lambda: owner.subscription.reached is not None)
+    broker.send(Outgoing(SHARD, b"new"))
+    assert owner.read(1) == [b"new"]
+    assert caplog.text.count("is ahead of that of Kinesis") == 1
+    broker.close()
+
+
 # --- lists --------------------------------------------------------------------------
 
 

@@ -104,6 +104,19 @@ def test_the_newest_stays_where_it_was_at_first() -> None:
     assert made.next(NOW + 400) == first
 
 
+def test_a_time_to_come_is_asked_for_once() -> None:
+    """Then an earlier one, for the newest; what else AWS refuses is an error."""
+    made = poll(0, Start("latest"))
+    made.next(NOW)
+    assert made.too_early()
+    assert made.next(NOW + 1) == Seek("AT_TIMESTAMP", time=NOW - SLACK_SECONDS - SKEW_SECONDS)
+    assert not made.too_early()
+    for start in (Start("oldest"), Start(4e9)):
+        other = poll(0, start)
+        other.next(NOW)
+        assert not other.too_early()
+
+
 def test_the_start_does_not_matter_where_there_is_a_position() -> None:
     """Neither by a sequence number nor by a time that an operator sought."""
     for start in (Start("latest"), Start(5.0)):
