@@ -332,8 +332,8 @@ class ShardPoll:
         return keeping.since <= known and now < known + keeping.seconds
 
     def is_fresh(self, now: float) -> bool:
-        """Return whether Kinesis answered not long ago."""
-        return self._behind is not None and now - self._behind[1] < FRESH_SECONDS
+        """Return whether Kinesis answered not long ago, by a clock that was not set back since."""
+        return self._behind is not None and 0 <= now - self._behind[1] < FRESH_SECONDS
 
     def behind_seconds(self, now: float, oldest: int | None) -> float | None:
         """Return the age of what is not processed yet.

@@ -358,6 +358,15 @@ def test_lag_without_messages_is_what_kinesis_said_and_the_time_since() -> None:
     assert made.behind_seconds(NOW + 6, None) == 0
 
 
+def test_an_answer_is_fresh_for_a_while() -> None:
+    """And not for hours where the clock was set back."""
+    made = reading()
+    made.answered(answer(), NOW)
+    assert made.is_fresh(NOW + 1)
+    assert not made.is_fresh(NOW + 60)
+    assert not made.is_fresh(NOW - 3600)
+
+
 def test_a_shard_at_its_end_has_no_lag() -> None:
     """Nothing can come any more."""
     made = reading()
