@@ -6,6 +6,7 @@ unique, and growing in the order of the commits over the whole file.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -25,13 +26,17 @@ from qdo.brokers.embedded_schema import MESSAGES
 from qdo.brokers.embedded_terms import Delays, send_on_terms
 from qdo.brokers.embedded_writer import Transaction, Writer
 from qdo.errors import MessageTooLargeError, UsageError
-from qdo.message import message_id, position_now, position_of_time
+from qdo.message import format_position, message_id, position_now, position_of_time
 from qdo.names import check_queue_name
 from qdo.storage import FileWatch, open_database, translated
+
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 RETIRE_CHUNK = 1000
 """Messages that one transaction deletes: a few milliseconds for a writer that waits."""
+AHEAD_SECONDS = 3600.0
+"""Done messages that are dated so far ahead are mentioned: they cannot be deleted for long."""
 
 _BACKLOG = """
 SELECT queues.head, queues.sent, queues.delayed, first.position, first.number FROM queues
@@ -71,6 +76,7 @@ class EmbeddedBroker(Broker):
         self._bells = f"{path}.bells"
         self._clock = clock
         self._known_names: set[str] = set()
+        self._told_ahead = False
         self._listeners: list[Listener] = []
         with unforked:  # the file has no guard until there is a writer
             self._reading = open_database(path, MESSAGES)
@@ -197,9 +203,12 @@ class EmbeddedBroker(Broker):
         )
 
     def retire(self, queue: str, last: int, older_than: float) -> int:
-        upto = min(last, position_of_time(time.time() - older_than))
+        now = time.time()
+        upto = min(last, position_of_time(now - older_than))
         oldest = self.backlog(queue, 0).oldest
         if oldest is None or oldest > upto:
+            if oldest is not None and position_of_time(now + AHEAD_SECONDS) < oldest <= last:
+                self._tell_ahead(oldest)
             return 0  # without taking the write lock: most calls find nothing
         total = 0
         while True:
@@ -207,6 +216,18 @@ class EmbeddedBroker(Broker):
             total += deleted
             if deleted < RETIRE_CHUNK:
                 return total
+
+    def _tell_ahead(self, position: int) -> None:
+        """Say once that messages are dated ahead; positions never go back, so all new ones are."""
+        if not self._told_ahead:
+            self._told_ahead = True
+            log.warning(
+                "%s: messages are dated %s and later, for the clock of this machine was ahead when"
+                " some were sent, or is behind now; they are not deleted before that time, although"
+                " they are done",
+                self._path,
+                format_position(position),
+            )
 
     def close(self) -> None:
         for listener in self._listeners:

@@ -208,6 +208,20 @@ def test_retiring_nothing_takes_no_lock(broker: EmbeddedBroker, path: str) -> No
         assert broker.retire("q", position_now(), older_than=10**9) == 0
 
 
+def test_messages_from_the_future_that_cannot_be_retired_are_mentioned(
+    broker: EmbeddedBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and not for those that wait: the file grows until that time, for all queues."""
+    clock.now = position_now() + 24 * HOUR
+    broker.send_many([Outgoing("q", b"1"), Outgoing("r", b"2")])
+    assert broker.retire("q", 0, older_than=0) == 0
+    assert caplog.text == ""
+    for name in ("q", "q", "r"):
+        (position,) = positions(broker, name)
+        assert broker.retire(name, position, older_than=0) == 0
+    assert caplog.text.count("the clock of this machine was ahead") == 1
+
+
 # --- opening ------------------------------------------------------------------------
 
 
