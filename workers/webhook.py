@@ -159,7 +159,7 @@ def judge(status: int, headers: Mapping[str, str], text: str, now: float) -> Non
 
     :param headers: of the answer.
     :param text: beginning of its body, to be shown.
-    :param now: Unix time in seconds.
+    :param now: Unix time in seconds, where the answer has no date.
     :raises UndeliveredError: it may take it later.
     :raises DeadLetter: it would refuse it again.
     """
@@ -167,7 +167,10 @@ def judge(status: int, headers: Mapping[str, str], text: str, now: float) -> Non
         return
     reason = f"the receiver answered {status}" + (f": {text}" if text else "")
     if status >= 500 or status in TEMPORARY:
-        raise UndeliveredError(reason, retry_after(headers.get("retry-after"), now))
+        # A date is one of the receiver's clock, which need not be this one.
+        sent = _moment(headers.get("date", ""))
+        after = retry_after(headers.get("retry-after"), now if sent is None else sent)
+        raise UndeliveredError(reason, after)
     raise DeadLetter(reason)
 
 
@@ -181,11 +184,16 @@ def retry_after(value: str | None, now: float) -> float | None:
     text = value.strip()
     if text.isascii() and text.isdigit():
         return min(float(text), MAX_RETRY_SECONDS)
+    moment = _moment(text)
+    return None if moment is None else min(max(0.0, moment - now), MAX_RETRY_SECONDS)
+
+
+def _moment(text: str) -> float | None:
+    """Return the Unix time of a date as HTTP has them, None for what is none."""
     try:
-        moment = email.utils.parsedate_to_datetime(text).timestamp()
+        return email.utils.parsedate_to_datetime(text).timestamp()
     except (ValueError, OverflowError):
         return None
-    return min(max(0.0, moment - now), MAX_RETRY_SECONDS)
 
 
 # --- sending ----------------------------------------------------------------------

@@ -212,6 +212,15 @@ def test_retry_after(value: str | None, seconds: float | None) -> None:
     assert retry_after(value, NOW) == seconds
 
 
+def test_a_date_in_retry_after_is_one_of_the_receivers_clock() -> None:
+    """Where the one here is behind by an hour, the queue does not wait for the hour as well."""
+    later = {"retry-after": "Fri, 15 Jan 2027 08:00:30 GMT"}
+    for date, now in (("Fri, 15 Jan 2027 08:00:00 GMT", NOW - 3600), ("today", NOW)):
+        with pytest.raises(UndeliveredError) as caught:
+            judge(503, {"date": date, **later}, "", now)
+        assert caught.value.after == 30.0
+
+
 def test_the_receiver_says_when(receiver: Receiver) -> None:
     """Its Retry-After reaches the queue."""
     receiver.answers = [Answer(429, b"slow\n down", {"Retry-After": "17"})]
