@@ -102,6 +102,8 @@ class ClockError(CredentialsError):
     """{service} in region {region} refuses requests of this machine, for they are signed with
     another time than its own: {reason}; set the clock of this machine right"""
 
+    exit_code = 3
+
 
 class SqsNameError(QueueNameError):
     """{name!r} cannot be a queue of SQS: {reason}; a name and the prefix of the address together

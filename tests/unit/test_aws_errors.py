@@ -97,7 +97,7 @@ def asked(place: Place, **options: Any) -> QdoError:
         (403, "InvalidClientTokenId", CredentialsError, 2, "AWS_PROFILE"),
         (403, "UnrecognizedClientException", CredentialsError, 2, "cannot be used"),
         (403, "SignatureDoesNotMatch", CredentialsError, 2, "cannot be used"),
-        (403, "RequestTimeTooSkewed", ClockError, 2, "set the clock of this machine right"),
+        (403, "RequestTimeTooSkewed", ClockError, 3, "set the clock of this machine right"),
         (403, "AccessDeniedException", AccessDeniedError, 5, "sqs:ReceiveMessage on queue"),
         (400, "QueueDoesNotExist", AwsNotFoundError, 6, "'shop-t1' does not exist in region"),
         (400, "AWS.SimpleQueueService.NonExistentQueue", AwsNotFoundError, 6, "create=fifo"),
@@ -137,6 +137,7 @@ def test_a_clock_that_is_wrong_is_named(answers: Answers, code: str, reason: str
     answers.refuse(403, code, reason)
     error = asked(answers.place)
     assert type(error) is ClockError
+    assert error.exit_code == 3  # to start again helps, once the clock was set
     assert reason in str(error)
     assert "AWS_ACCESS_KEY_ID" not in str(error)
 
