@@ -39,9 +39,9 @@ MAX_BACKOFF_SECONDS = 30.0
 FRESH_SECONDS = 30.0
 """How long an answer says what waits now."""
 SLACK_SECONDS = 5.0
-"""The newest messages are those that came no longer before a shard was begun with."""
+"""The clock here may be ahead by this: nothing younger is asked for by its time."""
 SKEW_SECONDS = 300.0
-"""The clock here may be off by this: AWS refuses requests whose signature is off by more."""
+"""Nor can it be ahead by more than this: AWS refuses requests whose signature is."""
 
 Taken = tuple[int, bytes, "str | None", "str | None"]
 
@@ -197,8 +197,9 @@ class ShardPoll:
             asked = time_of_position(time_in(self.after))
             if asked <= 0:  # before there was any stream
                 return Seek("TRIM_HORIZON")
-            # Times to come are refused, and the clock here may be ahead; see `_news` for the rest.
-            return Seek("AT_TIMESTAMP", time=min(asked, now - SKEW_SECONDS))
+            # Times to come are refused; `_news` leaves out what comes from before the one asked.
+            slack = SKEW_SECONDS if self._earlier else SLACK_SECONDS
+            return Seek("AT_TIMESTAMP", time=min(asked, now - slack))
         if self._beginning is None:
             self._beginning = self._start.seek(now)
         return self._beginning
@@ -280,10 +281,11 @@ class ShardPoll:
         The clock here is ahead. To wait until that time would pass over what comes meanwhile.
         """
         begun = self._beginning
-        if begun is None or begun.time is None or self._start.kind != "latest" or self._earlier:
+        if self._earlier or (begun is not None and self._start.kind != "latest"):
             return False
         self._earlier = True
-        self._beginning = replace(begun, time=begun.time - SKEW_SECONDS)
+        if begun is not None and begun.time is not None:
+            self._beginning = replace(begun, time=begun.time - SKEW_SECONDS)
         return True
 
     def expired(self) -> None:

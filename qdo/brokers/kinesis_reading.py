@@ -240,10 +240,10 @@ class ShardReading:
             self.poll.expired()
         elif code_of(error) == _INVALID and isinstance(request, Seek) and request.sequence:
             self._gone(now)
-        elif code_of(error) == _INVALID and isinstance(request, Seek) and self.poll.too_early():
+        elif code_of(error) == _INVALID and _is_of_time(request) and self.poll.too_early():
             log.warning(
-                "queue %s: the clock of this machine is ahead of that of Kinesis, so it begins"
-                " with messages of the last %g minutes; set the clock right",
+                "queue %s: the clock of this machine is ahead of that of Kinesis: it is read from a"
+                " time %g minutes earlier; set the clock right",
                 self._shard,
                 SKEW_SECONDS / 60,
             )
@@ -300,6 +300,10 @@ class ShardReading:
             stream=self._source.address.stream,
             hours=f"{keeping.seconds / 3600:g}",
         )
+
+
+def _is_of_time(request: Seek | Read) -> bool:
+    return isinstance(request, Seek) and request.time is not None
 
 
 def seen(oldest: int | None, poll: ShardPoll, now: float) -> Backlog:

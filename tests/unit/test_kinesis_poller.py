@@ -134,7 +134,10 @@ def test_the_earliest_is_the_oldest_record_whatever_the_start() -> None:
 def test_no_time_to_come_is_asked_for() -> None:
     """AWS refuses these, and the clock here may be ahead; what is too old is left out."""
     made = poll(position_of_time(NOW))
+    assert made.next(NOW) == Seek("AT_TIMESTAMP", time=NOW - SLACK_SECONDS)
+    assert made.too_early()
     assert made.next(NOW) == Seek("AT_TIMESTAMP", time=NOW - SKEW_SECONDS)
+    assert not made.too_early()
     made.found("one")
     rows = [row(1, time=NOW - 2), row(2, time=NOW + 1), row(3, time=NOW - 1)]
     assert made.answered(answer(*rows), NOW) == [row(2, time=NOW + 1)]
