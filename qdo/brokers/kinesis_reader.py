@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from qdo.brokers.base import Backlog
 from qdo.brokers.kinesis_poller import Read, ShardPoll, Taken
-from qdo.brokers.kinesis_reading import Paces, ShardReading, seen
+from qdo.brokers.kinesis_reading import Paces, ShardReading
 
 FETCH_BYTES = 16 * 1024 * 1024
 """A fetch of large bodies ends there."""
@@ -95,4 +95,4 @@ class PassingReader:
                 break
             self._stopped.wait(reading.poll.due_in(time.time()))
             rows = reading.step(request, time.time())
-        return seen(rows[0][0] if rows else None, reading.poll, time.time())
+        return reading.seen(rows[0][0] if rows else None, time.time())

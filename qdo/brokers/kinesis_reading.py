@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import email.utils
 import logging
 import threading
 import time
@@ -82,12 +83,15 @@ class Source:
 
     :param client: of boto3; repeats nothing by itself.
     :param calls: makes the reads, of which there are very many.
+    :ivar ahead_seconds: by so much the clock here is ahead of that of Kinesis, at least; 0 if it
+        is not.
     """
 
     def __init__(self, client: Any, calls: Calls, address: KinesisAddress) -> None:
         self._client = client
         self._calls = calls
         self.address = address
+        self.ahead_seconds = 0.0
         self._seeks = threading.BoundedSemaphore(SEEKERS)
         self._said: tuple[Mapping[str, Any], float] | None = None
 
@@ -103,7 +107,10 @@ class Source:
         if seek.time is not None:
             request["Timestamp"] = datetime.datetime.fromtimestamp(seek.time, datetime.timezone.utc)
         with self._seeks:
-            return str(self._client.get_shard_iterator(**request)["ShardIterator"])
+            asked_at = time.time()
+            answer = self._client.get_shard_iterator(**request)
+        self.ahead_seconds = _ahead(answer, asked_at)
+        return str(answer["ShardIterator"])
 
     def read(self, read: Read, hash_keys: tuple[int, int] | None) -> Answer:
         """Return records; raises what boto3 raises.
@@ -142,6 +149,16 @@ class Source:
         said: Mapping[str, Any] = answer["StreamDescriptionSummary"]
         self._said = said, time.monotonic() + SUMMARY_SECONDS
         return said
+
+
+def _ahead(answer: Mapping[str, Any], asked_at: float) -> float:
+    """Return by how much the clock here is ahead of the date of an answer, at least."""
+    said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        latest = email.utils.parsedate_to_datetime(said).timestamp() + 1.0  # whole seconds
+    except (TypeError, ValueError):
+        return 0.0
+    return max(0.0, asked_at - latest)
 
 
 def answer_of(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> Answer:
@@ -234,6 +251,20 @@ class ShardReading:
             self._failed(error, request, now)
         return []
 
+    def seen(self, oldest: int | None, now: float) -> Backlog:
+        """Return what is known of what waits in the shard.
+
+        The head is the present as Kinesis has it, whose clock dates the messages: a later one
+        would stand for messages that come yet, too.
+
+        :param oldest: position of the first message that waits, as far as it was read.
+        :param now: Unix time.
+        """
+        behind = self.poll.behind_seconds(now, oldest)
+        nothing = oldest is None and (self.poll.ended or self.poll.at_tip)
+        head = position_of_time(now - self._source.ahead_seconds)
+        return Backlog(0 if nothing else 1, oldest, head, approximate=True, behind_seconds=behind)
+
     def _failed(self, error: Exception, request: Seek | Read, now: float) -> None:
         if code_of(error) == _EXPIRED:
             log.info("queue %s: its iterator expired, a new one is asked for", self._shard)
@@ -304,15 +335,3 @@ class ShardReading:
 
 def _is_of_time(request: Seek | Read) -> bool:
     return isinstance(request, Seek) and request.time is not None
-
-
-def seen(oldest: int | None, poll: ShardPoll, now: float) -> Backlog:
-    """Return what is known of what waits in a shard.
-
-    :param oldest: position of the first message that waits, as far as it was read.
-    :param now: Unix time.
-    """
-    behind = poll.behind_seconds(now, oldest)
-    nothing = oldest is None and (poll.ended or poll.at_tip)
-    head = position_of_time(now)
-    return Backlog(0 if nothing else 1, oldest, head, approximate=True, behind_seconds=behind)

@@ -11,7 +11,7 @@ from qdo.brokers.base import Backlog
 from qdo.brokers.kinesis_hand import Hand
 from qdo.brokers.kinesis_poller import ANSWER_BYTES, MOST_RECORDS, Read, ShardPoll, Taken
 from qdo.brokers.kinesis_positions import at_time, end, time_in
-from qdo.brokers.kinesis_reading import Paces, ShardReading, seen
+from qdo.brokers.kinesis_reading import Paces, ShardReading
 from qdo.brokers.subscription import Subscription
 from qdo.message import position_of_time
 
@@ -123,7 +123,7 @@ class KinesisSubscription(Subscription):
             now = self._clock()
             if reading is None or not reading.poll.is_fresh(now) or not self._hand.reaches(after):
                 return None
-            return seen(self._hand.behind(after), reading.poll, now)
+            return reading.seen(self._hand.behind(after), now)
 
     def close(self) -> None:
         with self._lock:

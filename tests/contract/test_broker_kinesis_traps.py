@@ -642,6 +642,20 @@ def test_trap_15_a_clock_that_is_ahead_begins_with_the_newest(
     broker.close()
 
 
+def test_trap_15_a_clock_that_is_ahead_gives_no_head_to_come(later: KinesisStub) -> None:
+    """`qdo seek QUEUE latest` records the head: what is sent after that is processed."""
+    long_ago(later, 60)
+    broker = opened(later.url, "s")
+    broker.send(Outgoing(SHARD, b"before"))
+    later.advance(2)
+    head = broker.backlog(SHARD, 0).head
+    later.advance(2)
+    broker.send(Outgoing(SHARD, b"after"))
+    owner = Owner(broker, SHARD, broker.positions.begin(broker.positions.last(head), None))
+    assert owner.read_to_tip() == [b"after"]
+    broker.close()
+
+
 # --- lists --------------------------------------------------------------------------
 
 

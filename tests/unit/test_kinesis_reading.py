@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import datetime
 import logging
+import time
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from qdo.brokers.aws_address import KinesisAddress
 from qdo.brokers.kinesis_poller import Read, Seek, ShardPoll, Start
 from qdo.brokers.kinesis_positions import pack
-from qdo.brokers.kinesis_reading import PATIENCE, Paces, ShardReading, Source, answer_of, seen
+from qdo.brokers.kinesis_reading import PATIENCE, Paces, ShardReading, Source, answer_of
 from qdo.errors import (
     AccessDeniedError,
     AwsNotFoundError,
@@ -21,7 +23,7 @@ from qdo.errors import (
     ExpiredCredentialsError,
     PositionTrimmedError,
 )
-from qdo.message import position_of_time
+from qdo.message import position_of_time, time_of_position
 
 NOW = 1_700_000_000.0
 ADDRESS = KinesisAddress(region="eu-west-1", stream="s")
@@ -85,10 +87,12 @@ class Client:
     def __init__(self) -> None:
         self.errors: list[Exception] = []
         self.created = NOW - 1_000_000
+        self.date: str | None = None
 
     def get_shard_iterator(self, **_: Any) -> dict[str, Any]:
         self._raise()
-        return {"ShardIterator": "one"}
+        headers = {} if self.date is None else {"date": self.date}
+        return {"ShardIterator": "one", "ResponseMetadata": {"HTTPHeaders": headers}}
 
     def call(self, action: str, value: Any) -> dict[str, Any]:
         assert action == "GetRecords"
@@ -262,11 +266,31 @@ def test_readers_of_one_process_share_the_rate_of_a_shard() -> None:
 
 def test_a_look_that_found_nothing_before_the_tip_is_not_nothing() -> None:
     """Messages may be there that no read has come to yet."""
-    poll = ShardPoll(0, Start(), 1.0)
-    assert (seen(None, poll, NOW).count, seen(None, poll, NOW).behind_seconds) == (1, None)
-    poll.next(NOW)
-    poll.found("one")
+    made = reading(Client())
+    assert (made.seen(None, NOW).count, made.seen(None, NOW).behind_seconds) == (1, None)
+    made.poll.next(NOW)
+    made.poll.found("one")
     empty = {"Records": [], "NextShardIterator": "two", "MillisBehindLatest": 60_000}
-    poll.answered(answer_of(empty, None), NOW)
-    assert seen(None, poll, NOW).count == 1
-    assert seen(None, poll, NOW).behind_seconds == 60
+    made.poll.answered(answer_of(empty, None), NOW)
+    assert made.seen(None, NOW).count == 1
+    assert made.seen(None, NOW).behind_seconds == 60
+
+
+@pytest.mark.parametrize(("ahead_seconds", "age"), [(600, 599.0), (-600, 0.0)])
+def test_the_head_is_none_to_come_at_kinesis(ahead_seconds: int, age: float) -> None:
+    """The clock here may be ahead; one that is behind is left alone."""
+    client = Client()
+    client.date = formatdate(time.time() - ahead_seconds, usegmt=True)
+    made = reading(client)
+    step(made)
+    found = NOW - time_of_position(made.seen(None, NOW).head)
+    assert found == pytest.approx(age, abs=1.5 if age else 0.001)
+
+
+@pytest.mark.parametrize("date", ["yesterday", "", None])
+def test_an_answer_without_a_date_says_nothing_about_the_clock(date: str | None) -> None:
+    client = Client()
+    client.date = date
+    made = reading(client)
+    step(made)
+    assert time_of_position(made.seen(None, NOW).head) == pytest.approx(NOW, abs=0.001)

@@ -26,6 +26,7 @@ import time
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from typing import Any
 
 import ujson
@@ -89,7 +90,8 @@ class Stub:
         self._requests[action] += 1
         try:
             answer = self._actions[action](ujson.loads(request.body))
-            request.reply(200, ujson.dumps(answer).encode(), _KIND)
+            date = f"Date: {formatdate(self.now(), usegmt=True)}\r\n"
+            request.reply(200, ujson.dumps(answer).encode(), _KIND, date)
         except KinesisError as error:
             said = {"__type": error.code, "message": error.message}
             request.reply(400, ujson.dumps(said).encode(), _KIND)
