@@ -1,0 +1,173 @@
+"""Faults between qdo and S3: bodies of messages of SQS, and dead letters of Kinesis.
+
+SQS is the server of the tests' own, which locks message groups as SQS does; S3 is moto's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qdo.brokers.base import DeadLetterRecord, Outgoing
+from qdo.brokers.kinesis_positions import pack
+from qdo.brokers.sqs import SqsBroker
+from qdo.brokers.sqs_positions import make_position
+from qdo.errors import AwsUnreachableError
+from tests.support.aws.clients import client
+from tests.support.aws.kinesis_stub import KinesisStub
+from tests.support.aws.proxy import Proxy, proxying
+from tests.support.kinesis import opened
+from tests.support.sqs_stage import REGION, Stage
+
+RAW = '{"content-type":"application/octet-stream"}'
+LARGE = b"x" * 500
+LETTER = DeadLetterRecord(
+    queue="q",
+    position=make_position(5, 0, 7),
+    body=LARGE,
+    key=None,
+    headers=RAW,
+    error="ValueError: no",
+    traceback="",
+    attempts=1,
+    worker="w",
+    fence=1,
+)
+NOTE = """
+@app.job("raw", order="none")
+def note(message, context):
+    with open("raw", "a") as file:
+        print(len(message.body), file=file)
+"""
+
+
+class Bucket:
+    """The bucket of a test."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._s3: Any = client("s3", url, region=REGION)
+        self.name = name
+        where = {"LocationConstraint": REGION}
+        self._s3.create_bucket(Bucket=name, CreateBucketConfiguration=where)
+
+    def names(self) -> list[str]:
+        found = self._s3.list_objects_v2(Bucket=self.name)
+        return [each["Key"] for each in found.get("Contents", ())]
+
+    def delete(self, name: str) -> None:
+        self._s3.delete_object(Bucket=self.name, Key=name)
+
+
+@pytest.fixture
+def bucket(moto_url: str, aws_bucket: str) -> Bucket:
+    return Bucket(moto_url, aws_bucket)
+
+
+@pytest.fixture(scope="module")
+def shared_proxy(sqs_url: str, moto_url: str) -> Iterator[Proxy]:
+    with proxying(sqs_url, moto_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(shared_proxy: Proxy) -> Iterator[Proxy]:
+    """Spoils requests to SQS and S3."""
+    shared_proxy.clear()
+    yield shared_proxy
+    shared_proxy.clear()
+
+
+@pytest.fixture
+def stage(sqs_stage: Stage, proxy: Proxy) -> Stage:
+    sqs_stage.take_proxy(proxy)
+    return sqs_stage
+
+
+@pytest.fixture
+def broker(stage: Stage, proxy: Proxy, bucket: Bucket) -> Iterator[SqsBroker]:
+    """One before which the proxy is."""
+    with closing(stage.broker(endpoint=proxy.url, **options(bucket))) as broker:
+        yield broker
+
+
+def options(bucket: Bucket) -> dict[str, Any]:
+    return {"bucket": bucket.name, "max_body": 100, "wait_seconds": 0}
+
+
+def start(stage: Stage, bucket: Bucket, **more: Any) -> None:
+    stage.start(bucket=bucket.name, max_body=100, **more)
+
+
+def send(broker: SqsBroker, queue: str, *numbers: int, key: str | None = None) -> None:
+    """Send bodies that go to S3."""
+    for number in numbers:
+        body = {"n": number, "pad": "x" * 500}
+        broker.send(Outgoing(queue, json.dumps(body).encode(), key, None))
+
+
+# --- answers of somebody else: a login page, for one ---
+
+
+def test_a_body_is_not_stored_because_somebody_else_says_so(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """A message without its body would be lost; the sender is told."""
+    stage.make("q")
+    proxy.spoil("page", "PUT", count=0)
+    with pytest.raises(AwsUnreachableError, match="what is no answer of AWS: <html>"):
+        send(broker, "q", 1)
+    assert stage.left("q") == 0
+    proxy.clear()
+    send(broker, "q", 2)
+    assert stage.left("q") == len(bucket.names()) == 1
+
+
+def test_what_somebody_else_answers_is_no_body(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """Bytes above all, which can be anything: the job gets its own, later."""
+    stage.job(more=NOTE)
+    stage.make("raw")
+    broker.send(Outgoing("raw", LARGE, None, RAW))
+    proxy.spoil("page", "GET", name=bucket.name, count=2)
+    start(stage, bucket)
+    stage.wait_empty()
+    assert (stage.folder / "raw").read_text() == "500\n"
+    assert len([each for each in proxy.log("GET") if each.fault == "page"]) == 2
+
+
+def test_a_dead_letter_is_not_sent_again_with_what_somebody_else_answers(
+    stage: Stage, broker: SqsBroker, proxy: Proxy
+) -> None:
+    stage.make("q")
+    broker.bury(LETTER)
+    (entry,) = broker.find_dead_letters()
+    proxy.spoil("page", "GET")
+    with pytest.raises(AwsUnreachableError, match="what is no answer of AWS"):
+        broker.retry_dead_letters([(entry.queue, entry.position)])
+    assert stage.left("q") == 0
+    assert broker.dead_letter(entry.queue, entry.position).body == LARGE  # type: ignore[union-attr]
+
+
+def test_a_dead_letter_of_kinesis_is_not_stored_because_somebody_else_says_so(
+    kinesis: KinesisStub, moto_url: str, aws_stream: str, bucket: Bucket
+) -> None:
+    """Its queue would go on behind it, and it would be lost."""
+    kinesis.make(aws_stream)
+    shard = "shardId-000000000000"
+    with (
+        proxying(kinesis.url, moto_url) as proxy,
+        closing(opened(proxy.url, aws_stream, f"dead_letters=s3://{bucket.name}/x")) as broker,
+    ):
+        made = replace(LETTER, queue=shard, position=pack(7, 0, 5))
+        proxy.spoil("page", "PUT")
+        with pytest.raises(AwsUnreachableError, match="what is no answer of AWS"):
+            broker.bury(made)
+        assert broker.dead_letters() == []
+        broker.bury(made)
+        assert [each.body for each in broker.dead_letters()] == [LARGE]
