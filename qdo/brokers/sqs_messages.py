@@ -301,6 +301,18 @@ def _body(text: str, given: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, Poi
     return text.encode(), None
 
 
+def without_body(message: Received) -> Received:
+    """Return a message whose body is gone from S3: one that cannot be decoded.
+
+    No bytes at all are a body where the headers say that it is no JSON, so they say so no more.
+    """
+    headers = parsed(message.headers)
+    if headers and headers.pop(CONTENT_TYPE, None) is not None:
+        text = ujson.dumps(headers, ensure_ascii=False, escape_forward_slashes=False)
+        message = message._replace(headers=text)
+    return message._replace(body=b"")
+
+
 def pointer_of(text: str) -> Pointer | None:
     """Return the place in S3 that the body of a message names, None where it is none."""
     try:

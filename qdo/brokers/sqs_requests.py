@@ -16,7 +16,13 @@ from qdo.brokers.aws_errors import translated
 from qdo.brokers.aws_wire import Calls
 from qdo.brokers.s3 import Objects
 from qdo.brokers.sqs_holding import Held
-from qdo.brokers.sqs_messages import RECEIVED_ATTRIBUTES, Pointer, Received, received
+from qdo.brokers.sqs_messages import (
+    RECEIVED_ATTRIBUTES,
+    Pointer,
+    Received,
+    received,
+    without_body,
+)
 from qdo.describe import describe
 from qdo.errors import QdoError, UnreachableError
 
@@ -144,7 +150,8 @@ class Requests:
         body = self._objects.get(pointer)
         if body is None:
             _log.error("queue %s: the body of a message is gone from S3: %s", queue, pointer.key)
-        return message._replace(body=body or b"")
+            return without_body(message)
+        return message._replace(body=body)
 
     def look(self, queue: str) -> None:
         """Say so where messages wait although polls bring none: SQS gives no error; raises nothing.

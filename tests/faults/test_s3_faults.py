@@ -171,3 +171,22 @@ def test_a_dead_letter_of_kinesis_is_not_stored_because_somebody_else_says_so(
         assert broker.dead_letters() == []
         broker.bury(made)
         assert [each.body for each in broker.dead_letters()] == [LARGE]
+
+
+# --- objects that are gone, or cannot be deleted ---
+
+
+def test_bytes_whose_object_is_gone_are_no_empty_body(
+    stage: Stage, broker: SqsBroker, bucket: Bucket
+) -> None:
+    """A rule of the bucket may have deleted it; the job would take nothing for what was sent."""
+    stage.job(more=NOTE)
+    stage.make("raw")
+    broker.send(Outgoing("raw", LARGE, None, RAW))
+    bucket.delete(*bucket.names())
+    start(stage, bucket)
+    stage.wait_empty()
+    (found,) = broker.dead_letters()
+    assert "BodyDecodeError" in found.error
+    assert not (stage.folder / "raw").exists()
+    assert "the body of a message is gone from S3" in stage.output()
