@@ -190,3 +190,21 @@ def test_bytes_whose_object_is_gone_are_no_empty_body(
     assert "BodyDecodeError" in found.error
     assert not (stage.folder / "raw").exists()
     assert "the body of a message is gone from S3" in stage.output()
+
+
+@pytest.mark.parametrize("fault", ["error", "denied", "page"])
+def test_a_dead_letter_is_acted_on_though_its_object_stays(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    """It was sent again, or discarded, and whoever asked for it is told so."""
+    stage.make("q")
+    for name in (7, 8):
+        broker.bury(replace(LETTER, position=make_position(5, 0, name)))
+    one, two = [(each.queue, each.position) for each in broker.find_dead_letters()]
+    proxy.spoil(fault, "POST", count=0)
+    (moved,) = broker.retry_dead_letters([one])
+    assert moved is not None
+    assert broker.discard_dead_letters([two]) == [True]
+    assert broker.find_dead_letters() == []
+    assert stage.left("q") == 1
+    assert caplog.text.count("1 bodies of deleted dead letters stay in S3") == 2
