@@ -96,7 +96,11 @@ class Requests:
     # --- receiving ----------------------------------------------------------------------
 
     def receive(
-        self, queue: str, attempt: str, wanted: Callable[[], int] = lambda: BATCH
+        self,
+        queue: str,
+        attempt: str,
+        wanted: Callable[[], int] = lambda: BATCH,
+        fitting: Callable[[Sequence[int]], int] = len,
     ) -> list[Received]:
         """Wait for messages, in one long poll.
 
@@ -104,6 +108,8 @@ class Requests:
             the queue is FIFO.
         :param wanted: asked when it is the poll's turn: how many messages, 10 at most; where it
             is none nothing is asked for.
+        :param fitting: told the sizes of messages of which some have their bodies in S3, before
+            these are read: returns for how many there is room; the others are given back.
         :raises QdoError: SQS cannot be asked, or a body cannot be had.
         """
         options: dict[str, Any] = {
@@ -123,6 +129,10 @@ class Requests:
             with translated(self._place, "queue", _name(options["QueueUrl"])):
                 answer = self._polling.call("ReceiveMessage", options)
         messages = [received(raw) for raw in answer.get("Messages", ())]
+        if any(map(self._is_elsewhere, messages)):
+            most = fitting([each.size or len(each.body) for each in messages])
+            self._release(queue, messages[most:])
+            messages = messages[:most]
         try:
             return [self._whole(queue, each) for each in messages]
         except QdoError as error:
@@ -136,8 +146,18 @@ class Requests:
         """
         if queue.endswith(FIFO) and isinstance(error, UnreachableError):
             return
+        self._release(queue, messages)
+
+    def _release(self, queue: str, messages: Sequence[Received]) -> None:
         with contextlib.suppress(QdoError):  # they are shown again after a while anyway
             self.release_receipts(queue, [each.receipt for each in messages])
+
+    def _is_elsewhere(self, message: Received) -> bool:
+        """Return whether the body of a message is in S3, where it may be read."""
+        pointer = message.pointer
+        return (
+            pointer is not None and self._objects is not None and self._objects.is_ours(pointer)
+        )
 
     def _whole(self, queue: str, message: Received) -> Received:
         """Return a message with its body, wherever that is.

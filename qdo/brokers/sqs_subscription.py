@@ -227,7 +227,9 @@ class SqsSubscription(Subscription):
             attempt = self._attempts.next(asked_at)
             self._holding.polling(attempt)
             try:
-                messages = self._requests.receive(self.queue, attempt, self._how_many)
+                messages = self._requests.receive(
+                    self.queue, attempt, self._how_many, self._how_many_fit
+                )
             finally:
                 self._expect(0)
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
@@ -255,6 +257,21 @@ class SqsSubscription(Subscription):
         most = self._attempts.most(min(BATCH, max(1, self._room())))
         self._expect(int(self._expected_size() * most))
         return most
+
+    def _how_many_fit(self, sizes: Sequence[int]) -> int:
+        """Return for how many messages of an answer there is room, and expect those.
+
+        One at least, if they are wanted at all: their bodies are still to be read, and may be much
+        larger than those of the messages before them.
+        """
+        if self._closed:
+            return 0
+        self._expect(0)
+        for count, size in enumerate(sizes):
+            if count and not self._budget.room(size, len(self._holding) + count):
+                return count
+            self._expect(self._expected + size)
+        return len(sizes)
 
     def _expect(self, size: int) -> None:
         """Have so many bytes counted as held that the open poll may bring."""

@@ -63,9 +63,14 @@ class FakeRequests:
         self._news.set()
 
     def receive(
-        self, queue: str, attempt: str, wanted: Callable[[], int]
+        self,
+        queue: str,
+        attempt: str,
+        wanted: Callable[[], int],
+        fitting: Callable[[Sequence[int]], int],
     ) -> list[Received]:
         self.polls += 1
+        self.fitting = fitting
         self.attempts.append(attempt)
         self.asked_for.append(wanted())
         self.open_polls += 1
