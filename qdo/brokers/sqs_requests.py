@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gevent
 from gevent.lock import BoundedSemaphore
 
 from qdo.brokers.aws_address import FIFO, Place
@@ -29,6 +30,9 @@ from qdo.errors import QdoError, UnreachableError
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
 BATCH = 10
+READING_SHARE = 0.1
+"""Messages are hidden anew after so much of their visibility time-out while bodies are read: an
+answer is taken to be no older when it is taken in, see `qdo.brokers.sqs_holding`."""
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",
@@ -132,12 +136,37 @@ class Requests:
         if any(map(self._is_elsewhere, messages)):
             most = fitting([each.size or len(each.body) for each in messages])
             self._release(queue, messages[most:])
-            messages = messages[:most]
+            return self._read(queue, messages[:most])
+        return messages
+
+    def _read(self, queue: str, messages: Sequence[Received]) -> list[Received]:
+        """Return messages with their bodies, and keep them hidden meanwhile."""
+        hiding = gevent.spawn(self._keep_hidden, queue, messages)
         try:
             return [self._whole(queue, each) for each in messages]
         except QdoError as error:
             self._put_back(queue, messages, error)
             raise
+        finally:
+            hiding.kill()
+
+    def _keep_hidden(self, queue: str, messages: Sequence[Received]) -> None:
+        """Have messages hidden anew until this is ended.
+
+        Otherwise they would be received again while their bodies are read, and their jobs be lost
+        as soon as it comes to extending them.
+        """
+        while True:
+            gevent.sleep(self._visibility_seconds * READING_SHARE)
+            try:
+                receipts = [each.receipt for each in messages]
+                self._change_receipts(queue, receipts, self._visibility_seconds)
+            except Exception as error:  # noqa: BLE001 - tried again
+                _log.warning(
+                    "queue %s: ChangeMessageVisibilityBatch, tried again: %s",
+                    queue,
+                    describe(error),
+                )
 
     def _put_back(self, queue: str, messages: Sequence[Received], error: QdoError) -> None:
         """Have messages shown again that nobody can run, as a body cannot be had for now.
@@ -234,9 +263,12 @@ class Requests:
 
     def release_receipts(self, queue: str, receipts: Sequence[str]) -> None:
         """Do as `release` with receipts of others; those that are not valid are passed over."""
+        self._change_receipts(queue, receipts, 0)
+
+    def _change_receipts(self, queue: str, receipts: Sequence[str], seconds: int) -> None:
         for start in range(0, len(receipts), BATCH):
             entries = [
-                {"Id": str(index), "ReceiptHandle": receipt, "VisibilityTimeout": 0}
+                {"Id": str(index), "ReceiptHandle": receipt, "VisibilityTimeout": seconds}
                 for index, receipt in enumerate(receipts[start : start + BATCH])
             ]
             url = self._url_of(queue)

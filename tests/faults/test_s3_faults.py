@@ -103,10 +103,12 @@ def start(stage: Stage, bucket: Bucket, **more: Any) -> None:
     stage.start(bucket=bucket.name, max_body=100, **more)
 
 
-def send(broker: SqsBroker, queue: str, *numbers: int, key: str | None = None) -> None:
+def send(
+    broker: SqsBroker, queue: str, *numbers: int, key: str | None = None, **more: Any
+) -> None:
     """Send bodies that go to S3."""
     for number in numbers:
-        body = {"n": number, "pad": "x" * 500}
+        body = {"n": number, "pad": "x" * 500, **more}
         broker.send(Outgoing(queue, json.dumps(body).encode(), key, None))
 
 
@@ -208,3 +210,23 @@ def test_a_dead_letter_is_acted_on_though_its_object_stays(
     assert broker.find_dead_letters() == []
     assert stage.left("q") == 1
     assert caplog.text.count("1 bodies of deleted dead letters stay in S3") == 2
+
+
+# --- reading bodies takes long, or fails ---
+
+
+@pytest.mark.parametrize("queue", ["q", "q.fifo"])
+def test_messages_stay_hidden_while_their_bodies_are_read(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, queue: str
+) -> None:
+    """Longer than SQS hides them: they are not received again, nor run again."""
+    stage.job(options='"q", order="none"', more='app.job("*.fifo", order="key")(job)')
+    stage.make(queue)
+    send(broker, queue, *range(4), seconds=1.5)
+    proxy.spoil("slow", "GET", name=bucket.name, count=0, seconds=0.8)
+    start(stage, bucket, visibility_seconds=2)
+    stage.wait(4)
+    stage.wait_empty()
+    assert sorted(stage.numbers("begin")) == [0, 1, 2, 3]
+    assert broker.dead_letters() == []
+    assert "is no longer held" not in stage.output()
