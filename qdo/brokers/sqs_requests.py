@@ -105,6 +105,7 @@ class Requests:
         attempt: str,
         wanted: Callable[[], int] = lambda: BATCH,
         fitting: Callable[[Sequence[int]], int] = len,
+        owed: Callable[[float], None] = lambda seconds: None,
     ) -> list[Received]:
         """Wait for messages, in one long poll.
 
@@ -114,7 +115,10 @@ class Requests:
             is none nothing is asked for.
         :param fitting: told the sizes of messages of which some have their bodies in S3, before
             these are read: returns for how many there is room; the others are given back.
-        :raises QdoError: SQS cannot be asked, or a body cannot be had.
+        :param owed: told where some messages are left out as their bodies cannot be had: in how
+            many seconds SQS shows them again. Order holds: left out is what is behind them in
+            their message groups, too.
+        :raises QdoError: SQS cannot be asked, or of all messages no body can be had.
         """
         options: dict[str, Any] = {
             "QueueUrl": self._url_of(queue),
@@ -136,19 +140,58 @@ class Requests:
         if any(map(self._is_elsewhere, messages)):
             most = fitting([each.size or len(each.body) for each in messages])
             self._release(queue, messages[most:])
-            return self._read(queue, messages[:most])
+            messages, error = self._read(queue, messages[:most])
+            if error is not None:
+                owed(self._visibility_seconds)
         return messages
 
-    def _read(self, queue: str, messages: Sequence[Received]) -> list[Received]:
-        """Return messages with their bodies, and keep them hidden meanwhile."""
+    def _read(
+        self, queue: str, messages: Sequence[Received]
+    ) -> tuple[list[Received], QdoError | None]:
+        """Return messages with their bodies, and why some are left out; hide them meanwhile.
+
+        What is left out stays hidden for a while, so that the next polls bring others.
+
+        :raises QdoError: all are left out; they are shown again.
+        """
         hiding = gevent.spawn(self._keep_hidden, queue, messages)
         try:
-            return [self._whole(queue, each) for each in messages]
-        except QdoError as error:
-            self._put_back(queue, messages, error)
-            raise
+            found, error = self._had(queue, messages)
         finally:
             hiding.kill()
+        if error is None:
+            return found, None
+        if not found:
+            self._put_back(queue, messages, error)
+            raise error
+        _log.warning(
+            "queue %s: %d messages wait whose bodies cannot be had, or that are behind such in"
+            " their message groups; they are received again in %d s: %s",
+            queue,
+            len(messages) - len(found),
+            self._visibility_seconds,
+            describe(error),
+        )
+        return found, error
+
+    def _had(
+        self, queue: str, messages: Sequence[Received]
+    ) -> tuple[list[Received], QdoError | None]:
+        """Return messages with their bodies but those that cannot be had, and why not."""
+        found: list[Received] = []
+        held_up: set[str | None] = set()
+        faults: list[QdoError] = []
+        for each in messages:
+            if queue.endswith(FIFO) and each.group in held_up:
+                continue
+            try:
+                if self._is_elsewhere(each):
+                    _stop_if_away(faults)
+                found.append(self._whole(queue, each))
+            except QdoError as error:
+                faults.append(error)
+                held_up.add(each.group)
+        return found, faults[0] if faults else None
 
     def _keep_hidden(self, queue: str, messages: Sequence[Received]) -> None:
         """Have messages hidden anew until this is ended.
@@ -335,6 +378,13 @@ class Requests:
 def _name(url: str) -> str:
     """Return what SQS calls a queue: with its prefix, as permissions name it."""
     return url.rsplit("/", 1)[-1]
+
+
+def _stop_if_away(faults: Sequence[QdoError]) -> None:
+    """Raise if S3 was out of reach twice: asking it once more can take minutes, too."""
+    away = [fault for fault in faults if isinstance(fault, UnreachableError)]
+    if len(away) > 1:
+        raise away[0]
 
 
 def _is_refused(fault: Any) -> bool:

@@ -90,6 +90,7 @@ class SqsSubscription(Subscription):
         self._asking = False
         self._wanted = False
         self._empty = 0
+        self._empty_at = self._owed_until = 0.0
         self._given = 0
         self._failures = 0
         self._rung = False
@@ -132,7 +133,9 @@ class SqsSubscription(Subscription):
 
     def at_tip(self) -> bool:
         # What was fetched may stay held: the messages of a key that waits for an operator.
-        return self._empty > 0 and not self._holding.has_rows(self._given) and not self._failures
+        if not self._empty or self._empty_at < self._owed_until:
+            return False
+        return not self._holding.has_rows(self._given) and not self._failures
 
     def behind_seconds(self) -> float | None:
         """Return the age of the first message that was received and is not done."""
@@ -228,7 +231,7 @@ class SqsSubscription(Subscription):
             self._holding.polling(attempt)
             try:
                 messages = self._requests.receive(
-                    self.queue, attempt, self._how_many, self._how_many_fit
+                    self.queue, attempt, self._how_many, self._how_many_fit, self._owed
                 )
             finally:
                 self._expect(0)
@@ -272,6 +275,11 @@ class SqsSubscription(Subscription):
                 return count
             self._expect(self._expected + size)
         return len(sizes)
+
+    def _owed(self, seconds: float) -> None:
+        """Take note that messages were received that cannot be held now: they come again."""
+        self._owed_until = self._clock() + seconds
+        self._holding.in_doubt()
 
     def _expect(self, size: int) -> None:
         """Have so many bytes counted as held that the open poll may bring."""
@@ -319,6 +327,7 @@ class SqsSubscription(Subscription):
             return
         if not len(messages):
             self._empty += 1
+            self._empty_at = asked_at
             self._holding.nothing_came(asked_at)
             if self._empty in LOOK_AT and not len(self._holding):
                 self._begin(lambda: self._requests.look(self.queue))

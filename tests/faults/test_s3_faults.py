@@ -230,3 +230,42 @@ def test_messages_stay_hidden_while_their_bodies_are_read(
     assert sorted(stage.numbers("begin")) == [0, 1, 2, 3]
     assert broker.dead_letters() == []
     assert "is no longer held" not in stage.output()
+
+
+@pytest.mark.parametrize("fault", ["denied", "error"])
+def test_a_body_that_cannot_be_read_holds_up_its_message_group_only(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, fault: str
+) -> None:
+    """Others of its queue go on; order holds once it can be read."""
+    stage.job(options='"*.fifo", order="key"')
+    stage.make("q.fifo")
+    send(broker, "q.fifo", 0, key="a")
+    before = set(bucket.names())
+    send(broker, "q.fifo", 1, key="a")
+    (bad,) = set(bucket.names()) - before
+    proxy.spoil(fault, "GET", name=bad, count=0)
+    for number in range(3):
+        send(broker, "q.fifo", number, key="b")
+        send(broker, "q.fifo", number + 2, key="a")
+    start(stage, bucket, visibility_seconds=4)
+    stage.wait(3, key="b")
+    assert stage.numbers(key="a") == [0]
+    proxy.clear()
+    stage.wait_empty()
+    for key, count in (("a", 5), ("b", 3)):
+        assert stage.numbers("begin", key=key) == list(range(count))
+    assert "messages wait whose bodies cannot be had" in stage.output()
+
+
+def test_one_message_without_its_body_does_not_stop_a_standard_queue(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """A burst waits for it, although polls bring nothing meanwhile."""
+    stage.job(options='"q", order="none"')
+    stage.make("q")
+    send(broker, "q", *range(6))
+    bad = bucket.names()[0]
+    proxy.spoil("denied", "GET", name=bad, count=2)
+    stage.start("--burst", bucket=bucket.name, max_body=100).wait()
+    assert sorted(stage.numbers("begin")) == list(range(6))
+    assert stage.left("q") == 0

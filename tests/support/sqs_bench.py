@@ -68,9 +68,10 @@ class FakeRequests:
         attempt: str,
         wanted: Callable[[], int],
         fitting: Callable[[Sequence[int]], int],
+        owed: Callable[[float], None],
     ) -> list[Received]:
         self.polls += 1
-        self.fitting = fitting
+        self.fitting, self.owed = fitting, owed
         self.attempts.append(attempt)
         self.asked_for.append(wanted())
         self.open_polls += 1

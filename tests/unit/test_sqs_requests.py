@@ -15,7 +15,7 @@ from qdo.brokers.aws_address import Place
 from qdo.brokers.sqs_holding import Held, Holding
 from qdo.brokers.sqs_messages import Pointer, Received, pointing
 from qdo.brokers.sqs_requests import Requests
-from qdo.errors import QdoError
+from qdo.errors import QdoError, UnreachableError
 
 ENDPOINT = "http://127.0.0.1:1"
 Say = Callable[[str, Mapping[str, Any]], dict[str, Any]]
@@ -190,3 +190,45 @@ def test_bodies_in_s3_for_which_there_is_no_room_are_not_read(calls: FakeCalls) 
     back = calls.asked[-1]["Entries"]
     assert [each["ReceiptHandle"] for each in back] == ["receipt of c", "receipt of d"]
     assert {each["VisibilityTimeout"] for each in back} == {0}
+
+
+@pytest.mark.parametrize(
+    ("queue", "bodies", "read"),
+    [
+        ("q.fifo", [b"a1", b"b1", b"c1"], ["a1", "b1", "b2", "c1"]),
+        ("q", [b"a1", b"b1", b"b3", b"c1"], ["a1", "b1", "b2", "b3", "c1"]),
+    ],
+)
+def test_a_body_that_cannot_be_had_holds_up_its_group_only(
+    calls: FakeCalls,
+    caplog: pytest.LogCaptureFixture,
+    queue: str,
+    bodies: list[bytes],
+    read: list[str],
+) -> None:
+    """Its message stays hidden, and comes again."""
+    objects = FakeObjects()
+    objects.fault["b2"] = QdoError(reason="not allowed")
+    names = ["a1", "b1", "b2", "b3", "c1"]
+    calls.say = lambda action, value: {"Messages": [large(each, each[0]) for each in names]}
+    owed: list[float] = []
+    found = made(calls, objects=objects).receive(queue, "id", owed=owed.append)
+    assert [each.body for each in found] == bodies
+    assert objects.read == read
+    assert owed == [60]
+    assert len(calls.asked) == 1
+    assert f"queue {queue}: {5 - len(bodies)} messages wait" in caplog.text
+
+
+def test_s3_is_not_asked_again_and_again_where_it_is_out_of_reach(calls: FakeCalls) -> None:
+    """Each time can take minutes; what is in the messages themselves goes on."""
+    objects = FakeObjects()
+    objects.fault = dict.fromkeys(["a1", "b1"], UnreachableError(what="S3", reason="reset"))
+    small = {**large("d1", "d"), "Body": "{}", "MessageAttributes": {}}
+    answer = {"Messages": [large("a1", "a"), large("b1", "b"), large("c1", "c"), small]}
+    calls.say = lambda action, value: answer
+    (found,) = made(calls, objects=objects).receive("q.fifo", "id")
+    assert (found.body, objects.read) == (b"{}", ["a1", "b1"])
+    answer["Messages"].pop()
+    with pytest.raises(UnreachableError):
+        made(calls, objects=objects).receive("q.fifo", "id")
