@@ -17,7 +17,7 @@ from qdo.brokers.base import DeadLetterRecord, Outgoing
 from qdo.brokers.kinesis_positions import pack
 from qdo.brokers.sqs import SqsBroker
 from qdo.brokers.sqs_positions import make_position
-from qdo.errors import AwsUnreachableError
+from qdo.errors import AwsNotFoundError, AwsUnreachableError
 from tests.support.aws.clients import client
 from tests.support.aws.kinesis_stub import KinesisStub
 from tests.support.aws.proxy import Proxy, proxying
@@ -269,3 +269,15 @@ def test_one_message_without_its_body_does_not_stop_a_standard_queue(
     stage.start("--burst", bucket=bucket.name, max_body=100).wait()
     assert sorted(stage.numbers("begin")) == list(range(6))
     assert stage.left("q") == 0
+
+
+# --- sending ---
+
+
+def test_nothing_is_stored_for_a_queue_that_is_missing(
+    broker: SqsBroker, bucket: Bucket
+) -> None:
+    """A sender that tries it again and again would fill the bucket."""
+    with pytest.raises(AwsNotFoundError, match="SQS queue"):
+        send(broker, "missing", 0)
+    assert bucket.names() == []
