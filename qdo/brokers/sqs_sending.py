@@ -205,8 +205,16 @@ class SqsSender:
         return {"Id": str(ready.index), **made}
 
     def _stored(self, queue: str, body: bytes, objects: Objects) -> Pointer:
-        """Store a body; return where it is."""
+        """Store a body, as long as sending it would be tried; return where it is."""
         self._queues.url(queue, create=True)  # nobody would need it without its queue
+        started = time.monotonic()
+        for tries in range(1, TRIES):
+            try:
+                return objects.put(queue, body)
+            except UnreachableError:
+                late = time.monotonic() - started > SEND_SECONDS
+                if late or self._stopped.wait(_pause(tries)):
+                    raise
         return objects.put(queue, body)
 
     # --- sending it ---

@@ -274,6 +274,17 @@ def test_one_message_without_its_body_does_not_stop_a_standard_queue(
 # --- sending ---
 
 
+@pytest.mark.parametrize("fault", ["error", "throttle"])
+def test_a_body_that_s3_refuses_for_a_moment_is_sent(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, fault: str
+) -> None:
+    """As a message is that SQS refuses for a moment: S3 throttles who sends much."""
+    stage.make("q")
+    proxy.spoil(fault, "PUT", skip=1, count=4)
+    send(broker, "q", 0, 1)
+    assert stage.left("q") == len(bucket.names()) == 2
+
+
 def test_nothing_is_stored_for_a_queue_that_is_missing(
     broker: SqsBroker, bucket: Bucket
 ) -> None:
