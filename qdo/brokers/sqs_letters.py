@@ -161,7 +161,7 @@ class SqsLetters:
         if self._objects is not None and self._objects.is_ours(found.pointer):
             body = self._objects.get(found.pointer)
         if body is None:
-            what = "S3 object of a dead letter in bucket"
+            what = f"body of dead letter {found.own_id} of queue {found.record.queue!r}: S3 object"
             name = f"{found.pointer.bucket}/{found.pointer.key}"
             remedy = "name its bucket in the broker's address, or discard the letter"
             raise AwsNotFoundError(

@@ -212,6 +212,23 @@ def test_a_dead_letter_is_acted_on_though_its_object_stays(
     assert caplog.text.count("1 bodies of deleted dead letters stay in S3") == 2
 
 
+def test_a_dead_letter_whose_object_is_gone_is_named(
+    stage: Stage, broker: SqsBroker, bucket: Bucket
+) -> None:
+    """It ends commands about all letters, and can be discarded then."""
+    stage.make("q")
+    broker.bury(LETTER)
+    bucket.delete(*bucket.names())
+    (entry,) = broker.find_dead_letters()
+    place = entry.queue, entry.position
+    name = broker.positions.message_id(entry.position, broker.id_node)
+    with pytest.raises(AwsNotFoundError, match=f"body of dead letter {name} of queue 'q'"):
+        broker.dead_letter(*place)
+    with pytest.raises(AwsNotFoundError, match=f"body of dead letter {name} of queue 'q'"):
+        broker.retry_dead_letters([place])
+    assert broker.discard_dead_letters([place]) == [True]
+
+
 # --- reading bodies takes long, or fails ---
 
 
