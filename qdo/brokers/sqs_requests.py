@@ -106,6 +106,7 @@ class Requests:
         wanted: Callable[[], int] = lambda: BATCH,
         fitting: Callable[[Sequence[int]], int] = len,
         owed: Callable[[float], None] = lambda seconds: None,
+        ended: Callable[[], bool] = lambda: False,
     ) -> list[Received]:
         """Wait for messages, in one long poll.
 
@@ -118,6 +119,8 @@ class Requests:
         :param owed: told where some messages are left out as their bodies cannot be had: in how
             many seconds SQS shows them again. Order holds: left out is what is behind them in
             their message groups, too.
+        :param ended: asked before each body is read from S3: whether nobody wants them any more;
+            then all are given back.
         :raises QdoError: SQS cannot be asked, or of all messages no body can be had.
         """
         options: dict[str, Any] = {
@@ -140,13 +143,13 @@ class Requests:
         if any(map(self._is_elsewhere, messages)):
             most = fitting([each.size or len(each.body) for each in messages])
             self._release(queue, messages[most:])
-            messages, error = self._read(queue, messages[:most])
+            messages, error = self._read(queue, messages[:most], ended)
             if error is not None:
                 owed(self._visibility_seconds)
         return messages
 
     def _read(
-        self, queue: str, messages: Sequence[Received]
+        self, queue: str, messages: Sequence[Received], ended: Callable[[], bool]
     ) -> tuple[list[Received], QdoError | None]:
         """Return messages with their bodies, and why some are left out; hide them meanwhile.
 
@@ -156,9 +159,12 @@ class Requests:
         """
         hiding = gevent.spawn(self._keep_hidden, queue, messages)
         try:
-            found, error = self._had(queue, messages)
+            found, error = self._had(queue, messages, ended)
         finally:
             hiding.kill()
+        if ended():
+            self._release(queue, messages)
+            return [], None
         if error is None:
             return found, None
         if not found:
@@ -175,13 +181,15 @@ class Requests:
         return found, error
 
     def _had(
-        self, queue: str, messages: Sequence[Received]
+        self, queue: str, messages: Sequence[Received], ended: Callable[[], bool]
     ) -> tuple[list[Received], QdoError | None]:
         """Return messages with their bodies but those that cannot be had, and why not."""
         found: list[Received] = []
         held_up: set[str | None] = set()
         faults: list[QdoError] = []
         for each in messages:
+            if ended():
+                break
             if queue.endswith(FIFO) and each.group in held_up:
                 continue
             try:

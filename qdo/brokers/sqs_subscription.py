@@ -231,7 +231,12 @@ class SqsSubscription(Subscription):
             self._holding.polling(attempt)
             try:
                 messages = self._requests.receive(
-                    self.queue, attempt, self._how_many, self._how_many_fit, self._owed
+                    self.queue,
+                    attempt,
+                    self._how_many,
+                    self._how_many_fit,
+                    self._owed,
+                    lambda: self._closed,
                 )
             finally:
                 self._expect(0)

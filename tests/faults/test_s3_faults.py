@@ -6,6 +6,7 @@ SQS is the server of the tests' own, which locks message groups as SQS does; S3 
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -286,6 +287,22 @@ def test_one_message_without_its_body_does_not_stop_a_standard_queue(
     stage.start("--burst", bucket=bucket.name, max_body=100).wait()
     assert sorted(stage.numbers("begin")) == list(range(6))
     assert stage.left("q") == 0
+
+
+def test_a_worker_that_stops_gives_back_whose_bodies_it_has_not_read(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """It does not read on, for minutes maybe, what others are waiting for."""
+    stage.job(options='"*.fifo", order="key"')
+    stage.make("q.fifo")
+    send(broker, "q.fifo", *range(8), key="k")
+    proxy.spoil("slow", "GET", name=bucket.name, count=0, seconds=1.5)
+    worker = stage.start(bucket=bucket.name, max_body=100, visibility_seconds=60)
+    stage.until(lambda: bool(proxy.log("GET")), "a body is asked for")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert stage.counts("q.fifo") == {"waiting": 8, "hidden": 0}
+    assert "do not answer" not in stage.output()
 
 
 # --- sending ---

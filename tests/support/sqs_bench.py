@@ -69,6 +69,7 @@ class FakeRequests:
         wanted: Callable[[], int],
         fitting: Callable[[Sequence[int]], int],
         owed: Callable[[float], None],
+        ended: Callable[[], bool],
     ) -> list[Received]:
         self.polls += 1
         self.fitting, self.owed = fitting, owed
