@@ -176,6 +176,32 @@ def test_a_dead_letter_of_kinesis_is_not_stored_because_somebody_else_says_so(
         assert [each.body for each in broker.dead_letters()] == [LARGE]
 
 
+@pytest.mark.parametrize("fault", ["error", "denied"])
+def test_a_dead_letter_of_kinesis_that_was_sent_again_is_told_though_it_stays(
+    kinesis: KinesisStub,
+    moto_url: str,
+    aws_stream: str,
+    bucket: Bucket,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+) -> None:
+    """Who is told of an error alone sends it again, and never one behind it."""
+    kinesis.make(aws_stream)
+    shard = "shardId-000000000000"
+    places = [(shard, pack(number, 0, 5)) for number in (7, 8)]
+    with (
+        proxying(kinesis.url, moto_url) as proxy,
+        closing(opened(proxy.url, aws_stream, f"dead_letters=s3://{bucket.name}/x")) as broker,
+    ):
+        for _, position in places:
+            broker.bury(replace(LETTER, queue=shard, position=position))
+        proxy.spoil(fault, "DELETE", count=0)
+        moved = broker.retry_dead_letters(places)
+        assert None not in moved
+        assert len(broker.reader(shard, 0).fetch(10)) == 2
+        assert caplog.text.count("was sent again, and stays a dead letter") == 2
+
+
 # --- objects that are gone, or cannot be deleted ---
 
 
