@@ -331,6 +331,21 @@ def test_a_worker_that_stops_gives_back_whose_bodies_it_has_not_read(
     assert "do not answer" not in stage.output()
 
 
+def test_many_queues_read_bodies_at_once_without_a_warning(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """Connections that the pool does not keep are named one by one in the log."""
+    stage.job(options='"*", order="none"')
+    for number in range(20):
+        stage.make(f"q{number}")
+        send(broker, f"q{number}", number)
+    proxy.spoil("slow", "GET", name=bucket.name, count=0, seconds=1.0)
+    start(stage, bucket, visibility_seconds=10)
+    stage.wait(20)
+    stage.wait_empty()
+    assert "Connection pool is full" not in stage.output()
+
+
 # --- sending ---
 
 
