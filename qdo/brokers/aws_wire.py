@@ -30,6 +30,8 @@ _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 """What a connection says that the other side closed while it was idle."""
 _REQUEST_ID = "x-amzn-RequestId"
 """A header of every answer of AWS."""
+_OF_OBJECTS = ("GetObject", "PutObject")
+"""Actions of S3 whose answers have an ETag."""
 _SHOWN_BYTES = 100
 
 
@@ -242,14 +244,36 @@ def retrieving() -> Iterator[None]:
 
 
 def expect_answers(client: Any) -> None:
-    """Have a client of boto3 raise where an answer in the JSON protocol is not one of AWS."""
-    if client.meta.service_model.resolved_protocol == "json":
+    """Have a client of boto3 raise where an answer in the JSON protocol, or of S3, is foreign.
+
+    To boto3 a page of HTML with status 200 says that an object was stored, and is the content of
+    one that was asked for.
+    """
+    if client.meta.service_model.service_name == "s3":
+        client.meta.events.register("before-parse", _refuse_foreign_of_s3)
+    elif client.meta.service_model.resolved_protocol == "json":
         client.meta.events.register("before-parse", _refuse_foreign)
 
 
 def _refuse_foreign(response_dict: Mapping[str, Any], **_: Any) -> None:
     status, content = response_dict["status_code"], response_dict["body"]
     if status < 300 and answer_of(content, _REQUEST_ID in response_dict["headers"]) is None:
+        raise ForeignAnswerError(status=status, shown=_shown(content))
+
+
+def _refuse_foreign_of_s3(
+    operation_model: Any, response_dict: Mapping[str, Any], **_: Any
+) -> None:
+    status, headers = response_dict["status_code"], response_dict["headers"]
+    # S3 names the request in every answer. Not all that do as it does say so, but what they say of
+    # an object has its ETag, and what they say else is XML or nothing.
+    if status >= 300 or "etag" in headers or any(n.lower().startswith("x-amz") for n in headers):
+        return
+    page = str(headers.get("content-type", "")).lower().startswith("text/html")
+    if page or operation_model.name in _OF_OBJECTS:
+        content = response_dict["body"]
+        if not isinstance(content, bytes):  # a stream
+            content = content.read(_SHOWN_BYTES)
         raise ForeignAnswerError(status=status, shown=_shown(content))
 
 

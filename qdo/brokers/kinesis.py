@@ -33,7 +33,7 @@ from qdo.brokers.kinesis_sending import KinesisSender
 from qdo.brokers.kinesis_shards import Shards
 from qdo.brokers.kinesis_subscription import KinesisSubscription
 from qdo.brokers.subscription import Reader, Subscription
-from qdo.errors import UnsupportedError, UsageError
+from qdo.errors import QdoError, UnsupportedError, UsageError
 from qdo.message import position_now
 from qdo.policy import Policy
 
@@ -266,7 +266,15 @@ class KinesisBroker(Broker):
         target = queue if shard is not None and not shard.closed else self.address.stream
         headers = retried_headers(letter.headers, POSITIONS.message_id(position, self.id_node))
         (number,) = self._send((Outgoing(target, letter.body, letter.key, headers),))
-        kept.discard(((queue, position),))
+        try:
+            kept.discard(((queue, position),))
+        except QdoError as error:  # it is sent, and others are to follow
+            log.warning(
+                "a dead letter was sent again, and stays a dead letter: %s of queue %r: %s",
+                POSITIONS.message_id(position, self.id_node),
+                queue,
+                error,
+            )
         return pack(number, 0, position_now())
 
     def discard_dead_letters(self, letters: Sequence[tuple[str, int]]) -> list[bool]:

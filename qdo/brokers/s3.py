@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 DELETE_CHUNK = 1000
 """Objects that one request deletes, at most."""
 READ_SECONDS = 60.0
+CONNECTIONS = 100
+"""As many queues of one worker may read bodies at once: urllib3 warns of each one beyond."""
 
 
 class Objects:
@@ -33,10 +35,10 @@ class Objects:
     worker read, and delete, whatever its credentials reach.
 
     :param place: of SQS; S3 is spoken to in the same region, or at the same endpoint.
-    :param connections: requests that can be open at once.
+    :param connections: that are kept for further requests.
     """
 
-    def __init__(self, place: Place, bucket: str, connections: int = 10) -> None:
+    def __init__(self, place: Place, bucket: str, connections: int = CONNECTIONS) -> None:
         self._place = Place("s3", place.region, place.endpoint)
         self._bucket = bucket
         self._client: Any = make_client(

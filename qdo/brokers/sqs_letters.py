@@ -35,7 +35,7 @@ from qdo.brokers.sqs_messages import pointing, size_of
 from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
 from qdo.brokers.sqs_queues import SqsQueues
 from qdo.brokers.sqs_sending import Sent, SqsSender
-from qdo.errors import AwsError, AwsNotFoundError, PartlySentError
+from qdo.errors import AwsError, AwsNotFoundError, PartlySentError, QdoError
 from qdo.message import position_now
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class SqsLetters:
         if self._objects is not None and self._objects.is_ours(found.pointer):
             body = self._objects.get(found.pointer)
         if body is None:
-            what = "S3 object of a dead letter in bucket"
+            what = f"body of dead letter {found.own_id} of queue {found.record.queue!r}: S3 object"
             name = f"{found.pointer.bucket}/{found.pointer.key}"
             remedy = "name its bucket in the broker's address, or discard the letter"
             raise AwsNotFoundError(
@@ -240,10 +240,17 @@ class SqsLetters:
     def _delete(self, copies: Iterable[Copy]) -> list[str]:
         """Delete letters, and then the bodies they have in S3; return why some were not."""
         done = self._hands.delete(copies)
-        if self._objects is not None:
-            self._objects.delete(
-                found.pointer for found, fault in done if found.pointer and fault is None
-            )
+        pointers = [found.pointer for found, fault in done if found.pointer and fault is None]
+        if pointers and self._objects is not None:
+            try:
+                self._objects.delete(pointers)
+            except QdoError as error:  # their letters are gone, and others are to follow
+                log.warning(
+                    "%d bodies of deleted dead letters stay in S3, the first as %s: %s",
+                    len(pointers),
+                    pointers[0].key,
+                    error,
+                )
         return [
             f"{found.own_id} of queue {found.record.queue!r}: {fault}"
             for found, fault in done

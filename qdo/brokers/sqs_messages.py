@@ -87,6 +87,7 @@ class Received(NamedTuple):
     :ivar group: its message group, None where it has none.
     :ivar receive_count: how often it was received, this time included.
     :ivar pointer: where its body is; None: here.
+    :ivar size: bytes of its body there, as its sender says; 0 where that is unknown.
     """
 
     sent: int
@@ -99,6 +100,7 @@ class Received(NamedTuple):
     group: str | None
     receive_count: int
     pointer: Pointer | None = None
+    size: int = 0
 
 
 # --- sending ---
@@ -265,6 +267,7 @@ def received(raw: Mapping[str, Any]) -> Received:
         group,
         int(system.get("ApproximateReceiveCount", 1)),
         pointer,
+        0 if pointer is None else _size(given),
     )
 
 
@@ -299,6 +302,24 @@ def _body(text: str, given: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, Poi
         except binascii.Error:
             pass  # it is evidence
     return text.encode(), None
+
+
+def _size(given: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return what is said of the size of a body in S3; it is bytes of AWS's clients, mostly."""
+    text = str(given[EXTENDED_SIZE].get("StringValue", ""))
+    return int(text) if len(text) < 16 and text.isascii() and text.isdigit() else 0
+
+
+def without_body(message: Received) -> Received:
+    """Return a message whose body is gone from S3: one that cannot be decoded.
+
+    No bytes at all are a body where the headers say that it is no JSON, so they say so no more.
+    """
+    headers = parsed(message.headers)
+    if headers and headers.pop(CONTENT_TYPE, None) is not None:
+        text = ujson.dumps(headers, ensure_ascii=False, escape_forward_slashes=False)
+        message = message._replace(headers=text)
+    return message._replace(body=b"")
 
 
 def pointer_of(text: str) -> Pointer | None:

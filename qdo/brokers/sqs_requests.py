@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gevent
 from gevent.lock import BoundedSemaphore
 
 from qdo.brokers.aws_address import FIFO, Place
@@ -16,13 +17,22 @@ from qdo.brokers.aws_errors import translated
 from qdo.brokers.aws_wire import Calls
 from qdo.brokers.s3 import Objects
 from qdo.brokers.sqs_holding import Held
-from qdo.brokers.sqs_messages import RECEIVED_ATTRIBUTES, Pointer, Received, received
+from qdo.brokers.sqs_messages import (
+    RECEIVED_ATTRIBUTES,
+    Pointer,
+    Received,
+    received,
+    without_body,
+)
 from qdo.describe import describe
 from qdo.errors import QdoError, UnreachableError
 
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
 BATCH = 10
+READING_SHARE = 0.1
+"""Messages are hidden anew after so much of their visibility time-out while bodies are read: an
+answer is taken to be no older when it is taken in, see `qdo.brokers.sqs_holding`."""
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",
@@ -90,7 +100,13 @@ class Requests:
     # --- receiving ----------------------------------------------------------------------
 
     def receive(
-        self, queue: str, attempt: str, wanted: Callable[[], int] = lambda: BATCH
+        self,
+        queue: str,
+        attempt: str,
+        wanted: Callable[[], int] = lambda: BATCH,
+        fitting: Callable[[Sequence[int]], int] = len,
+        owed: Callable[[float], None] = lambda seconds: None,
+        ended: Callable[[], bool] = lambda: False,
     ) -> list[Received]:
         """Wait for messages, in one long poll.
 
@@ -98,7 +114,14 @@ class Requests:
             the queue is FIFO.
         :param wanted: asked when it is the poll's turn: how many messages, 10 at most; where it
             is none nothing is asked for.
-        :raises QdoError: SQS cannot be asked, or a body cannot be had.
+        :param fitting: told the sizes of messages of which some have their bodies in S3, before
+            these are read: returns for how many there is room; the others are given back.
+        :param owed: told where some messages are left out as their bodies cannot be had: in how
+            many seconds SQS shows them again. Order holds: left out is what is behind them in
+            their message groups, too.
+        :param ended: asked before each body is read from S3: whether nobody wants them any more;
+            then all are given back.
+        :raises QdoError: SQS cannot be asked, or of all messages no body can be had.
         """
         options: dict[str, Any] = {
             "QueueUrl": self._url_of(queue),
@@ -117,11 +140,84 @@ class Requests:
             with translated(self._place, "queue", _name(options["QueueUrl"])):
                 answer = self._polling.call("ReceiveMessage", options)
         messages = [received(raw) for raw in answer.get("Messages", ())]
+        if any(map(self._is_elsewhere, messages)):
+            most = fitting([each.size or len(each.body) for each in messages])
+            self._release(queue, messages[most:])
+            messages, error = self._read(queue, messages[:most], ended)
+            if error is not None:
+                owed(self._visibility_seconds)
+        return messages
+
+    def _read(
+        self, queue: str, messages: Sequence[Received], ended: Callable[[], bool]
+    ) -> tuple[list[Received], QdoError | None]:
+        """Return messages with their bodies, and why some are left out; hide them meanwhile.
+
+        What is left out stays hidden for a while, so that the next polls bring others.
+
+        :raises QdoError: all are left out; they are shown again.
+        """
+        hiding = gevent.spawn(self._keep_hidden, queue, messages)
         try:
-            return [self._whole(queue, each) for each in messages]
-        except QdoError as error:
+            found, error = self._had(queue, messages, ended)
+        finally:
+            hiding.kill()
+        if ended():
+            self._release(queue, messages)
+            return [], None
+        if error is None:
+            return found, None
+        if not found:
             self._put_back(queue, messages, error)
-            raise
+            raise error
+        _log.warning(
+            "queue %s: %d messages wait whose bodies cannot be had, or that are behind such in"
+            " their message groups; they are received again in %d s: %s",
+            queue,
+            len(messages) - len(found),
+            self._visibility_seconds,
+            describe(error),
+        )
+        return found, error
+
+    def _had(
+        self, queue: str, messages: Sequence[Received], ended: Callable[[], bool]
+    ) -> tuple[list[Received], QdoError | None]:
+        """Return messages with their bodies but those that cannot be had, and why not."""
+        found: list[Received] = []
+        held_up: set[str | None] = set()
+        faults: list[QdoError] = []
+        for each in messages:
+            if ended():
+                break
+            if queue.endswith(FIFO) and each.group in held_up:
+                continue
+            try:
+                if self._is_elsewhere(each):
+                    _stop_if_away(faults)
+                found.append(self._whole(queue, each))
+            except QdoError as error:
+                faults.append(error)
+                held_up.add(each.group)
+        return found, faults[0] if faults else None
+
+    def _keep_hidden(self, queue: str, messages: Sequence[Received]) -> None:
+        """Have messages hidden anew until this is ended.
+
+        Otherwise they would be received again while their bodies are read, and their jobs be lost
+        as soon as it comes to extending them.
+        """
+        while True:
+            gevent.sleep(self._visibility_seconds * READING_SHARE)
+            try:
+                receipts = [each.receipt for each in messages]
+                self._change_receipts(queue, receipts, self._visibility_seconds)
+            except Exception as error:  # noqa: BLE001 - tried again
+                _log.warning(
+                    "queue %s: ChangeMessageVisibilityBatch, tried again: %s",
+                    queue,
+                    describe(error),
+                )
 
     def _put_back(self, queue: str, messages: Sequence[Received], error: QdoError) -> None:
         """Have messages shown again that nobody can run, as a body cannot be had for now.
@@ -130,8 +226,18 @@ class Requests:
         """
         if queue.endswith(FIFO) and isinstance(error, UnreachableError):
             return
+        self._release(queue, messages)
+
+    def _release(self, queue: str, messages: Sequence[Received]) -> None:
         with contextlib.suppress(QdoError):  # they are shown again after a while anyway
             self.release_receipts(queue, [each.receipt for each in messages])
+
+    def _is_elsewhere(self, message: Received) -> bool:
+        """Return whether the body of a message is in S3, where it may be read."""
+        pointer = message.pointer
+        return (
+            pointer is not None and self._objects is not None and self._objects.is_ours(pointer)
+        )
 
     def _whole(self, queue: str, message: Received) -> Received:
         """Return a message with its body, wherever that is.
@@ -144,7 +250,8 @@ class Requests:
         body = self._objects.get(pointer)
         if body is None:
             _log.error("queue %s: the body of a message is gone from S3: %s", queue, pointer.key)
-        return message._replace(body=body or b"")
+            return without_body(message)
+        return message._replace(body=body)
 
     def look(self, queue: str) -> None:
         """Say so where messages wait although polls bring none: SQS gives no error; raises nothing.
@@ -207,9 +314,12 @@ class Requests:
 
     def release_receipts(self, queue: str, receipts: Sequence[str]) -> None:
         """Do as `release` with receipts of others; those that are not valid are passed over."""
+        self._change_receipts(queue, receipts, 0)
+
+    def _change_receipts(self, queue: str, receipts: Sequence[str], seconds: int) -> None:
         for start in range(0, len(receipts), BATCH):
             entries = [
-                {"Id": str(index), "ReceiptHandle": receipt, "VisibilityTimeout": 0}
+                {"Id": str(index), "ReceiptHandle": receipt, "VisibilityTimeout": seconds}
                 for index, receipt in enumerate(receipts[start : start + BATCH])
             ]
             url = self._url_of(queue)
@@ -276,6 +386,13 @@ class Requests:
 def _name(url: str) -> str:
     """Return what SQS calls a queue: with its prefix, as permissions name it."""
     return url.rsplit("/", 1)[-1]
+
+
+def _stop_if_away(faults: Sequence[QdoError]) -> None:
+    """Raise if S3 was out of reach twice: asking it once more can take minutes, too."""
+    away = [fault for fault in faults if isinstance(fault, UnreachableError)]
+    if len(away) > 1:
+        raise away[0]
 
 
 def _is_refused(fault: Any) -> bool:

@@ -29,7 +29,7 @@ from qdo.brokers.aws_wire import Calls
 from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Outgoing, Terms
 from qdo.brokers.s3 import Objects
 from qdo.brokers.side_by_side import side_by_side
-from qdo.brokers.sqs_messages import entry, pointing, size_of
+from qdo.brokers.sqs_messages import Pointer, entry, pointing, size_of
 from qdo.brokers.sqs_queues import SqsQueues
 from qdo.describe import few
 from qdo.errors import (
@@ -200,8 +200,22 @@ class SqsSender:
         """Return what is sent for a message, whose body is in S3 by then if it goes there."""
         made = ready.made
         if ready.large is not None and self._objects is not None:
-            made = pointing(made, self._objects.put(queue, ready.large), len(ready.large))
+            pointer = self._stored(queue, ready.large, self._objects)
+            made = pointing(made, pointer, len(ready.large))
         return {"Id": str(ready.index), **made}
+
+    def _stored(self, queue: str, body: bytes, objects: Objects) -> Pointer:
+        """Store a body, as long as sending it would be tried; return where it is."""
+        self._queues.url(queue, create=True)  # nobody would need it without its queue
+        started = time.monotonic()
+        for tries in range(1, TRIES):
+            try:
+                return objects.put(queue, body)
+            except UnreachableError:
+                late = time.monotonic() - started > SEND_SECONDS
+                if late or self._stopped.wait(_pause(tries)):
+                    raise
+        return objects.put(queue, body)
 
     # --- sending it ---
 

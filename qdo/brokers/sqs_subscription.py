@@ -90,6 +90,7 @@ class SqsSubscription(Subscription):
         self._asking = False
         self._wanted = False
         self._empty = 0
+        self._empty_at = self._owed_until = 0.0
         self._given = 0
         self._failures = 0
         self._rung = False
@@ -132,7 +133,9 @@ class SqsSubscription(Subscription):
 
     def at_tip(self) -> bool:
         # What was fetched may stay held: the messages of a key that waits for an operator.
-        return self._empty > 0 and not self._holding.has_rows(self._given) and not self._failures
+        if not self._empty or self._empty_at < self._owed_until:
+            return False
+        return not self._holding.has_rows(self._given) and not self._failures
 
     def behind_seconds(self) -> float | None:
         """Return the age of the first message that was received and is not done."""
@@ -227,7 +230,14 @@ class SqsSubscription(Subscription):
             attempt = self._attempts.next(asked_at)
             self._holding.polling(attempt)
             try:
-                messages = self._requests.receive(self.queue, attempt, self._how_many)
+                messages = self._requests.receive(
+                    self.queue,
+                    attempt,
+                    self._how_many,
+                    self._how_many_fit,
+                    self._owed,
+                    lambda: self._closed,
+                )
             finally:
                 self._expect(0)
         except Exception as error:  # noqa: BLE001 - raised where rows are fetched
@@ -255,6 +265,26 @@ class SqsSubscription(Subscription):
         most = self._attempts.most(min(BATCH, max(1, self._room())))
         self._expect(int(self._expected_size() * most))
         return most
+
+    def _how_many_fit(self, sizes: Sequence[int]) -> int:
+        """Return for how many messages of an answer there is room, and expect those.
+
+        One at least, if they are wanted at all: their bodies are still to be read, and may be much
+        larger than those of the messages before them.
+        """
+        if self._closed:
+            return 0
+        self._expect(0)
+        for count, size in enumerate(sizes):
+            if count and not self._budget.room(size, len(self._holding) + count):
+                return count
+            self._expect(self._expected + size)
+        return len(sizes)
+
+    def _owed(self, seconds: float) -> None:
+        """Take note that messages were received that cannot be held now: they come again."""
+        self._owed_until = self._clock() + seconds
+        self._holding.in_doubt()
 
     def _expect(self, size: int) -> None:
         """Have so many bytes counted as held that the open poll may bring."""
@@ -302,6 +332,7 @@ class SqsSubscription(Subscription):
             return
         if not len(messages):
             self._empty += 1
+            self._empty_at = asked_at
             self._holding.nothing_came(asked_at)
             if self._empty in LOOK_AT and not len(self._holding):
                 self._begin(lambda: self._requests.look(self.queue))

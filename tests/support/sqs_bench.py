@@ -63,9 +63,16 @@ class FakeRequests:
         self._news.set()
 
     def receive(
-        self, queue: str, attempt: str, wanted: Callable[[], int]
+        self,
+        queue: str,
+        attempt: str,
+        wanted: Callable[[], int],
+        fitting: Callable[[Sequence[int]], int],
+        owed: Callable[[float], None],
+        ended: Callable[[], bool],
     ) -> list[Received]:
         self.polls += 1
+        self.fitting, self.owed = fitting, owed
         self.attempts.append(attempt)
         self.asked_for.append(wanted())
         self.open_polls += 1

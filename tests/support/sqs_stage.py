@@ -273,8 +273,11 @@ class Stage:
         return marks is not None and marks.blocked
 
     def broker(self, **options: Any) -> SqsBroker:
-        """Return a broker as operators have it, straight at the server; to be closed."""
-        broker = open_broker(self.url(endpoint=self.server.url, **options), APP)
+        """Return a broker as operators have it, straight at the server if nothing else is said.
+
+        To be closed.
+        """
+        broker = open_broker(self.url(**{"endpoint": self.server.url, **options}), APP)
         assert isinstance(broker, SqsBroker)
         return broker
 

@@ -85,3 +85,14 @@ def test_a_receive_that_is_made_again_asks_for_as_many(bench: Bench) -> None:
     assert bench.requests.attempts[-1] == bench.requests.attempts[-2]
     assert bench.requests.asked_for[-1] == asked > bench.budget.room(100, 10)
     bench.budget.freed(800)
+
+
+def test_bodies_in_s3_are_not_read_beyond_what_fits(bench: Bench) -> None:
+    """Their sizes are known before, and may be much more than what was expected."""
+    bench.fetched(1, size=100)
+    until(lambda: bench.requests.open_polls == 1)
+    assert bench.requests.fitting([300, 300, 300, 300]) == 3
+    assert bench.budget.held == 1000
+    assert bench.requests.fitting([5000, 400]) == 1  # where it is asked for, one at least
+    bench.subscription.close()
+    assert bench.requests.fitting([1]) == 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gevent
@@ -12,8 +13,9 @@ from gevent.event import Event
 
 from qdo.brokers.aws_address import Place
 from qdo.brokers.sqs_holding import Held, Holding
-from qdo.brokers.sqs_messages import Received
+from qdo.brokers.sqs_messages import Pointer, Received, pointing
 from qdo.brokers.sqs_requests import Requests
+from qdo.errors import QdoError, UnreachableError
 
 ENDPOINT = "http://127.0.0.1:1"
 Say = Callable[[str, Mapping[str, Any]], dict[str, Any]]
@@ -39,7 +41,29 @@ def calls() -> FakeCalls:
     return FakeCalls()
 
 
-def made(calls: FakeCalls, polls: int = 10) -> Requests:
+class FakeObjects:
+    """Keeps which bodies were read.
+
+    :ivar fault: by key, what reading raises.
+    """
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+        self.fault: dict[str, QdoError] = {}
+
+    def is_ours(self, pointer: Pointer) -> bool:
+        return pointer.bucket == "ours"
+
+    def get(self, pointer: Pointer) -> bytes:
+        self.read.append(pointer.key)
+        if pointer.key in self.fault:
+            raise self.fault[pointer.key]
+        return pointer.key.encode()
+
+
+def made(
+    calls: FakeCalls, polls: int = 10, objects: FakeObjects | None = None
+) -> Requests:
     place = Place("sqs", "eu-west-1", ENDPOINT)
     return Requests(
         calls,
@@ -49,8 +73,22 @@ def made(calls: FakeCalls, polls: int = 10) -> Requests:
         wait_seconds=20,
         visibility_seconds=60,
         waiting=lambda queue: 0,
+        objects=objects,  # type: ignore[arg-type]
         polls=polls,
     )
+
+
+def large(key: str, group: str = "g", size: int = 500) -> dict[str, Any]:
+    """Return a message as SQS gives it whose body is in S3."""
+    system = {"SentTimestamp": "1", "MessageGroupId": group, "SequenceNumber": "7"}
+    made = pointing({"MessageBody": ""}, Pointer("ours", key), size)
+    return {
+        "MessageId": str(uuid.uuid4()),
+        "ReceiptHandle": f"receipt of {key}",
+        "Body": made["MessageBody"],
+        "MessageAttributes": made["MessageAttributes"],
+        "Attributes": system,
+    }
 
 
 def held(*numbers: int) -> list[Held]:
@@ -129,3 +167,68 @@ def test_a_done_message_may_be_gone_before_it_is_extended(
     assert list(answer.refused) == batch
     (record,) = [each for each in caplog.records if "is refused" in each.message]
     assert record.levelno == level
+
+
+def test_bodies_in_s3_for_which_there_is_no_room_are_not_read(calls: FakeCalls) -> None:
+    """Their messages, the last ones of the answer, are given back."""
+    objects = FakeObjects()
+    sizes: list[Sequence[int]] = []
+
+    def fitting(given: Sequence[int]) -> int:
+        sizes.append(given)
+        return 2
+
+    calls.say = lambda action, value: (
+        {"Messages": [large("a", size=300), large("b"), large("c"), large("d")]}
+        if action == "ReceiveMessage"
+        else {}
+    )
+    found = made(calls, objects=objects).receive("q", "id", lambda: 10, fitting)
+    assert [each.body for each in found] == [b"a", b"b"]
+    assert objects.read == ["a", "b"]
+    assert sizes == [[300, 500, 500, 500]]
+    back = calls.asked[-1]["Entries"]
+    assert [each["ReceiptHandle"] for each in back] == ["receipt of c", "receipt of d"]
+    assert {each["VisibilityTimeout"] for each in back} == {0}
+
+
+@pytest.mark.parametrize(
+    ("queue", "bodies", "read"),
+    [
+        ("q.fifo", [b"a1", b"b1", b"c1"], ["a1", "b1", "b2", "c1"]),
+        ("q", [b"a1", b"b1", b"b3", b"c1"], ["a1", "b1", "b2", "b3", "c1"]),
+    ],
+)
+def test_a_body_that_cannot_be_had_holds_up_its_group_only(
+    calls: FakeCalls,
+    caplog: pytest.LogCaptureFixture,
+    queue: str,
+    bodies: list[bytes],
+    read: list[str],
+) -> None:
+    """Its message stays hidden, and comes again."""
+    objects = FakeObjects()
+    objects.fault["b2"] = QdoError(reason="not allowed")
+    names = ["a1", "b1", "b2", "b3", "c1"]
+    calls.say = lambda action, value: {"Messages": [large(each, each[0]) for each in names]}
+    owed: list[float] = []
+    found = made(calls, objects=objects).receive(queue, "id", owed=owed.append)
+    assert [each.body for each in found] == bodies
+    assert objects.read == read
+    assert owed == [60]
+    assert len(calls.asked) == 1
+    assert f"queue {queue}: {5 - len(bodies)} messages wait" in caplog.text
+
+
+def test_s3_is_not_asked_again_and_again_where_it_is_out_of_reach(calls: FakeCalls) -> None:
+    """Each time can take minutes; what is in the messages themselves goes on."""
+    objects = FakeObjects()
+    objects.fault = dict.fromkeys(["a1", "b1"], UnreachableError(what="S3", reason="reset"))
+    small = {**large("d1", "d"), "Body": "{}", "MessageAttributes": {}}
+    answer = {"Messages": [large("a1", "a"), large("b1", "b"), large("c1", "c"), small]}
+    calls.say = lambda action, value: answer
+    (found,) = made(calls, objects=objects).receive("q.fifo", "id")
+    assert (found.body, objects.read) == (b"{}", ["a1", "b1"])
+    answer["Messages"].pop()
+    with pytest.raises(UnreachableError):
+        made(calls, objects=objects).receive("q.fifo", "id")

@@ -104,6 +104,12 @@ class Connection(asyncio.Protocol):
         if self._buffer:
             self._proceed()
 
+    def cut(self, data: bytes) -> None:
+        """Send the beginning of an answer and end the connection."""
+        if self.transport is not None:
+            self.transport.write(data)
+            self.transport.close()
+
     def reset(self) -> None:
         """End the connection so that the other side sees it break."""
         if self.transport is not None:

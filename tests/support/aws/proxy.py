@@ -1,7 +1,7 @@
 """A proxy before any server of AWS that spoils what it is told to.
 
 ``python -m tests.support.aws.proxy UPSTREAM`` prints the address it listens on. Clients take it
-for the server itself. It answers, in JSON:
+for the server itself. What is for S3 goes to another server, if one is given. It answers, in JSON:
 
 - ``POST /_proxy/rule``: add a rule, see `Rule`; the first one that fits is applied;
 - ``POST /_proxy/clear``: forget all rules;
@@ -28,7 +28,9 @@ from tests.support.aws.http1 import Connection, Request
 from tests.support.aws.refusals import REFUSALS, Call, refuse
 from tests.support.aws.server import ServerProcess, serving
 
-FAULTS = ("pass", "slow", "unanswered", "reset-before", "reset-after", *REFUSALS)
+FAULTS = ("pass", "slow", "unanswered", "reset-before", "reset-after", "cut", "page", *REFUSALS)
+PAGE = b"<html><body>Please log in</body></html>"
+"""What the fault "page" answers."""
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
 _HOPS = re.compile(rb"\r\n(?:connection|expect):[^\r]*", re.IGNORECASE)
@@ -44,7 +46,9 @@ class Rule:
     :ivar fault: ``pass``; ``slow``: forwarded, the answer comes `seconds` later; ``unanswered``:
         forwarded, the connection breaks after `seconds` without an answer; ``reset-before``: the
         connection breaks at once; ``reset-after``: it breaks when the server has done the work;
-        or one of `REFUSALS`, which never reach the server.
+        ``cut``: it breaks in the middle of the answer; ``page``: a page of HTML with status 200,
+        as of a gateway that asks for a login, and the server is not asked; or one of `REFUSALS`,
+        which never reach the server either.
     :ivar action: name of an action, "" for all; S3's are HTTP methods.
     :ivar name: text in the name of the queue or stream (which GetRecords has only if it is given
         the ARN), or in the path for S3.
@@ -116,9 +120,8 @@ class Entry:
 class Forwarder:
     """The proxy in its process."""
 
-    def __init__(self, upstream: str) -> None:
-        host, _, port = upstream.removeprefix("http://").partition(":")
-        self._upstream = (host, int(port))
+    def __init__(self, upstream: str, s3: str) -> None:
+        self._upstream, self._s3 = _address(upstream), _address(s3)
         self._rules = Rules()
         self._log: list[Entry] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -139,6 +142,9 @@ class Forwarder:
             entry.status = refuse(request, call, rule.fault)
         elif rule.fault == "reset-before":
             request.connection.reset()
+        elif rule.fault == "page":
+            entry.status = 200
+            request.reply(200, b"" if request.method == "HEAD" else PAGE, "text/html")
         else:
             task = asyncio.get_running_loop().create_task(self._pass(request, rule, entry))
             self._tasks.add(task)
@@ -146,7 +152,9 @@ class Forwarder:
 
     async def _pass(self, request: Request, rule: Rule, entry: Entry) -> None:
         try:
-            answer = await self._forward(request)
+            answer = await self._forward(
+                request, self._s3 if entry.service == "s3" else self._upstream
+            )
         except (OSError, asyncio.IncompleteReadError):
             request.connection.reset()  # as if the server itself were gone
             return
@@ -155,11 +163,15 @@ class Forwarder:
             request.connection.reset()
             return
         entry.status = int(answer.split(b" ", 2)[1])
+        if rule.fault == "cut":
+            head = answer.index(b"\r\n\r\n") + 4
+            request.connection.cut(answer[: (head + len(answer)) // 2])
+            return
         request.connection.answer(answer)
 
-    async def _forward(self, request: Request) -> bytes:
-        """Return the server's whole answer to a request."""
-        reader, writer = await asyncio.open_connection(*self._upstream)
+    async def _forward(self, request: Request, address: tuple[str, int]) -> bytes:
+        """Return a server's whole answer to a request."""
+        reader, writer = await asyncio.open_connection(*address)
         try:
             head = _HOPS.sub(b"", request.head) + b"\r\nConnection: close\r\n\r\n"
             writer.write(head + request.raw)
@@ -186,6 +198,11 @@ class Forwarder:
             request.reply(404, b"{}")
             return
         request.reply(200, json.dumps(answer).encode())
+
+
+def _address(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return host, int(port)
 
 
 async def _whole(head: bytes, bare: bool, reader: asyncio.StreamReader) -> bytes:
@@ -240,15 +257,15 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxying(upstream: str) -> Iterator[Proxy]:
-    """Run a proxy before a server for the time of the block."""
-    with serving("tests.support.aws.proxy", upstream) as process:
+def proxying(upstream: str, s3: str = "") -> Iterator[Proxy]:
+    """Run a proxy before a server, or two, for the time of the block."""
+    with serving("tests.support.aws.proxy", upstream, "--s3", s3 or upstream) as process:
         yield Proxy(process)
 
 
-async def run(upstream: str, port: int) -> None:
+async def run(upstream: str, s3: str, port: int) -> None:
     """Serve until the process is ended."""
-    forwarder = Forwarder(upstream)
+    forwarder = Forwarder(upstream, s3)
     forever = await http1.serve(forwarder.handle, forwarder.connections, port)
     await forever()
 
@@ -256,9 +273,10 @@ async def run(upstream: str, port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.aws.proxy")
     parser.add_argument("upstream", help="http://HOST:PORT")
+    parser.add_argument("--s3", default="", help="http://HOST:PORT of another server for S3")
     parser.add_argument("--port", type=int, default=0, help="on loopback; 0 for a free one")
     given = parser.parse_args()
-    asyncio.run(run(given.upstream, given.port))
+    asyncio.run(run(given.upstream, given.s3 or given.upstream, given.port))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,369 @@
+"""Faults between qdo and S3: bodies of messages of SQS, and dead letters of Kinesis.
+
+SQS is the server of the tests' own, which locks message groups as SQS does; S3 is moto's.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qdo.brokers.base import DeadLetterRecord, Outgoing
+from qdo.brokers.kinesis_positions import pack
+from qdo.brokers.sqs import SqsBroker
+from qdo.brokers.sqs_positions import make_position
+from qdo.errors import AwsNotFoundError, AwsUnreachableError
+from tests.support.aws.clients import client
+from tests.support.aws.kinesis_stub import KinesisStub
+from tests.support.aws.proxy import Proxy, proxying
+from tests.support.kinesis import opened
+from tests.support.sqs_stage import REGION, Stage
+
+RAW = '{"content-type":"application/octet-stream"}'
+LARGE = b"x" * 500
+LETTER = DeadLetterRecord(
+    queue="q",
+    position=make_position(5, 0, 7),
+    body=LARGE,
+    key=None,
+    headers=RAW,
+    error="ValueError: no",
+    traceback="",
+    attempts=1,
+    worker="w",
+    fence=1,
+)
+NOTE = """
+@app.job("raw", order="none")
+def note(message, context):
+    with open("raw", "a") as file:
+        print(len(message.body), file=file)
+"""
+
+
+class Bucket:
+    """The bucket of a test."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._s3: Any = client("s3", url, region=REGION)
+        self.name = name
+        where = {"LocationConstraint": REGION}
+        self._s3.create_bucket(Bucket=name, CreateBucketConfiguration=where)
+
+    def names(self) -> list[str]:
+        found = self._s3.list_objects_v2(Bucket=self.name)
+        return [each["Key"] for each in found.get("Contents", ())]
+
+    def delete(self, name: str) -> None:
+        self._s3.delete_object(Bucket=self.name, Key=name)
+
+
+@pytest.fixture
+def bucket(moto_url: str, aws_bucket: str) -> Bucket:
+    return Bucket(moto_url, aws_bucket)
+
+
+@pytest.fixture(scope="module")
+def shared_proxy(sqs_url: str, moto_url: str) -> Iterator[Proxy]:
+    with proxying(sqs_url, moto_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(shared_proxy: Proxy) -> Iterator[Proxy]:
+    """Spoils requests to SQS and S3."""
+    shared_proxy.clear()
+    yield shared_proxy
+    shared_proxy.clear()
+
+
+@pytest.fixture
+def stage(sqs_stage: Stage, proxy: Proxy) -> Stage:
+    sqs_stage.take_proxy(proxy)
+    return sqs_stage
+
+
+@pytest.fixture
+def broker(stage: Stage, proxy: Proxy, bucket: Bucket) -> Iterator[SqsBroker]:
+    """One before which the proxy is."""
+    with closing(stage.broker(endpoint=proxy.url, **options(bucket))) as broker:
+        yield broker
+
+
+def options(bucket: Bucket) -> dict[str, Any]:
+    return {"bucket": bucket.name, "max_body": 100, "wait_seconds": 0}
+
+
+def start(stage: Stage, bucket: Bucket, **more: Any) -> None:
+    stage.start(bucket=bucket.name, max_body=100, **more)
+
+
+def send(
+    broker: SqsBroker, queue: str, *numbers: int, key: str | None = None, **more: Any
+) -> None:
+    """Send bodies that go to S3."""
+    for number in numbers:
+        body = {"n": number, "pad": "x" * 500, **more}
+        broker.send(Outgoing(queue, json.dumps(body).encode(), key, None))
+
+
+# --- answers of somebody else: a login page, for one ---
+
+
+def test_a_body_is_not_stored_because_somebody_else_says_so(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """A message without its body would be lost; the sender is told."""
+    stage.make("q")
+    proxy.spoil("page", "PUT", count=0)
+    with pytest.raises(AwsUnreachableError, match="what is no answer of AWS: <html>"):
+        send(broker, "q", 1)
+    assert stage.left("q") == 0
+    proxy.clear()
+    send(broker, "q", 2)
+    assert stage.left("q") == len(bucket.names()) == 1
+
+
+def test_what_somebody_else_answers_is_no_body(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """Bytes above all, which can be anything: the job gets its own, later."""
+    stage.job(more=NOTE)
+    stage.make("raw")
+    broker.send(Outgoing("raw", LARGE, None, RAW))
+    proxy.spoil("page", "GET", name=bucket.name, count=2)
+    start(stage, bucket)
+    stage.wait_empty()
+    assert (stage.folder / "raw").read_text() == "500\n"
+    assert len([each for each in proxy.log("GET") if each.fault == "page"]) == 2
+
+
+def test_a_dead_letter_is_not_sent_again_with_what_somebody_else_answers(
+    stage: Stage, broker: SqsBroker, proxy: Proxy
+) -> None:
+    stage.make("q")
+    broker.bury(LETTER)
+    (entry,) = broker.find_dead_letters()
+    proxy.spoil("page", "GET")
+    with pytest.raises(AwsUnreachableError, match="what is no answer of AWS"):
+        broker.retry_dead_letters([(entry.queue, entry.position)])
+    assert stage.left("q") == 0
+    assert broker.dead_letter(entry.queue, entry.position).body == LARGE  # type: ignore[union-attr]
+
+
+def test_a_dead_letter_of_kinesis_is_not_stored_because_somebody_else_says_so(
+    kinesis: KinesisStub, moto_url: str, aws_stream: str, bucket: Bucket
+) -> None:
+    """Its queue would go on behind it, and it would be lost."""
+    kinesis.make(aws_stream)
+    shard = "shardId-000000000000"
+    with (
+        proxying(kinesis.url, moto_url) as proxy,
+        closing(opened(proxy.url, aws_stream, f"dead_letters=s3://{bucket.name}/x")) as broker,
+    ):
+        made = replace(LETTER, queue=shard, position=pack(7, 0, 5))
+        proxy.spoil("page", "PUT")
+        with pytest.raises(AwsUnreachableError, match="what is no answer of AWS"):
+            broker.bury(made)
+        assert broker.dead_letters() == []
+        broker.bury(made)
+        assert [each.body for each in broker.dead_letters()] == [LARGE]
+
+
+@pytest.mark.parametrize("fault", ["error", "denied"])
+def test_a_dead_letter_of_kinesis_that_was_sent_again_is_told_though_it_stays(
+    kinesis: KinesisStub,
+    moto_url: str,
+    aws_stream: str,
+    bucket: Bucket,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+) -> None:
+    """Who is told of an error alone sends it again, and never one behind it."""
+    kinesis.make(aws_stream)
+    shard = "shardId-000000000000"
+    places = [(shard, pack(number, 0, 5)) for number in (7, 8)]
+    with (
+        proxying(kinesis.url, moto_url) as proxy,
+        closing(opened(proxy.url, aws_stream, f"dead_letters=s3://{bucket.name}/x")) as broker,
+    ):
+        for _, position in places:
+            broker.bury(replace(LETTER, queue=shard, position=position))
+        proxy.spoil(fault, "DELETE", count=0)
+        moved = broker.retry_dead_letters(places)
+        assert None not in moved
+        assert len(broker.reader(shard, 0).fetch(10)) == 2
+        assert caplog.text.count("was sent again, and stays a dead letter") == 2
+
+
+# --- objects that are gone, or cannot be deleted ---
+
+
+def test_bytes_whose_object_is_gone_are_no_empty_body(
+    stage: Stage, broker: SqsBroker, bucket: Bucket
+) -> None:
+    """A rule of the bucket may have deleted it; the job would take nothing for what was sent."""
+    stage.job(more=NOTE)
+    stage.make("raw")
+    broker.send(Outgoing("raw", LARGE, None, RAW))
+    bucket.delete(*bucket.names())
+    start(stage, bucket)
+    stage.wait_empty()
+    (found,) = broker.dead_letters()
+    assert "BodyDecodeError" in found.error
+    assert not (stage.folder / "raw").exists()
+    assert "the body of a message is gone from S3" in stage.output()
+
+
+@pytest.mark.parametrize("fault", ["error", "denied", "page"])
+def test_a_dead_letter_is_acted_on_though_its_object_stays(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    """It was sent again, or discarded, and whoever asked for it is told so."""
+    stage.make("q")
+    for name in (7, 8):
+        broker.bury(replace(LETTER, position=make_position(5, 0, name)))
+    one, two = [(each.queue, each.position) for each in broker.find_dead_letters()]
+    proxy.spoil(fault, "POST", count=0)
+    (moved,) = broker.retry_dead_letters([one])
+    assert moved is not None
+    assert broker.discard_dead_letters([two]) == [True]
+    assert broker.find_dead_letters() == []
+    assert stage.left("q") == 1
+    assert caplog.text.count("1 bodies of deleted dead letters stay in S3") == 2
+
+
+def test_a_dead_letter_whose_object_is_gone_is_named(
+    stage: Stage, broker: SqsBroker, bucket: Bucket
+) -> None:
+    """It ends commands about all letters, and can be discarded then."""
+    stage.make("q")
+    broker.bury(LETTER)
+    bucket.delete(*bucket.names())
+    (entry,) = broker.find_dead_letters()
+    place = entry.queue, entry.position
+    name = broker.positions.message_id(entry.position, broker.id_node)
+    with pytest.raises(AwsNotFoundError, match=f"body of dead letter {name} of queue 'q'"):
+        broker.dead_letter(*place)
+    with pytest.raises(AwsNotFoundError, match=f"body of dead letter {name} of queue 'q'"):
+        broker.retry_dead_letters([place])
+    assert broker.discard_dead_letters([place]) == [True]
+
+
+# --- reading bodies takes long, or fails ---
+
+
+@pytest.mark.parametrize("queue", ["q", "q.fifo"])
+def test_messages_stay_hidden_while_their_bodies_are_read(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, queue: str
+) -> None:
+    """Longer than SQS hides them: they are not received again, nor run again."""
+    stage.job(options='"q", order="none"', more='app.job("*.fifo", order="key")(job)')
+    stage.make(queue)
+    send(broker, queue, *range(4), seconds=1.5)
+    proxy.spoil("slow", "GET", name=bucket.name, count=0, seconds=0.8)
+    start(stage, bucket, visibility_seconds=2)
+    stage.wait(4)
+    stage.wait_empty()
+    assert sorted(stage.numbers("begin")) == [0, 1, 2, 3]
+    assert broker.dead_letters() == []
+    assert "is no longer held" not in stage.output()
+
+
+@pytest.mark.parametrize("fault", ["denied", "error"])
+def test_a_body_that_cannot_be_read_holds_up_its_message_group_only(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, fault: str
+) -> None:
+    """Others of its queue go on; order holds once it can be read."""
+    stage.job(options='"*.fifo", order="key"')
+    stage.make("q.fifo")
+    send(broker, "q.fifo", 0, key="a")
+    before = set(bucket.names())
+    send(broker, "q.fifo", 1, key="a")
+    (bad,) = set(bucket.names()) - before
+    proxy.spoil(fault, "GET", name=bad, count=0)
+    for number in range(3):
+        send(broker, "q.fifo", number, key="b")
+        send(broker, "q.fifo", number + 2, key="a")
+    start(stage, bucket, visibility_seconds=4)
+    stage.wait(3, key="b")
+    assert stage.numbers(key="a") == [0]
+    proxy.clear()
+    stage.wait_empty()
+    for key, count in (("a", 5), ("b", 3)):
+        assert stage.numbers("begin", key=key) == list(range(count))
+    assert "messages wait whose bodies cannot be had" in stage.output()
+
+
+def test_one_message_without_its_body_does_not_stop_a_standard_queue(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """A burst waits for it, although polls bring nothing meanwhile."""
+    stage.job(options='"q", order="none"')
+    stage.make("q")
+    send(broker, "q", *range(6))
+    bad = bucket.names()[0]
+    proxy.spoil("denied", "GET", name=bad, count=2)
+    stage.start("--burst", bucket=bucket.name, max_body=100).wait()
+    assert sorted(stage.numbers("begin")) == list(range(6))
+    assert stage.left("q") == 0
+
+
+def test_a_worker_that_stops_gives_back_whose_bodies_it_has_not_read(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """It does not read on, for minutes maybe, what others are waiting for."""
+    stage.job(options='"*.fifo", order="key"')
+    stage.make("q.fifo")
+    send(broker, "q.fifo", *range(8), key="k")
+    proxy.spoil("slow", "GET", name=bucket.name, count=0, seconds=1.5)
+    worker = stage.start(bucket=bucket.name, max_body=100, visibility_seconds=60)
+    stage.until(lambda: bool(proxy.log("GET")), "a body is asked for")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert stage.counts("q.fifo") == {"waiting": 8, "hidden": 0}
+    assert "do not answer" not in stage.output()
+
+
+def test_many_queues_read_bodies_at_once_without_a_warning(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """Connections that the pool does not keep are named one by one in the log."""
+    stage.job(options='"*", order="none"')
+    for number in range(20):
+        stage.make(f"q{number}")
+        send(broker, f"q{number}", number)
+    proxy.spoil("slow", "GET", name=bucket.name, count=0, seconds=1.0)
+    start(stage, bucket, visibility_seconds=10)
+    stage.wait(20)
+    stage.wait_empty()
+    assert "Connection pool is full" not in stage.output()
+
+
+# --- sending ---
+
+
+@pytest.mark.parametrize("fault", ["error", "throttle"])
+def test_a_body_that_s3_refuses_for_a_moment_is_sent(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, fault: str
+) -> None:
+    """As a message is that SQS refuses for a moment: S3 throttles who sends much."""
+    stage.make("q")
+    proxy.spoil(fault, "PUT", skip=1, count=4)
+    send(broker, "q", 0, 1)
+    assert stage.left("q") == len(bucket.names()) == 2
+
+
+def test_nothing_is_stored_for_a_queue_that_is_missing(
+    broker: SqsBroker, bucket: Bucket
+) -> None:
+    """A sender that tries it again and again would fill the bucket."""
+    with pytest.raises(AwsNotFoundError, match="SQS queue"):
+        send(broker, "missing", 0)
+    assert bucket.names() == []
