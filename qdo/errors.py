@@ -211,6 +211,13 @@ class AccessDeniedError(AwsError):
     exit_code = 5
 
 
+class ObjectTooLargeError(QdoError):
+    """S3 object {name} has {size} bytes, and a body may have {limit}: have another program receive
+    its message, or delete it"""
+
+    exit_code = 5
+
+
 class PositionTrimmedError(QdoError):
     """queue {queue!r} stands still: the record after which it is to go on ({position}, of
     {time}) is gone from stream {stream!r}, which keeps records for {hours} hours, so that

@@ -17,13 +17,15 @@ from qdo.brokers.aws import make_client
 from qdo.brokers.aws_address import Place
 from qdo.brokers.aws_errors import translated
 from qdo.brokers.sqs_messages import Pointer
-from qdo.errors import AccessDeniedError
+from qdo.errors import AccessDeniedError, ObjectTooLargeError
 
 log = logging.getLogger(__name__)
 
 DELETE_CHUNK = 1000
 """Objects that one request deletes, at most."""
 READ_SECONDS = 60.0
+MAX_S3_BODY = 64 * 1024 * 1024
+"""Bytes of a body that is stored or read: it is in memory whole."""
 CONNECTIONS = 100
 """As many queues of one worker may read bodies at once: urllib3 warns of each one beyond."""
 
@@ -63,12 +65,20 @@ class Objects:
         """Return a body, None when the object is gone: so is its message, then.
 
         :raises AwsNotFoundError: there is no such bucket.
+        :raises ObjectTooLargeError: it would take too much memory.
         """
         with translated(self._place, "bucket", self._bucket):
             try:
                 answer = self._client.get_object(Bucket=pointer.bucket, Key=pointer.key)
             except self._client.exceptions.NoSuchKey:
                 return None
+            if answer["ContentLength"] > MAX_S3_BODY:
+                answer["Body"].close()
+                raise ObjectTooLargeError(
+                    name=f"{pointer.bucket}/{pointer.key}",
+                    size=answer["ContentLength"],
+                    limit=MAX_S3_BODY,
+                )
             body: bytes = answer["Body"].read()
         return body
 

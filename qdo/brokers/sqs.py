@@ -22,7 +22,7 @@ from qdo.brokers.base import (
     DeadLetterRecord,
     Outgoing,
 )
-from qdo.brokers.s3 import Objects
+from qdo.brokers.s3 import MAX_S3_BODY, Objects
 from qdo.brokers.side_by_side import AT_ONCE
 from qdo.brokers.sqs_advice import advice
 from qdo.brokers.sqs_facts import QueueFacts
@@ -31,7 +31,7 @@ from qdo.brokers.sqs_letters import SqsLetters
 from qdo.brokers.sqs_messages import TARGET
 from qdo.brokers.sqs_positions import SQS_POSITIONS
 from qdo.brokers.sqs_queues import SqsQueues
-from qdo.brokers.sqs_sending import ACTION, MAX_S3_BODY, SqsSender
+from qdo.brokers.sqs_sending import ACTION, SqsSender
 from qdo.brokers.subscription import Reader, ReceiptBook, Subscription
 from qdo.descriptors import room_for
 from qdo.errors import UnsupportedError

@@ -27,7 +27,7 @@ from qdo.brokers.aws_errors import (
 )
 from qdo.brokers.aws_wire import Calls
 from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Outgoing, Terms
-from qdo.brokers.s3 import Objects
+from qdo.brokers.s3 import MAX_S3_BODY, Objects
 from qdo.brokers.side_by_side import side_by_side
 from qdo.brokers.sqs_messages import Pointer, entry, pointing, size_of
 from qdo.brokers.sqs_queues import SqsQueues
@@ -50,8 +50,6 @@ ACTION = "SendMessageBatch"
 BATCH = 10
 """Messages of one request, at most."""
 MAX_DELAY_SECONDS = 900
-MAX_S3_BODY = 64 * 1024 * 1024
-"""Bytes of a body that goes to S3: it is read into memory whole."""
 TRIES = 6
 """How often a message is sent before its sender is told."""
 FIRST_PAUSE_SECONDS = 0.1

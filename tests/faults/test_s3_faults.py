@@ -17,8 +17,9 @@ import pytest
 from qdo.brokers.base import DeadLetterRecord, Outgoing
 from qdo.brokers.kinesis_positions import pack
 from qdo.brokers.sqs import SqsBroker
+from qdo.brokers.sqs_messages import Pointer
 from qdo.brokers.sqs_positions import make_position
-from qdo.errors import AwsNotFoundError, AwsUnreachableError
+from qdo.errors import AwsNotFoundError, AwsUnreachableError, ObjectTooLargeError
 from tests.support.aws.clients import client
 from tests.support.aws.kinesis_stub import KinesisStub
 from tests.support.aws.proxy import Proxy, proxying
@@ -299,6 +300,22 @@ def test_a_body_that_cannot_be_read_holds_up_its_message_group_only(
     for key, count in (("a", 5), ("b", 3)):
         assert stage.numbers("begin", key=key) == list(range(count))
     assert "messages wait whose bodies cannot be had" in stage.output()
+
+
+def test_a_body_that_would_take_too_much_memory_is_not_read(
+    stage: Stage, broker: SqsBroker, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS's own clients store up to 2 GiB."""
+    stage.make("q")
+    send(broker, "q", 1)
+    (name,) = bucket.names()
+    assert broker.objects is not None
+    pointer = Pointer(bucket.name, name)
+    size = len(broker.objects.get(pointer) or b"")
+    monkeypatch.setattr("qdo.brokers.s3.MAX_S3_BODY", size - 1)
+    with pytest.raises(ObjectTooLargeError, match=f"{name} has {size} bytes"):
+        broker.objects.get(pointer)
+    assert bucket.names() == [name]
 
 
 def test_one_message_without_its_body_does_not_stop_a_standard_queue(
