@@ -102,7 +102,8 @@ class WireCalls:
         parts = urlsplit(self._endpoint)
         self._address = parts.hostname or "", parts.port
         self._path = parts.path or "/"
-        self._url = f"{self._endpoint.rstrip('/')}/"
+        # What is signed has to be what is sent.
+        self._url = self._endpoint if parts.path else f"{self._endpoint}/"
         self._credentials = credentials
         self._service = client.meta.service_model.signing_name
         self._region = client.meta.region_name

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from qdo.brokers.aws import make_calls
+from qdo.brokers.aws import make_calls, make_client
 from qdo.brokers.aws_address import Place
 from qdo.brokers.aws_errors import code_of, is_passing
 from qdo.brokers.aws_wire import Calls, ClientCalls, WireCalls
@@ -44,6 +44,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.paths.append(self.path)
         self.server.requests.append((dict(self.headers.items()), body))
         self.server.peers.append(self.client_address[1])
         self.server.answer(self)
@@ -64,13 +65,15 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[tuple[dict[str, str], bytes]] = []
+        self.paths: list[str] = []
         self.peers: list[int] = []
         self.answer: Callable[[Handler], None] = lambda handler: handler.reply(200, b"{}")
         self.scheme = "http"
+        self.below = ""
 
     @property
     def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}"
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}{self.below}"
 
 
 @pytest.fixture
@@ -121,13 +124,24 @@ def test_what_is_sent_is_what_was_signed(server: Server, calls: Maker) -> None:
     assert headers["X-Amz-Target"] == "AmazonSQS.ReceiveMessage"
     assert headers["Content-Type"] == "application/x-amz-json-1.0"
     assert "qdo/" in headers["User-Agent"]
-    assert _signature(headers, body, server.url) in headers["Authorization"]
+    assert _signature(headers, body, server.url + "/") in headers["Authorization"]
+
+
+def test_an_endpoint_may_have_a_path(server: Server, calls: Maker) -> None:
+    """The request goes there as those of a boto3 client do, and is signed for that."""
+    server.below = "/some/where"
+    place = Place("sqs", REGION, server.url)
+    make_client(place, attempts=1).list_queues()
+    calls(server).call("ReceiveMessage", {})
+    assert server.paths == ["/some/where"] * 2
+    for headers, body in server.requests:
+        assert _signature(headers, body, server.url) in headers["Authorization"]
 
 
 def _signature(headers: dict[str, str], body: bytes, url: str) -> str:
     signed = headers["Authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
     lower = {name.lower(): value for name, value in headers.items()}
-    request = AWSRequest("POST", url + "/", {name: lower[name] for name in signed}, body)
+    request = AWSRequest("POST", url, {name: lower[name] for name in signed}, body)
     request.context["timestamp"] = lower["x-amz-date"]
     auth = SigV4Auth(Credentials("testing", SECRET), "sqs", REGION)
     text = auth.string_to_sign(request, auth.canonical_request(request))
