@@ -115,6 +115,8 @@ def make_calls(
     :param target: begins the names of actions in the JSON protocol, as in ``AmazonSQS``.
     :param methods: of a boto3 client, by action.
     :param version: of the JSON protocol that the service has.
+    :raises CredentialsError: the configuration files of AWS cannot be used.
+    :raises AwsUnreachableError: the certificates to trust cannot be read.
     """
     client = make_client(place, connections=connections, read_seconds=read_seconds, attempts=1)
     with _lock:
@@ -123,16 +125,19 @@ def make_calls(
             return ClientCalls(client, methods)
         credentials = _credentials(session)
         certificates = session._session.get_config_variable("ca_bundle")
-    return WireCalls(
-        client,
-        credentials,
-        certificates,
-        target,
-        version=version,
-        connect_seconds=CONNECT_SECONDS,
-        read_seconds=read_seconds,
-        connections=connections,
-    )
+    try:
+        return WireCalls(
+            client,
+            credentials,
+            certificates,
+            target,
+            version=version,
+            connect_seconds=CONNECT_SECONDS,
+            read_seconds=read_seconds,
+            connections=connections,
+        )
+    except BOTO_ERRORS as error:
+        raise translation(error, place, "service", place.service) from error
 
 
 @functools.cache

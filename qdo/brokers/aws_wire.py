@@ -21,7 +21,7 @@ import ujson
 from botocore import exceptions as boto
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.httpsession import get_cert_path
+from botocore.httpsession import create_urllib3_context, get_cert_path
 from botocore.utils import get_environ_proxies
 
 from qdo.describe import describe
@@ -79,11 +79,13 @@ class WireCalls:
 
     :param client: of boto3, for its endpoint and region; not used for requests.
     :param credentials: of a session of boto3.
-    :param certificates: file or folder of those to trust; None: those that boto3 brings along.
+    :param certificates: file or folder of those to trust; None: those that REQUESTS_CA_BUNDLE
+        names, as for boto3's clients, or those that boto3 brings along.
     :param target: begins the name of every action, as in ``AmazonSQS``.
     :param version: of the protocol, as the service has it.
     :param read_seconds: how long an answer may take.
     :param connections: idle connections that are kept at most.
+    :raises SSLError: the certificates cannot be read.
     """
 
     def __init__(
@@ -120,7 +122,12 @@ class WireCalls:
         self._connections = connections
         self._tls = None
         if parts.scheme == "https":
-            self._tls = _trusting(certificates or get_cert_path(True))
+            trusted = certificates or os.environ.get("REQUESTS_CA_BUNDLE") or get_cert_path(True)
+            try:
+                self._tls = _trusting(trusted)
+            except OSError as error:
+                reason = f"certificates of {trusted}: {error}"
+                raise boto.SSLError(endpoint_url=self._endpoint, error=reason) from error
 
     def call(self, action: str, value: Mapping[str, Any]) -> dict[str, Any]:
         headers = {**self._headers, "X-Amz-Target": f"{self._target}.{action}"}
@@ -279,9 +286,15 @@ def _refuse_foreign_of_s3(
 
 
 def _trusting(certificates: str) -> ssl.SSLContext:
+    # As strict as boto3's clients: ssl.create_default_context is more so from Python 3.13 on, and
+    # refuses authorities of one's own that these accept.
+    context: ssl.SSLContext = create_urllib3_context()
+    context.check_hostname = True  # boto3's clients look at that by themselves
     if os.path.isdir(certificates):
-        return ssl.create_default_context(capath=certificates)
-    return ssl.create_default_context(cafile=certificates)
+        context.load_verify_locations(capath=certificates)
+    else:
+        context.load_verify_locations(cafile=certificates)
+    return context
 
 
 def _refusal(action: str, status: int, content: bytes) -> boto.ClientError:

@@ -31,9 +31,11 @@ from qdo.brokers.aws_errors import code_of, is_passing
 from qdo.brokers.aws_wire import Calls, ClientCalls, WireCalls
 from qdo.brokers.sqs_messages import TARGET
 from qdo.brokers.sqs_requests import METHODS
+from qdo.errors import AwsUnreachableError
 
 REGION = "us-east-1"
 SECRET = "testing"
+BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -90,7 +92,7 @@ def server() -> Iterator[Server]:
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "AWS_CA_BUNDLE"):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", *BUNDLES):
         monkeypatch.delenv(name, raising=False)
     # The session of the process may have been made with the settings of another test.
     monkeypatch.setattr("qdo.brokers.aws._sessions", {})
@@ -273,25 +275,59 @@ def test_a_proxy_is_left_to_boto3(
 # --- TLS ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("variable", BUNDLES)
 def test_certificates_are_checked(
-    server: Server, calls: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server,
+    calls: Maker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
 ) -> None:
-    """One that nobody trusts ends the connection; AWS_CA_BUNDLE names more to trust."""
+    """One that nobody trusts ends the connection; what boto3 goes by names more to trust."""
     _wrap(server, tmp_path)
     with pytest.raises(boto.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         calls(server).call("ReceiveMessage", {})
     assert server.requests == []
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "certificate.pem"))
+    monkeypatch.setenv(variable, str(tmp_path / "certificate.pem"))
     monkeypatch.setattr("qdo.brokers.aws._sessions", {})
     assert calls(server).call("ReceiveMessage", {}) == {}
 
 
-def _wrap(server: Server, folder: Path) -> None:
+def test_the_certificate_is_that_of_the_host(
+    server: Server, calls: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is trusted, and of another host, ends the connection."""
+    _wrap(server, tmp_path, address="127.0.0.2")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "certificate.pem"))
+    with pytest.raises(boto.SSLError, match="not valid for '127"):
+        calls(server).call("ReceiveMessage", {})
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("content", [None, b"no certificate"])
+def test_certificates_that_cannot_be_read_are_named(
+    server: Server,
+    calls: Maker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None,
+) -> None:
+    """In an error of qdo, not by a traceback."""
+    server.scheme = "https"
+    bundle = tmp_path / "bundle.pem"
+    if content is not None:
+        bundle.write_bytes(content)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    with pytest.raises(AwsUnreachableError, match=str(bundle)):
+        calls(server)
+
+
+def _wrap(server: Server, folder: Path, address: str = "127.0.0.1") -> None:
     """Have a server speak TLS, with a certificate that it signed itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
     now = datetime.datetime.now(datetime.timezone.utc)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    names = [x509.IPAddress(ipaddress.ip_address(address))]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -300,7 +336,7 @@ def _wrap(server: Server, folder: Path) -> None:
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )
     (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
