@@ -123,7 +123,7 @@ class Holding:
         until += self._visibility
         taken = Taken()
         for message in messages:
-            name = name_of(message.sequence, message.message_id)
+            name = name_of(message.message_id)
             known = self._by_name.get(name)
             if known is not None:
                 # Its time was over, and SQS gave it again, to us: nobody else has it.
@@ -320,14 +320,14 @@ class Holding:
         return due, over
 
 
-def name_of(sequence: int, message_id: int) -> str:
+def name_of(message_id: int) -> str:
     """Return the name of a message that is the same whenever it is received.
 
-    Its SequenceNumber, or in a standard queue its MessageId.
+    Its MessageId. A SequenceNumber is one message's within its group and within the life of its
+    queue only.
     """
-    return str(sequence) if sequence else str(uuid.UUID(int=message_id))
+    return str(uuid.UUID(int=message_id))
 
 
 def _name(held: Held) -> str:
-    name = SQS_POSITIONS.name(held.position)
-    return name_of(name >> 128, name & ((1 << 128) - 1))
+    return name_of(SQS_POSITIONS.name(held.position) & ((1 << 128) - 1))

@@ -32,13 +32,18 @@ class Clock:
 
 
 def message(
-    number: int, *, sent: int = SENT, group: str | None = "g", receipt: str = ""
+    number: int,
+    *,
+    sent: int = SENT,
+    group: str | None = "g",
+    receipt: str = "",
+    message_id: int | None = None,
 ) -> Received:
     """Return the FIFO message with this sequence number; of a standard queue without group."""
     return Received(
         sent,
         number if group is not None else 0,
-        number,
+        number if message_id is None else message_id,
         b"%d" % number,
         group,
         None,
@@ -108,8 +113,7 @@ def test_ids_are_those_of_sqs() -> None:
     made = uuid.uuid4()
     position = make_position(SENT, 12345, made.int)
     assert SQS_POSITIONS.message_id(position, 0) == str(made)
-    assert name_of(0, made.int) == str(made)
-    assert name_of(12345, made.int) == "12345"
+    assert name_of(made.int) == str(made)
 
 
 # --- rows -----------------------------------------------------------------------------
@@ -164,10 +168,22 @@ def test_a_done_message_received_again_is_deleted(holding: Holding, clock: Clock
 
 def test_what_an_earlier_owner_did_is_deleted_and_not_run(clock: Clock) -> None:
     """It recorded the names of what it could not delete for certain."""
-    holding = Holding(0, ["7"], VISIBILITY, clock)
+    holding = Holding(0, [name_of(7)], VISIBILITY, clock)
     taken = holding.take([message(7), message(8)], clock.now)
     assert [each.receipt for each in taken.again] == ["receipt-7"]
     assert [row.body for row in holding.rows(0, 10)] == [b"8"]
+
+
+def test_another_message_with_the_same_sequence_number_is_run(clock: Clock) -> None:
+    """In another group, or after its queue was made anew: done, held or not, it is another one."""
+    holding = Holding(0, [name_of(7)], VISIBILITY, clock)
+    other = message(7, message_id=8, receipt="other")
+    (position,) = take(holding, clock, other)
+    taken = holding.take([message(7, message_id=9), message(7)], clock.now)
+    assert [each.receipt for each in taken.again] == ["receipt-7"]
+    assert taken.fresh == 1
+    assert held(holding, position).receipt == "other"
+    assert len(holding.rows(0, 10)) == 2
 
 
 def test_a_deleted_message_is_not_remembered(holding: Holding, clock: Clock) -> None:
@@ -175,19 +191,19 @@ def test_a_deleted_message_is_not_remembered(holding: Holding, clock: Clock) -> 
     (position,) = take(holding, clock, message(1))
     done = holding.done(position)
     assert done is not None
-    assert holding.unconfirmed() == ("1",)
+    assert holding.unconfirmed() == (name_of(1),)
     holding.confirmed(done)
     assert holding.unconfirmed() == ()
 
 
 def test_names_of_earlier_owners_are_forgotten_in_time(clock: Clock) -> None:
     """An empty answer shows that they were deleted, once nobody can hide them any more."""
-    holding = Holding(0, ["7"], VISIBILITY, clock)
+    holding = Holding(0, [name_of(7)], VISIBILITY, clock)
     holding.nothing_came(clock.now)
-    assert holding.unconfirmed() == ("7",)
+    assert holding.unconfirmed() == (name_of(7),)
     clock.now += 2 * VISIBILITY + MOST_WAIT_SECONDS
     holding.nothing_came(clock.now - 0.1)
-    assert holding.unconfirmed() == ("7",)
+    assert holding.unconfirmed() == (name_of(7),)
     holding.nothing_came(clock.now)
     assert holding.unconfirmed() == ()
 
@@ -198,7 +214,7 @@ def test_recorded_names_are_limited(holding: Holding, clock: Clock) -> None:
         holding.done(position)
     names = holding.unconfirmed()
     assert len(names) == MOST_UNCONFIRMED
-    assert names[-1] == str(MOST_UNCONFIRMED + 9)
+    assert names[-1] == name_of(MOST_UNCONFIRMED + 9)
 
 
 # --- time -----------------------------------------------------------------------------
@@ -286,23 +302,23 @@ def test_a_lost_message_is_run_when_it_comes_again(holding: Holding, clock: Cloc
 
 def test_names_are_kept_while_nobody_asks(clock: Clock) -> None:
     """A long job keeps the queue from being polled: what comes after it may be done already."""
-    holding = Holding(0, ["7"], VISIBILITY, clock)
+    holding = Holding(0, [name_of(7)], VISIBILITY, clock)
     clock.now += 100 * VISIBILITY
-    assert holding.unconfirmed() == ("7",)
+    assert holding.unconfirmed() == (name_of(7),)
     assert [each.done for each in holding.take([message(7)], clock.now).again] == [True]
 
 
 def test_names_are_kept_while_messages_may_be_hidden(clock: Clock) -> None:
     """By a poll whose answer got lost, or because another message of their group is in hand."""
-    holding = Holding(0, ["7"], VISIBILITY, clock)
+    holding = Holding(0, [name_of(7)], VISIBILITY, clock)
     clock.now += 100 * VISIBILITY
     holding.in_doubt()
     holding.nothing_came(clock.now)
-    assert holding.unconfirmed() == ("7",)
+    assert holding.unconfirmed() == (name_of(7),)
     clock.now += 100 * VISIBILITY
     take(holding, clock, message(8))
     holding.nothing_came(clock.now)
-    assert holding.unconfirmed() == ("7",)
+    assert holding.unconfirmed() == (name_of(7),)
     for held in holding.undone():
         holding.given_back(held)
     holding.nothing_came(clock.now)

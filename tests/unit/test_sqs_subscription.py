@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
+from qdo.brokers.sqs_holding import name_of
 from qdo.errors import UnreachableError
 from qdo.message import time_of_position
 from tests.support.sqs_bench import VISIBILITY, Bench, message, until
@@ -152,7 +153,7 @@ def test_a_done_message_does_not_wait_long_for_others(bench: Bench) -> None:
     """It is deleted while the job of the next one goes on."""
     first, _ = bench.fetched(1, 2)
     bench.subscription.done_through(first.position)
-    assert bench.subscription.unconfirmed() == ("1",)
+    assert bench.subscription.unconfirmed() == (name_of(1),)
     until(lambda: bench.requests.deleted == [[1]])
     until(lambda: bench.subscription.unconfirmed() == ())
 
@@ -173,7 +174,7 @@ def test_a_refused_delete_is_remembered(bench: Bench) -> None:
     bench.subscription.done(row.position)
     until(lambda: bench.requests.deleted == [[1]])
     until(lambda: not bench.subscription.is_held(row.position))
-    assert bench.subscription.unconfirmed() == ("1",)
+    assert bench.subscription.unconfirmed() == (name_of(1),)
     bench.requests.refuse = set()
     bench.requests.answer([message(1)])
     until(lambda: bench.requests.deleted == [[1], [1]])
