@@ -14,7 +14,8 @@ from typing import Any
 
 import qdo
 from qdo.brokers.aws_address import Place
-from qdo.errors import SettingsError
+from qdo.describe import describe
+from qdo.errors import AwsError, SettingsError
 
 try:
     import boto3
@@ -70,6 +71,7 @@ def make_client(
     :param attempts: how often a request is made in all, by botocore's standard retries; 1 where
         the caller repeats requests by itself.
     :raises CredentialsError: the configuration files of AWS cannot be used.
+    :raises SettingsError: something else of what AWS's variables and files say cannot be used.
     """
     config = Config(
         region_name=place.region,
@@ -92,8 +94,12 @@ def make_client(
                 endpoint_url=place.endpoint,
                 config=config,
             )
-    except BOTO_ERRORS as error:
-        raise translation(error, place, "service", place.service) from error
+    except (*BOTO_ERRORS, ValueError) as error:  # an endpoint that is no URL is a ValueError
+        fault = translation(error, place, "service", place.service)
+        if type(fault) is not AwsError:
+            raise fault from error
+        reason = f"boto3 cannot use what AWS's variables and files say: {describe(error)}"
+        raise SettingsError(name="broker", reason=reason) from error
     expect_answers(client)
     return client
 

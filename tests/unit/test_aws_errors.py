@@ -24,6 +24,7 @@ from qdo.errors import (
     CredentialsError,
     ExpiredCredentialsError,
     QdoError,
+    SettingsError,
     ThrottledError,
     UnreachableError,
 )
@@ -223,6 +224,24 @@ def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qdo.brokers.aws._sessions", {})
     with pytest.raises(CredentialsError, match="nobody"):
         make_client(AWS)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("AWS_ENDPOINT_URL", "localhost:4566", "Invalid endpoint: localhost:4566"),
+        ("AWS_DEFAULTS_MODE", "fast", "InvalidDefaultsMode"),
+    ],
+)
+def test_what_variables_of_aws_say_may_be_unusable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
+) -> None:
+    """The error says what; trying again would not help."""
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr("qdo.brokers.aws._sessions", {})
+    with pytest.raises(SettingsError, match=words) as caught:
+        make_client(AWS)
+    assert caught.value.exit_code == 2
 
 
 EXPIRED = {
