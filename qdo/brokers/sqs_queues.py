@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from qdo.brokers.aws_address import FIFO, SqsAddress
@@ -45,7 +45,7 @@ class _Known:
     url: str | None = None
     facts: QueueFacts | None = None
     settings_until: float = -math.inf
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] | None = None
     tags_until: float = -math.inf
 
 
@@ -248,10 +248,30 @@ class SqsQueues:
         return self._read(name)
 
     def _tagged(self, names: Sequence[str], tag: tuple[str, str]) -> list[str]:
-        """Return the queues that have a tag, by their full names."""
+        """Return the queues that have a tag, by their full names.
+
+        Some may be somebody else's, and not say it.
+
+        :raises AwsError: not one of them says it.
+        """
         now = self._clock()
-        side_by_side(self._read_tags, [n for n in names if self._entry(n).tags_until <= now])
-        return [name for name in names if self._entry(name).tags.get(tag[0]) == tag[1]]
+        faults: list[tuple[str, AwsError]] = []
+
+        def read(name: str) -> None:
+            try:
+                self._read_tags(name)
+            except AwsError as error:
+                faults.append((name, error))
+
+        side_by_side(read, [n for n in names if self._entry(n).tags_until <= now])
+        if faults and all(self._entry(name).tags is None for name in names):
+            raise faults[0][1]
+        for name, error in faults:
+            known = self._entry(name)
+            known.tags_until = self._until()
+            taken = "one without the tag" if known.tags is None else "what it was"
+            self._warn_once(name, f"{error}; it is taken for {taken}")
+        return [name for name in names if (self._entry(name).tags or {}).get(tag[0]) == tag[1]]
 
     def _read_tags(self, name: str) -> None:
         with contextlib.suppress(AwsNotFoundError):  # deleted; lists show it for a while

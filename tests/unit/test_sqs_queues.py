@@ -30,14 +30,18 @@ class Service:
         self.asked: list[tuple[str, str]] = []
         self.attributes: dict[str, dict[str, str]] = {}
         self.failing: dict[str, str] = {}
+        self.closed: set[str] = set()
 
     def _answer(self, action: str, url: str) -> None:
         name = url.rsplit("/", 1)[-1]
         self.asked.append((action, name))
-        if action in self.failing:
+        code = self.failing.get(action)
+        if name in self.closed:
+            code = "AccessDenied"
+        if code is not None:
             raise boto.ClientError(
                 {
-                    "Error": {"Code": self.failing[action], "Message": "because"},
+                    "Error": {"Code": code, "Message": "because"},
                     "ResponseMetadata": {"HTTPStatusCode": 400},
                 },
                 action,
@@ -99,6 +103,25 @@ def test_counts_of_many_queues_stay_within_the_budget() -> None:
         for number in range(100):
             known.counts(str(number))
     assert 0 < len(service.asked) - start <= 101 * COUNTS_PER_SECOND
+
+
+def test_a_queue_that_does_not_say_its_tags_stops_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is somebody else's, most likely; what was known of one's own stays so for a while."""
+    service, clock = Service("p-1", "p-21", "p-31"), Clock()
+    service.closed = {"p-21"}
+    known = queues(service, clock, "?tag=team=a")
+    assert [known.names() for _ in range(3)] == [["1", "31"]] * 3
+    assert counted(service, "ListQueueTags") == 3
+    assert "ListQueueTags on queue 'p-21'" in caplog.text
+    assert "it is taken for one without the tag" in caplog.text
+    clock.now += 2 * SETTINGS_SECONDS
+    service.closed = {"p-31"}
+    assert known.names() == ["1", "21", "31"]
+    service.closed = set(service.names)
+    with pytest.raises(AccessDeniedError, match="sqs:ListQueueTags on queue"):
+        queues(service, clock, "?tag=team=a").names()
 
 
 def test_settings_and_tags_are_asked_for_once_in_a_while() -> None:
