@@ -13,7 +13,9 @@ running   a greenlet has its turn                                       idle (at
                                                                         woken meanwhile), ready,
                                                                         waiting, paused, held,
                                                                         gone
-waiting   until a time: the back-off of a failed message or broker      ready (time came)
+waiting   until a time: the back-off of a failed message or broker      ready (time came; a wake,
+                                                                        where others need not
+                                                                        wait for that message)
 paused    the lease has run out                                         ready (lease renewed)
 held      nothing more runs under this claim: its queue is blocked,     ready (a new claim, as
           or the worker is to stop                                      after an operator's
@@ -152,8 +154,7 @@ class Dispatcher:
             slot = slots.get(queue)
             if slot is None:
                 continue
-            # A queue that gathers a batch looks whether it is full now.
-            if slot.state is State.IDLE or (slot.state is State.WAITING and slot.gathering_until):
+            if slot.state is State.IDLE or (slot.state is State.WAITING and _takes_more(slot)):
                 self._make_ready(slot)
             elif slot.state is State.RUNNING:
                 slot.woken = True
@@ -165,11 +166,20 @@ class Dispatcher:
         now = self._clock()
         while self._waiting and self._waiting[0][0] <= now:
             due, _, slot = heapq.heappop(self._waiting)
+            slot.alarm = float("inf")
             # A slot may have been claimed anew since, and even wait again, until later.
             if slot.state is State.WAITING and slot.not_before <= due:
                 self._make_ready(slot)
+            elif slot.state is State.WAITING:
+                self._set_alarm(slot)
         if self._paused and now >= self._pause_check_at:
             self._look_at_paused(now)
+
+    def _set_alarm(self, slot: Slot) -> None:
+        """Have `tick` look at a waiting slot in time; once, however often it is woken meanwhile."""
+        if slot.not_before < slot.alarm:
+            slot.alarm = slot.not_before
+            heapq.heappush(self._waiting, (slot.alarm, next(self._order), slot))
 
     def due(self) -> float:
         """Return the clock time at which `tick` has something to do, `inf` for never."""
@@ -285,7 +295,8 @@ class Dispatcher:
                 successor[0].finished(successor[1])
 
     def _park(self, slot: Slot, claim: Claim, turn: Turn) -> None:
-        if turn is Turn.MORE or (turn is Turn.TIP and slot.woken):
+        woken = slot.woken and (turn is Turn.TIP or (turn is Turn.WAIT and _takes_more(slot)))
+        if turn is Turn.MORE or woken:
             slot.state = State.READY
             self._ready.append(slot)
         elif turn is Turn.TIP:
@@ -294,7 +305,7 @@ class Dispatcher:
             self._turns.clear(slot)
         elif turn is Turn.WAIT:
             slot.state = State.WAITING
-            heapq.heappush(self._waiting, (slot.not_before, next(self._order), slot))
+            self._set_alarm(slot)
             self._schedule()
         elif turn is Turn.HELD:
             slot.state = State.HELD
@@ -365,3 +376,14 @@ class Dispatcher:
                 slot.lanes.stop()
         for slot in self.in_hand():
             slot.greenlet.kill(JobAborted(), block=False)
+
+
+def _takes_more(slot: Slot) -> bool:
+    """Return whether new messages are of use to a queue that waits.
+
+    One that gathers a batch looks whether it is full, and one with lanes has others go on beside
+    those that wait.
+    """
+    if slot.gathering_until:
+        return True
+    return slot.lanes is not None and slot.lanes.takes_more

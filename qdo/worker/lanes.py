@@ -366,6 +366,11 @@ class Lanes:
         self._news.set()
 
     @property
+    def takes_more(self) -> bool:
+        """Whether messages that come now may be started while all that were read wait."""
+        return not self._alone and self._source.not_before <= self._clock()
+
+    @property
     def wants_place(self) -> bool:
         """Whether a lane waits for nothing but a place."""
         return self._turning and bool(self._ready) and len(self._running) < self._limit

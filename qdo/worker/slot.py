@@ -64,6 +64,7 @@ class Slot:
     :ivar waited: the back-off of the message in ``claim.marks`` has begun in this worker.
     :ivar troubles: failures of the broker in a row.
     :ivar not_before: clock time before which a waiting slot stays away.
+    :ivar alarm: clock time at which it will be looked at whether it waits, `inf` for never.
     :ivar letter: dead letter that must be stored before anything else is done, and
         `letter_of` the message in it.
     :ivar lanes: the lanes of a queue whose messages need not all wait for each other.
@@ -82,6 +83,7 @@ class Slot:
 
     __slots__ = (
         "ahead",
+        "alarm",
         "alone",
         "claim",
         "gathered",
@@ -123,6 +125,7 @@ class Slot:
         self.waited = False
         self.troubles = 0
         self.not_before = 0.0
+        self.alarm = float("inf")
         self.letter: DeadLetterRecord | None = None
         self.letter_of: Message | None = None
         self.label = b""

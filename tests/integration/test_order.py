@@ -359,6 +359,24 @@ def test_new_messages_start_while_others_run(keyed: Keyed) -> None:
     until(lambda: keyed.ended == ["b-0"])
 
 
+@pytest.mark.parametrize("order", ["key", "none"])
+def test_new_messages_start_while_failing_ones_wait(keyed: Keyed, order: Any) -> None:
+    """A long back-off of all that were read is no reason either, nor is a wake one to try again."""
+    policy = qdo.Policy(backoff_seconds=3600, backoff_max_seconds=3600)
+    keyed.engine.app.job(order=order, policy=policy)(keyed.job)
+    keyed.failing["a-0"] = ValueError("no")
+    keyed.send(("a", "a-0"))
+    keyed.engine.start("q")
+    dispatcher = keyed.engine.worker._dispatcher
+    until(lambda: keyed.begun == ["a-0"] and dispatcher.slots["q"].state is State.WAITING)
+    for number in range(3):
+        keyed.send(("b", f"b-{number}"), ("c", f"c-{number}"))
+        until(lambda count=2 * number + 2: len(keyed.ended) == count)  # type: ignore[misc]
+        until(lambda: dispatcher.slots["q"].state is State.WAITING)
+    assert keyed.begun.count("a-0") == 1
+    assert len(dispatcher._waiting) == 1
+
+
 def test_no_lane_starts_without_the_lease(keyed: Keyed) -> None:
     """Those that run end; the others go on when the lease does."""
     keyed.engine.app.job(order="key")(keyed.job)
