@@ -87,6 +87,8 @@ def make_client(
     try:
         with _lock:
             session = _session()
+            if session.region_name is None:  # assuming a role takes requests as well
+                session._session.set_config_variable("region", place.region)
             _credentials(session)
             client = session.client(
                 place.service,

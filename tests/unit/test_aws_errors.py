@@ -226,6 +226,32 @@ def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
         make_client(AWS)
 
 
+ASSUMED = b"""<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
+<AssumeRoleResult><Credentials><AccessKeyId>ASIA</AccessKeyId><SecretAccessKey>s</SecretAccessKey>
+<SessionToken>t</SessionToken><Expiration>2999-01-01T00:00:00Z</Expiration></Credentials>
+</AssumeRoleResult></AssumeRoleResponse>"""
+
+
+def test_a_role_is_assumed_in_the_region_of_the_address(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its profile need not name one, nor any variable."""
+    answers.body = ASSUMED
+    (tmp_path / "config").write_text(
+        "[profile shop]\nrole_arn = arn:aws:iam::123456789012:role/shop\nsource_profile = base\n"
+        "[profile base]\naws_access_key_id = AKIA\naws_secret_access_key = s\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "shop")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", str(answers.place.endpoint))
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("qdo.brokers.aws._sessions", {})
+    client = make_client(AWS)
+    assert client._get_credentials().get_frozen_credentials().access_key == "ASIA"
+    assert answers.asked == 1
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
