@@ -197,7 +197,8 @@ class KinesisBroker(Broker):
             log.info("queue %s: it has no position yet and begins with %s", queue, start.words())
         poll = ShardPoll(after, start, self._paces.pause_seconds)
         keys = None if shard is None else shard.hash_keys
-        reading = ShardReading(self._source, queue, keys, poll, trimmed)
+        is_listed = functools.partial(self.shards.is_listed, queue)
+        reading = ShardReading(self._source, queue, keys, poll, trimmed, is_listed)
         if shard is None:
             reading.expired()
         return reading
