@@ -155,6 +155,8 @@ class Broker(abc.ABC):
     """A queue that is missing from so many lists in a row is retired; None: never."""
     finished_text: str | None = None
     """`Positions.text` of the end of a queue that gets no messages any more; None: none ends."""
+    heir_last: int = 0
+    """`last` with which a queue begins that came out of others while the app had queues already."""
     polled: bool = False
     """Owners ask for new messages, ever less often while there are none: a sender may ring."""
     backlog_budget: int | None = None

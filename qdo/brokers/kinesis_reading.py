@@ -34,7 +34,7 @@ from qdo.brokers.kinesis_poller import (
     ShardPoll,
     Taken,
 )
-from qdo.brokers.kinesis_positions import POSITIONS, pack, sequence_of, time_in, whole
+from qdo.brokers.kinesis_positions import HEIR, POSITIONS, pack, sequence_of, time_in, whole
 from qdo.brokers.kinesis_records import decoded, key_of
 from qdo.errors import PositionTrimmedError
 from qdo.message import format_position, position_of_time
@@ -337,7 +337,7 @@ class ShardReading:
         return PositionTrimmedError(
             queue=self._shard,
             position=sequence_of(after),
-            time=format_position(time_in(after)) if after else "never",
+            time=format_position(time_in(after)) if after > HEIR else "never",
             stream=self._source.address.stream,
             hours=f"{keeping.seconds / 3600:g}",
         )

@@ -35,7 +35,7 @@ class Leader(Protocol):
 
     def is_leader(self) -> bool: ...
 
-    def create_queues(self, names: Iterable[str]) -> None: ...
+    def create_queues(self, names: Iterable[str], last: int = 0) -> None: ...
 
     def queue_names(self) -> Sequence[str] | None: ...
 
@@ -133,8 +133,11 @@ class Tending:
             self._read(member, census.awaited())
         ready = census.begin()
         _tell("%d queues begin, for all before them are finished: %s", ready)
-        if begin or ready:
-            member.create_queues([*begin, *ready])
+        if begin:
+            member.create_queues(begin)
+        if ready:
+            # They came out of queues of this app, unless these are its first queues of all.
+            member.create_queues(ready, self._broker.heir_last if census.nodes else 0)
         self._tell_waiting()
         more = self._change(
             member,

@@ -76,10 +76,10 @@ class Leader:
     def is_leader(self) -> bool:
         return self.leading
 
-    def create_queues(self, names: Iterable[str]) -> None:
+    def create_queues(self, names: Iterable[str], last: int = 0) -> None:
         for name in names:
             if LAYOUT.queue(name) not in self.nodes.stored:
-                self.put(name)
+                self.put(name, last=last)
 
     def queue_names(self) -> tuple[str, ...] | None:
         names = tuple(path.rpartition("/")[2] for path in self.nodes.stored)
@@ -252,6 +252,20 @@ def test_parents_that_the_broker_has_forgotten_are_over(stage: Stage) -> None:
     stage.broker.add("child", "long-gone")
     stage.run(1)
     assert stage.names() == ["child"]
+
+
+def test_children_begin_where_the_broker_lets_heirs_begin(stage: Stage) -> None:
+    """Though their parents are gone from the list, unless the app had no queue before."""
+    stage.broker.heir_last = 7
+    stage.broker.add("parent", "long-gone")
+    stage.run(20)
+    stage.leader.put("parent", position=END)
+    stage.broker.names.remove("parent")
+    stage.broker.add("grandchild", "never-seen")
+    stage.broker.add("new")
+    stage.run(20)
+    lasts = {name: stage.leader[name].last for name in stage.names()}
+    assert lasts == {"parent": 0, "grandchild": 7, "new": 0}
 
 
 def test_a_parent_that_is_listed_without_a_node_comes_first(stage: Stage) -> None:
