@@ -227,3 +227,19 @@ def test_looking_and_seeking(
     assert len(worked()) == 2
     assert qdo("seek", SHARD, "earliest", "--execute").code == 0
     assert len(worked()) == 3
+
+
+WORK = ("--app", "a", "--job", "workers.echo:job", "--burst", "--log-level", "warning")
+
+
+def test_a_child_is_seen_to_wait(
+    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """For its parent, also where the parent itself is not asked about."""
+    ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    kinesis.split(stream, SHARD)
+    child = "shardId-000000000002"
+    (item,) = json.loads(qdo("queues", child, "-o", "json").out)["items"]
+    assert item["waits_for"] == [SHARD]
+    assert f"waits for {SHARD}" in qdo("queues", child).out
