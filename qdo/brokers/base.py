@@ -208,6 +208,13 @@ class Broker(abc.ABC):
         """Return the queues that must be done to their end before this one may begin."""
         return ()
 
+    def goes_on(self, queue: str) -> bool:
+        """Return whether a queue that was listed last still gets messages, so that it has no end.
+
+        Where a node says that it was done to its end, that was another one of the same name.
+        """
+        return False
+
     def subscribe(
         self,
         queue: str,

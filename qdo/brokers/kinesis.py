@@ -122,6 +122,10 @@ class KinesisBroker(Broker):
         """
         return self.shards.parents(queue)
 
+    def goes_on(self, queue: str) -> bool:
+        shard = self.shards.known(queue)
+        return shard is not None and not shard.closed
+
     def advice(self, policies: Mapping[str, Policy]) -> list[str]:
         """Return what should be said at a worker's start: dead letters have no place."""
         if self._letters is not None or all(

@@ -110,7 +110,7 @@ def queue_statuses(
     stored = frozenset(_matching(listed, glob))
     dead = broker.dead_letter_counts() if broker else {}
     if broker is not None:
-        nodes = {name: _told(node, broker) for name, node in nodes.items()}
+        nodes = {name: _told(name, node, broker) for name, node in nodes.items()}
     over = {
         name
         for name, node in nodes.items()
@@ -141,9 +141,11 @@ def queue_statuses(
 _NEW = QueueNode()
 
 
-def _told(node: QueueNode, broker: Broker) -> QueueNode:
+def _told(name: str, node: QueueNode, broker: Broker) -> QueueNode:
     """Return a node with what keeps it from being processed as its fault."""
     node = node.checked(broker.positions)
+    if node.fault is None and _is_finished(node, broker) and broker.goes_on(name):
+        return replace(node, fault="it is finished, and another one of its name was made anew")
     if node.deleted and node.fault is None and not _is_finished(node, broker):
         return replace(node, fault="it is marked as deleted")
     return node
@@ -157,7 +159,7 @@ def _is_over(
     One that is finished is so before a leader, if there is any, has marked it as deleted.
     """
     return (node.deleted and name not in stored) or (
-        _is_finished(node, broker) and not node.owner
+        _is_finished(node, broker) and not node.owner and node.fault is None
     )
 
 

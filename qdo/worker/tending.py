@@ -108,9 +108,24 @@ class Tending:
             except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
                 _log.warning("parents of queues cannot be told for now: %s", describe(error))
                 return False
+        self._tell_again(names)
         with_parents = {name: each for name, each in self._parents.items() if each}
         self._census.listed(names, with_parents)
         return True
+
+    def _tell_again(self, names: Sequence[str]) -> None:
+        """Say which queues are others than those that were finished."""
+        census = self._census
+        # What is finished was read before the list was asked for.
+        again = {name for name in names if name in census.finished and self._broker.goes_on(name)}
+        for name in sorted(again - census.again):
+            _log.error(
+                "queue %s stands still: it was done to its end, and it gets messages again, so that"
+                " it is another one, made anew; begin with it by `qdo seek %s earliest --execute`",
+                name,
+                name,
+            )
+        census.again = again
 
     def look_through(self, member: Leader) -> None:
         """Read again some of the nodes that may have been changed by others, in turn."""

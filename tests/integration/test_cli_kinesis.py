@@ -243,3 +243,32 @@ def test_a_child_is_seen_to_wait(
     (item,) = json.loads(qdo("queues", child, "-o", "json").out)["items"]
     assert item["waits_for"] == [SHARD]
     assert f"waits for {SHARD}" in qdo("queues", child).out
+
+
+def test_a_stream_made_anew_has_shards_of_the_names_of_finished_ones(
+    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """They are not passed over in silence: the worker says so, and `qdo queues`; a seek helps."""
+
+    def worked(*options: str) -> Ended:
+        url = kinesis_url(proxy.url, stream)
+        ended = command(*WORKER, *WORK, "--broker", url, *options, cwd=tmp_path)
+        assert ended.code == 0, ended.err
+        return ended
+
+    kinesis.split(stream, SHARD)
+    worked()
+    assert SHARD not in qdo("queues").out.split()
+    kinesis.client.delete_stream(StreamName=stream)
+    kinesis.make(stream, 1)
+    qdo("send", SHARD, "1")
+    only = ("--queues", SHARD)  # the others are gone
+    ended = worked(*only)
+    assert ended.out == ""
+    assert f"queue {SHARD} stands still: it was done to its end" in ended.err
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert item["fault"] == "it is finished, and another one of its name was made anew"
+    assert qdo("seek", SHARD, "earliest", "--execute").code == 0
+    assert worked(*only).out.endswith(" 1\n")
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert item["fault"] is None

@@ -254,6 +254,26 @@ def test_parents_that_the_broker_has_forgotten_are_over(stage: Stage) -> None:
     assert stage.names() == ["child"]
 
 
+def test_children_of_a_queue_made_anew_wait_for_it(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its node is that of another one, which was finished; an operator begins with it."""
+    stage.leader.put("parent", position=END)
+    stage.broker.open_ones = {"parent"}
+    stage.broker.add("parent")
+    stage.broker.add("child", "parent")
+    stage.run(20)
+    assert stage.names() == ["parent"]
+    assert caplog.text.count("queue parent stands still") == 1
+    stage.leader.put("parent", position=None, last=1, deleted=False)
+    stage.run(20)
+    assert "parent" not in stage.leader.aside
+    stage.broker.open_ones = set()
+    stage.leader.put("parent", position=END)
+    stage.run(3)
+    assert stage.names() == ["child", "parent"]
+
+
 def test_children_begin_where_the_broker_lets_heirs_begin(stage: Stage) -> None:
     """Though their parents are gone from the list, unless the app had no queue before."""
     stage.broker.heir_last = 7
