@@ -215,6 +215,13 @@ class Broker(abc.ABC):
         """
         return False
 
+    def has_place(self, queue: str, position: int) -> bool:
+        """Return whether a queue has, or had, a message at a position of the broker's own form.
+
+        :raises: as `queues`.
+        """
+        return True
+
     def subscribe(
         self,
         queue: str,

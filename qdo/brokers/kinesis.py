@@ -126,6 +126,13 @@ class KinesisBroker(Broker):
         shard = self.shards.known(queue)
         return shard is not None and not shard.closed
 
+    def has_place(self, queue: str, position: int) -> bool:
+        """Return whether a record is in a shard, or may be one that is older than all there.
+
+        Asks Kinesis a few times, which counts for what the shard can be read.
+        """
+        return self.shards.find(queue) is None or self._passing(queue, position).finds()
+
     def advice(self, policies: Mapping[str, Policy]) -> list[str]:
         """Return what should be said at a worker's start: dead letters have no place."""
         if self._letters is not None or all(

@@ -200,6 +200,20 @@ def test_trap_5_aggregated_records_are_messages_each(
         next_owner.close()
 
 
+def test_trap_5_places_are_those_of_records(
+    kinesis: KinesisStub, broker: KinesisBroker, stream: str
+) -> None:
+    """Or older than all of them; what lies ahead is found to be none with the first answer."""
+    broker.send_many(outgoing(SHARD, range(50)))
+    rows = broker.reader(SHARD, 0).fetch(50)
+    for place in (rows[0][0], rows[-1][0], pack(7, 0, 1)):
+        assert broker.has_place(SHARD, place)
+    reads = len(kinesis.reads(stream, SHARD))
+    ahead = sequence_of(rows[-1][0]) + 10**30
+    assert not broker.has_place(SHARD, pack(ahead, 0, position_now()))
+    assert len(kinesis.reads(stream, SHARD)) == reads + 1
+
+
 def test_trap_5_messages_that_a_reshard_led_astray_are_left_out(
     kinesis: KinesisStub, broker: KinesisBroker, stream: str
 ) -> None:

@@ -272,3 +272,30 @@ def test_a_stream_made_anew_has_shards_of_the_names_of_finished_ones(
     assert worked(*only).out.endswith(" 1\n")
     (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
     assert item["fault"] is None
+
+
+@pytest.mark.parametrize("place", ["1" + 56 * "0", "SHARD_END"])
+def test_what_lies_ahead_is_no_place_to_go_to(
+    qdo: Run, proxy: Proxy, stream: str, tmp_path: Path, place: str
+) -> None:
+    """Messages sent from then on would never run; it is known without reading the whole shard."""
+    for number in range(3):
+        qdo("send", SHARD, str(number))
+    ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "ahead" in said(qdo("seek", SHARD, place, "--execute"), 2)
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert item["position"] == ended.out.splitlines()[-1].split()[0]
+
+
+def test_a_closed_shard_may_be_given_up(
+    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """By its end as a place to go to."""
+    url = kinesis_url(proxy.url, stream)
+    assert command(*WORKER, *WORK, "--broker", url, cwd=tmp_path).code == 0
+    qdo("send", SHARD, "1")
+    kinesis.split(stream, SHARD)
+    assert qdo("seek", SHARD, "SHARD_END", "--execute").code == 0
+    ended = command(*WORKER, *WORK, "--broker", url, cwd=tmp_path)
+    assert (ended.code, ended.out) == (0, "")
