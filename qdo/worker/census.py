@@ -69,8 +69,9 @@ class Census:
         """
         self._listed = frozenset(names)
         self._parents = dict(parents)
-        for name in [name for name in self._waiting if name not in self._listed]:
-            del self._waiting[name]
+        for name, awaited in list(self._waiting.items()):
+            if name not in self._listed or self._parents.get(name) != awaited:
+                del self._waiting[name]  # gone, or made anew
         if self._vanish_misses is not None:
             missing = (self.nodes - self._listed) - self.aside
             self._misses = {name: self._misses.get(name, 0) + 1 for name in missing}

@@ -98,10 +98,11 @@ class Tending:
             )
         self._listed = len(names)
         if self._broker.finished_text is not None:
+            known = self._parents.keys() - self._census.waiting  # these may be others by now
             try:
                 self._parents = {
                     name: self._parents[name]
-                    if name in self._parents
+                    if name in known
                     else tuple(self._broker.parents(name))
                     for name in names
                 }

@@ -274,6 +274,17 @@ def test_children_of_a_queue_made_anew_wait_for_it(
     assert stage.names() == ["child", "parent"]
 
 
+def test_a_queue_made_anew_does_not_wait_for_the_parents_of_the_old_one(stage: Stage) -> None:
+    """It had the name of one that waited, and is no child itself."""
+    stage.broker.add("parent")
+    stage.broker.add("child", "parent")
+    stage.run(20)
+    assert stage.names() == ["parent"]
+    stage.broker.descent = {}
+    stage.run(20)
+    assert stage.names() == ["child", "parent"]
+
+
 def test_children_begin_where_the_broker_lets_heirs_begin(stage: Stage) -> None:
     """Though their parents are gone from the list, unless the app had no queue before."""
     stage.broker.heir_last = 7
@@ -358,11 +369,16 @@ def test_while_children_wait_only_their_parents_are_looked_at(stage: Stage) -> N
 
 
 def test_parents_are_asked_for_once(stage: Stage) -> None:
-    """They never change, and a list may be long."""
+    """A list may be long; only of those that wait they may be others with the next list."""
     stage.broker.add("parent")
     stage.broker.add("child", "parent")
-    stage.run(100)
-    assert sorted(stage.broker.asked) == ["child", "parent"]
+    stage.run(35)
+    assert stage.broker.asked.count("parent") == 1
+    assert stage.broker.asked.count("child") == 4
+    stage.leader.put("parent", position=END)
+    stage.run(65)
+    assert stage.broker.asked.count("parent") == 1
+    assert stage.broker.asked.count("child") == 4
 
 
 def test_parents_that_cannot_be_told_keep_nobody_else_waiting(
