@@ -221,8 +221,8 @@ class ObjectTooLargeError(QdoError):
 class PositionTrimmedError(QdoError):
     """queue {queue!r} stands still: the record after which it is to go on ({position}, of
     {time}) is gone from stream {stream!r}, which keeps records for {hours} hours, so that
-    messages may be lost; move it with `qdo seek`, or let such queues go on with the oldest
-    record that is left: trimmed=oldest in the broker's address"""
+    messages may be lost; go on with what is left by `qdo seek {queue} earliest --execute`, or
+    let all such queues do so: trimmed=oldest in the broker's address"""
 
     exit_code = 5
 

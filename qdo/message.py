@@ -55,9 +55,10 @@ def format_position(position: int) -> str:
 def format_last(last: int) -> str | None:
     """Return the time of a recorded `last`, None where it is before the first message.
 
-    1 is so as well as 0: a seek to the earliest records it, see `Positions.earliest`.
+    1 and 2 are so as well as 0: a seek to the earliest records the one, see `Positions.earliest`,
+    and queues that came out of others begin with the other, see `Broker.heir_last`.
     """
-    return format_position(last) if last > 1 else None
+    return format_position(last) if last > 2 else None
 
 
 def message_id(position: int, node: int) -> str:

@@ -155,6 +155,8 @@ class Broker(abc.ABC):
     """A queue that is missing from so many lists in a row is retired; None: never."""
     finished_text: str | None = None
     """`Positions.text` of the end of a queue that gets no messages any more; None: none ends."""
+    heir_last: int = 0
+    """`last` with which a queue begins that came out of others while the app had queues already."""
     polled: bool = False
     """Owners ask for new messages, ever less often while there are none: a sender may ring."""
     backlog_budget: int | None = None
@@ -205,6 +207,20 @@ class Broker(abc.ABC):
     def parents(self, queue: str) -> Sequence[str]:
         """Return the queues that must be done to their end before this one may begin."""
         return ()
+
+    def goes_on(self, queue: str) -> bool:
+        """Return whether a queue that was listed last still gets messages, so that it has no end.
+
+        Where a node says that it was done to its end, that was another one of the same name.
+        """
+        return False
+
+    def has_place(self, queue: str, position: int) -> bool:
+        """Return whether a queue has, or had, a message at a position of the broker's own form.
+
+        :raises: as `queues`.
+        """
+        return True
 
     def subscribe(
         self,

@@ -18,7 +18,7 @@ from qdo.brokers.base import Backlog, Broker, Capabilities, DeadLetterRecord, Ou
 from qdo.brokers.embedded_letters import retried_headers
 from qdo.brokers.kinesis_letters import KinesisLetters
 from qdo.brokers.kinesis_poller import ShardPoll, Start
-from qdo.brokers.kinesis_positions import FINISHED, POSITIONS, is_end, pack
+from qdo.brokers.kinesis_positions import FINISHED, HEIR, POSITIONS, is_end, pack
 from qdo.brokers.kinesis_reader import PassingReader
 from qdo.brokers.kinesis_reading import (
     METHODS,
@@ -79,6 +79,8 @@ class KinesisBroker(Broker):
 
     def __init__(self, address: KinesisAddress, app: str) -> None:
         self.address = address
+        # A time counts for children as well; the newest is for those who were not there before.
+        self.heir_last = HEIR if address.start == "latest" else 0
         self._stopped = threading.Event()
         self._sending_now = threading.Condition()
         self._senders = 0
@@ -119,6 +121,17 @@ class KinesisBroker(Broker):
         :raises: as `queues`.
         """
         return self.shards.parents(queue)
+
+    def goes_on(self, queue: str) -> bool:
+        shard = self.shards.known(queue)
+        return shard is not None and not shard.closed
+
+    def has_place(self, queue: str, position: int) -> bool:
+        """Return whether a record is in a shard, or may be one that is older than all there.
+
+        Asks Kinesis a few times, which counts for what the shard can be read.
+        """
+        return self.shards.find(queue) is None or self._passing(queue, position).finds()
 
     def advice(self, policies: Mapping[str, Policy]) -> list[str]:
         """Return what should be said at a worker's start: dead letters have no place."""
@@ -193,11 +206,14 @@ class KinesisBroker(Broker):
         shard = self.shards.find(queue)
         inherits = shard is not None and self.shards.has_listed_parent(queue)
         start = Start(self.address.start, inherits)
-        if trimmed != "look" and not after:
+        if trimmed != "look" and after == HEIR:
+            log.info("queue %s: it begins with its first message", queue)
+        elif trimmed != "look" and not after:
             log.info("queue %s: it has no position yet and begins with %s", queue, start.words())
         poll = ShardPoll(after, start, self._paces.pause_seconds)
         keys = None if shard is None else shard.hash_keys
-        reading = ShardReading(self._source, queue, keys, poll, trimmed)
+        is_listed = functools.partial(self.shards.is_listed, queue)
+        reading = ShardReading(self._source, queue, keys, poll, trimmed, is_listed)
         if shard is None:
             reading.expired()
         return reading

@@ -58,12 +58,14 @@ def unpack(data: bytes, hash_keys: tuple[int, int] | None) -> list[Unpacked] | N
         return None
     try:
         return list(_messages(_aggregated.FromString(packed), hash_keys))
-    except (DecodeError, IndexError):
+    except (DecodeError, IndexError, ValueError):
         return None
 
 
 def _messages(packed: Any, hash_keys: tuple[int, int] | None) -> Iterator[Unpacked]:
     keys, hashes = packed.partition_key_table, packed.explicit_hash_key_table
+    if not all(isinstance(text, str) for table in (keys, hashes) for text in table):
+        raise ValueError("a string is not in UTF-8")  # protobuf gives bytes in its place
     for number, each in enumerate(packed.records):
         key = keys[each.partition_key_index]
         stated = hashes[each.explicit_hash_key_index] if _has_hash(each, hashes) else None

@@ -140,6 +140,8 @@ class ShardPoll:
     :param dice: gives a number from 0 to 1.
     :ivar at_tip: the last answer had all there was.
     :ivar tip_at: Unix time of the newest answer that had all there was, by the clock here.
+    :ivar has_place: the shard has the record that was sought, or only later ones; None: no record
+        was seen yet.
     :ivar throttled: how often a request was refused for being one too many.
     :ivar doubts: how many requests failed since the last answer, without those.
     """
@@ -167,6 +169,7 @@ class ShardPoll:
         self.not_before = 0.0
         self._paused_seconds = 0.0
         self.at_tip = False
+        self.has_place: bool | None = None
         self.tip_at: float | None = None
         self.throttled = 0
         self._behind: tuple[float, float] | None = None
@@ -215,6 +218,8 @@ class ShardPoll:
             the answer is taken.
         """
         self._check(answer)
+        if self.has_place is None and answer.first is not None:
+            self.has_place = answer.first >= sequence_of(self.after)
         self._iterator = answer.next_iterator
         self._refusals = self.doubts = 0
         self._behind = answer.behind_seconds, now

@@ -16,6 +16,10 @@ FINISHED = "SHARD_END"
 END_SEQUENCE = (1 << 190) - 1
 """Stands for the end of a shard; AWS's own sequence numbers have 186 bits."""
 
+HEIR = 2
+"""Recorded as `last` of a shard that begins with its first message, whatever is configured. No
+operator asked for it, as for `KinesisPositions.earliest`."""
+
 _SEQUENCE_SHIFT = 96
 _SUBSEQUENCE_SHIFT = 64
 _TIME_MASK = (1 << _SUBSEQUENCE_SHIFT) - 1

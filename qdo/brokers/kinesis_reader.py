@@ -66,23 +66,35 @@ class PassingReader:
     def _more(self, count: int) -> list[Taken] | None:
         """Ask for so many messages; return what came, None at the tip."""
         reading = self._begun()
+        while True:
+            rows = self._ask(reading, count + 1)  # the first may be one that is known
+            if rows:
+                return rows
+            if rows is None or reading.poll.at_tip:
+                return None
+
+    def _ask(self, reading: ShardReading, most: int) -> list[Taken] | None:
+        """Make the next request once it is due; None: there is none, or no more time."""
         while not self._stopped.is_set():
             now = time.time()
-            request = reading.poll.next(now, count + 1)  # the first may be one that is known
+            request = reading.poll.next(now, most)
             if request is None:
                 return None
             pause = reading.poll.due_in(now)
             if not pause and isinstance(request, Read):
                 pause = self._paces.wait(self._shard, now)
-            if pause > 0:
-                self._stopped.wait(pause)
-                continue
-            rows = reading.step(request, now)
-            if rows:
-                return rows
-            if reading.poll.at_tip:
-                return None
+            if pause <= 0:
+                return reading.step(request, now)
+            self._stopped.wait(pause)
         return None
+
+    def finds(self) -> bool:
+        """Return whether the position is that of a record, or comes before all that are kept."""
+        reading = self._begun()
+        while reading.poll.has_place is None:
+            if self._ask(reading, LOOK_RECORDS) is None or reading.poll.at_tip:
+                break
+        return reading.poll.has_place is True
 
     def look(self) -> Backlog:
         """Return whether anything waits, after a few requests at most."""

@@ -8,13 +8,14 @@ import email.utils
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from qdo.brokers.aws_address import KinesisAddress
 from qdo.brokers.aws_errors import (
     BOTO_ERRORS,
     code_of,
+    is_not_found,
     is_passing,
     is_throttling,
     translated,
@@ -33,7 +34,7 @@ from qdo.brokers.kinesis_poller import (
     ShardPoll,
     Taken,
 )
-from qdo.brokers.kinesis_positions import pack, sequence_of, time_in, whole
+from qdo.brokers.kinesis_positions import HEIR, POSITIONS, pack, sequence_of, time_in, whole
 from qdo.brokers.kinesis_records import decoded, key_of
 from qdo.errors import PositionTrimmedError
 from qdo.message import format_position, position_of_time
@@ -217,6 +218,7 @@ class ShardReading:
     :param hash_keys: of the shard; None: not known, messages of other shards are kept.
     :param trimmed: what to do when the position is gone: ``stop``, which is an error; ``oldest``:
         go on with that; ``look``: the same, without a word, for those who process nothing.
+    :param is_listed: asks whether the stream still has the shard.
     """
 
     def __init__(
@@ -226,12 +228,14 @@ class ShardReading:
         hash_keys: tuple[int, int] | None,
         poll: ShardPoll,
         trimmed: str,
+        is_listed: Callable[[], bool] = lambda: True,
     ) -> None:
         self._source = source
         self._shard = shard
         self._hash_keys = hash_keys
         self.poll = poll
         self._trimmed = trimmed
+        self._is_listed = is_listed
 
     def step(self, request: Seek | Read, now: float) -> list[Taken]:
         """Make one request of the poll; return the messages that came.
@@ -285,6 +289,9 @@ class ShardReading:
             log.log(level, "queue %s: Kinesis throttles, read again in %.1f s", self._shard, pause)
         else:
             pause = self.poll.doubted(now)
+            if is_not_found(error) and not self._is_listed():
+                self.expired()
+                return
             address = self._source.address
             found = translation(error, address.place, "shard", f"{address.stream}/{self._shard}")
             if not is_passing(error) or self.poll.doubts > PATIENCE:
@@ -311,14 +318,17 @@ class ShardReading:
     def expired(self) -> None:
         """Take note that the shard is gone, and everything that was in it.
 
+        Who was sent to the oldest message that is left has nothing left to read.
+
         :raises PositionTrimmedError: it was not processed to its end.
         """
         poll = self.poll
         if poll.ended:
             return
-        if self._trimmed == "stop":
+        sought = poll.after == POSITIONS.earliest
+        if self._trimmed == "stop" and not sought:
             raise self._lost(self._source.keeping())
-        if self._trimmed == "oldest":
+        if self._trimmed != "look":
             log.warning("queue %s: its shard has expired, it ends here", self._shard)
         poll.finish()
 
@@ -327,7 +337,7 @@ class ShardReading:
         return PositionTrimmedError(
             queue=self._shard,
             position=sequence_of(after),
-            time=format_position(time_in(after)) if after else "never",
+            time=format_position(time_in(after)) if after > HEIR else "never",
             stream=self._source.address.stream,
             hours=f"{keeping.seconds / 3600:g}",
         )

@@ -95,6 +95,14 @@ class Shards:
             shard = self.known(name)
         return shard
 
+    def is_listed(self, name: str) -> bool:
+        """Ask whether the stream has a shard at present.
+
+        :raises: as `list`.
+        """
+        self.list()
+        return self.known(name) is not None
+
     def known(self, name: str) -> Shard | None:
         """Return a shard as it was listed last, None where it was not."""
         with self._lock:

@@ -259,10 +259,13 @@ class Member:
         """Return whether this worker is the rebalancer, as far as it knows."""
         return self._election is not None and self._election.leading
 
-    def create_queues(self, names: Iterable[str]) -> None:
-        """Create nodes for queues that have none yet, as leader; others pass it over."""
+    def create_queues(self, names: Iterable[str], last: int = 0) -> None:
+        """Create nodes for queues that have none yet, as leader; others pass it over.
+
+        :param last: where they begin.
+        """
         if self._rebalancer is not None:
-            self._put(partial(self._rebalancer.create_queues, list(names)))
+            self._put(partial(self._rebalancer.create_queues, list(names), last))
 
     def queue_names(self) -> tuple[str, ...] | None:
         """Return the names of all queue nodes, as leader; None where they are not known now."""

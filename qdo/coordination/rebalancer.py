@@ -100,8 +100,8 @@ class Rebalancer(Machine):
         self._joined_at = INFINITY
         self._relist_at = INFINITY
         self._reconcile_at = INFINITY
-        self._creating: set[str] = set()
-        self._missing: set[str] = set()
+        self._creating: dict[str, int] = {}
+        self._missing: dict[str, int] = {}
 
     # --- office -----------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Rebalancer(Machine):
             if set(answer.names) != set(self._queues or ()):
                 self._plan_soon(0.0)
             self._queues = answer.names
-            self._creating.difference_update(answer.names)
+            self._created(answer.names)
             self._create_missing()
 
     def _assignments_listed(self, answer: Answer) -> None:
@@ -447,34 +447,44 @@ class Rebalancer(Machine):
             self._aside = names
             self._plan_soon(0.0)
 
-    def create_queues(self, names: Iterable[str]) -> None:
-        """Create the nodes of new queues, as leader; others pass it over."""
+    def create_queues(self, names: Iterable[str], last: int = 0) -> None:
+        """Create the nodes of new queues, as leader; others pass it over.
+
+        :param last: where they begin.
+        """
         if self.leading:
-            self._missing.update(names)
+            self._missing.update(dict.fromkeys(names, last))
             self._create_missing()
 
     def _create_missing(self) -> None:
         if self._queues is None or not self._up:
             return  # the next listing comes back to it
-        missing, self._missing = self._missing, set()
-        new = sorted(missing.difference(self._queues, self._creating))
+        missing, self._missing = self._missing, {}
+        new = sorted(set(missing).difference(self._queues, self._creating))
         for start in range(0, len(new), CREATE_BATCH):
-            self._create(new[start : start + CREATE_BATCH])
+            self._create({name: missing[name] for name in new[start : start + CREATE_BATCH]})
 
-    def _create(self, names: list[str]) -> None:
-        self._creating.update(names)
-        empty = QueueNode().encode()
-        ops = tuple(CreateOp(self._layout.queue(name), empty) for name in names)
-        self._fenced(ops, lambda answer: self._queues_created(names, answer))
+    def _create(self, lasts: dict[str, int]) -> None:
+        self._creating.update(lasts)
+        ops = tuple(
+            CreateOp(self._layout.queue(name), QueueNode(last=last).encode())
+            for name, last in lasts.items()
+        )
+        self._fenced(ops, lambda answer: self._queues_created(lasts, answer))
 
-    def _queues_created(self, names: list[str], answer: Answer) -> None:
-        self._creating.difference_update(names)
+    def _created(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._creating.pop(name, None)
         if not self._creating:
-            self._creating = set()  # a set does not become smaller by itself
+            self._creating = {}  # a dict does not become smaller by itself
+
+    def _queues_created(self, lasts: dict[str, int], answer: Answer) -> None:
+        self._created(lasts)
+        names = list(lasts)
         if not isinstance(answer, Refused) or answer.fault is Fault.NO_NODE:
             return  # created; or discovery asks again once `queues` stands again
         if answer.fault is not Fault.NODE_EXISTS:
             log.error("rebalancer: no node for queue %r: refused", names[answer.index - 1])
-        rest = [name for at, name in enumerate(names, start=1) if at != answer.index]
+        rest = {name: lasts[name] for at, name in enumerate(names, start=1) if at != answer.index}
         if rest:
             self._create(rest)

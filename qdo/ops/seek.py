@@ -72,7 +72,7 @@ def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target
         (UTC where it names no zone).
     :raises NotFoundError: the coordinator has no such queue.
     :raises UnsupportedError: the broker cannot seek.
-    :raises UsageError: `target` is none of these, or lies in the future.
+    :raises UsageError: `target` is none of these, lies in the future, or is no place there.
     """
     check_seekable(broker)
     found = read_nodes(client, [layout.queue(queue)])
@@ -144,11 +144,22 @@ def _own_place(target: str, broker: Broker, queue: str) -> Place | None:
     `last` is recorded beside it: the time of the message behind it, less the smallest there is.
     """
     if target == broker.finished_text:
+        if broker.goes_on(queue):
+            raise UsageError(
+                reason=f"{target!r} lies ahead, for queue {queue!r} still gets messages: they would"
+                f" never run; `{LATEST}` passes over those that are there"
+            )
         return Place(position_now(), target)
     try:
         position = broker.positions.begin(position_now(), target)
     except ValueError:
         return None
+    if not broker.has_place(queue, position):
+        raise UsageError(
+            reason=f"queue {queue!r} has no message {target!r}: it is no position of this queue, or"
+            f" lies ahead, where messages sent until then would never run; write a position that"
+            f" was seen there, {EARLIEST}, {LATEST} or a time"
+        )
     reader = broker.reader(queue, position)
     try:
         rows = list(reader.fetch(1))

@@ -106,10 +106,11 @@ def queue_statuses(
     nodes = _queue_nodes(client, layout, glob) if client else {}
     workers = _names(client, layout.workers) if client else frozenset()
     takers = _takers(client, layout, workers) if client else []
-    stored = frozenset(_matching(broker.queues(), glob)) if broker else frozenset()
+    listed = frozenset(broker.queues()) if broker else frozenset()
+    stored = frozenset(_matching(listed, glob))
     dead = broker.dead_letter_counts() if broker else {}
     if broker is not None:
-        nodes = {name: _told(node, broker) for name, node in nodes.items()}
+        nodes = {name: _told(name, node, broker) for name, node in nodes.items()}
     over = {
         name
         for name, node in nodes.items()
@@ -133,16 +134,18 @@ def queue_statuses(
         for name in names
     ]
     if client is not None and broker is not None and broker.finished_text is not None:
-        found = [_with_parents(each, broker, nodes, stored) for each in found]
+        found = _with_parents(found, client, layout, broker, nodes, listed)
     return Statuses(found, len(whole) - len(backlogs))
 
 
 _NEW = QueueNode()
 
 
-def _told(node: QueueNode, broker: Broker) -> QueueNode:
+def _told(name: str, node: QueueNode, broker: Broker) -> QueueNode:
     """Return a node with what keeps it from being processed as its fault."""
     node = node.checked(broker.positions)
+    if node.fault is None and _is_finished(node, broker) and broker.goes_on(name):
+        return replace(node, fault="it is finished, and another one of its name was made anew")
     if node.deleted and node.fault is None and not _is_finished(node, broker):
         return replace(node, fault="it is marked as deleted")
     return node
@@ -156,7 +159,7 @@ def _is_over(
     One that is finished is so before a leader, if there is any, has marked it as deleted.
     """
     return (node.deleted and name not in stored) or (
-        _is_finished(node, broker) and not node.owner
+        _is_finished(node, broker) and not node.owner and node.fault is None
     )
 
 
@@ -166,17 +169,29 @@ def _is_finished(node: QueueNode | None, broker: Broker | None) -> bool:
 
 
 def _with_parents(
-    status: QueueStatus, broker: Broker, nodes: Mapping[str, QueueNode], stored: Collection[str]
-) -> QueueStatus:
-    """Return the status of a queue with what it waits for, if it was not begun yet."""
-    if status.queue in nodes or status.queue not in stored:
-        return status
-    parents = [
-        name
-        for name in broker.parents(status.queue)
-        if (name in nodes or name in stored) and not _is_finished(nodes.get(name), broker)
+    found: Iterable[QueueStatus],
+    client: Client,
+    layout: Layout,
+    broker: Broker,
+    nodes: Mapping[str, QueueNode],
+    listed: Collection[str],
+) -> list[QueueStatus]:
+    """Return statuses, those of queues that were not begun yet with what they wait for."""
+    parents = {
+        each.queue: broker.parents(each.queue)
+        for each in found
+        if each.queue in listed and each.queue not in nodes
+    }
+    others = {name for names in parents.values() for name in names if name not in nodes}
+    known = {**nodes, **_read_queue_nodes(client, layout, others)}
+
+    def awaited(name: str) -> bool:
+        return (name in known or name in listed) and not _is_finished(known.get(name), broker)
+
+    return [
+        replace(each, waits_for=tuple(filter(awaited, parents.get(each.queue, ()))))
+        for each in found
     ]
-    return replace(status, waits_for=tuple(parents))
 
 
 def _takers(
@@ -189,7 +204,12 @@ def _takers(
 
 
 def _queue_nodes(client: Client, layout: Layout, glob: str) -> dict[str, QueueNode]:
-    names = list(_matching(_names(client, layout.queues), glob))
+    return _read_queue_nodes(client, layout, _matching(_names(client, layout.queues), glob))
+
+
+def _read_queue_nodes(
+    client: Client, layout: Layout, names: Iterable[str]
+) -> dict[str, QueueNode]:
     found = read_nodes(client, [layout.queue(name) for name in names])
     return {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in found}
 

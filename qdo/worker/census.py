@@ -10,10 +10,10 @@ at rest    done to its end, and so is nothing but a tombstone: marked    in use 
            as deleted, and never begun again                             resets or seeks it)
 =========  ============================================================  =======================
 
-A parent is over when its node says that it is finished, or when it is neither listed nor has
-a node (it was finished long ago, and the broker has forgotten it), or when it vanished unfinished
-and was retired: nothing of it can be had any more. So children begin after their parents in
-whatever order they become known.
+A parent is over when its node says that it is finished, unless it was made anew since, or when it
+is neither listed nor has a node (it was finished long ago, and the broker has forgotten it), or
+when it vanished unfinished and was retired: nothing of it can be had any more. So children begin
+after their parents in whatever order they become known.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Census:
     :ivar complete: every node there was at the beginning of the term has been read.
     :ivar aside: queues whose nodes are marked as deleted.
     :ivar finished: queues whose nodes say that they are done to their end.
+    :ivar again: those of them that were listed later and get messages: others of the same names.
     :ivar nodes: names of all queue nodes, as last listed.
     :param finished_text: see `Broker.finished_text`.
     :param vanish_misses: see `Broker.vanish_misses`.
@@ -40,6 +41,7 @@ class Census:
         self.complete = False
         self.aside: set[str] = set()
         self.finished: set[str] = set()
+        self.again: AbstractSet[str] = frozenset()
         self.nodes: AbstractSet[str] = frozenset()
         self._finished_text = finished_text
         self._vanish_misses = vanish_misses
@@ -67,8 +69,9 @@ class Census:
         """
         self._listed = frozenset(names)
         self._parents = dict(parents)
-        for name in [name for name in self._waiting if name not in self._listed]:
-            del self._waiting[name]
+        for name, awaited in list(self._waiting.items()):
+            if name not in self._listed or self._parents.get(name) != awaited:
+                del self._waiting[name]  # gone, or made anew
         if self._vanish_misses is not None:
             missing = (self.nodes - self._listed) - self.aside
             self._misses = {name: self._misses.get(name, 0) + 1 for name in missing}
@@ -97,7 +100,7 @@ class Census:
         """Return whether the children of a queue may begin, as far as it is concerned."""
         if parent in self.nodes:
             vanished = parent in self._retired and parent not in self._listed
-            return parent in self.finished or vanished
+            return (parent in self.finished and parent not in self.again) or vanished
         return parent not in self._listed
 
     def wait(self, name: str, parents: Sequence[str]) -> bool:

@@ -35,7 +35,7 @@ class Leader(Protocol):
 
     def is_leader(self) -> bool: ...
 
-    def create_queues(self, names: Iterable[str]) -> None: ...
+    def create_queues(self, names: Iterable[str], last: int = 0) -> None: ...
 
     def queue_names(self) -> Sequence[str] | None: ...
 
@@ -98,19 +98,35 @@ class Tending:
             )
         self._listed = len(names)
         if self._broker.finished_text is not None:
+            known = self._parents.keys() - self._census.waiting  # these may be others by now
             try:
                 self._parents = {
                     name: self._parents[name]
-                    if name in self._parents
+                    if name in known
                     else tuple(self._broker.parents(name))
                     for name in names
                 }
             except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
                 _log.warning("parents of queues cannot be told for now: %s", describe(error))
                 return False
+        self._tell_again(names)
         with_parents = {name: each for name, each in self._parents.items() if each}
         self._census.listed(names, with_parents)
         return True
+
+    def _tell_again(self, names: Sequence[str]) -> None:
+        """Say which queues are others than those that were finished."""
+        census = self._census
+        # What is finished was read before the list was asked for.
+        again = {name for name in names if name in census.finished and self._broker.goes_on(name)}
+        for name in sorted(again - census.again):
+            _log.error(
+                "queue %s stands still: it was done to its end, and it gets messages again, so that"
+                " it is another one, made anew; begin with it by `qdo seek %s earliest --execute`",
+                name,
+                name,
+            )
+        census.again = again
 
     def look_through(self, member: Leader) -> None:
         """Read again some of the nodes that may have been changed by others, in turn."""
@@ -133,8 +149,11 @@ class Tending:
             self._read(member, census.awaited())
         ready = census.begin()
         _tell("%d queues begin, for all before them are finished: %s", ready)
-        if begin or ready:
-            member.create_queues([*begin, *ready])
+        if begin:
+            member.create_queues(begin)
+        if ready:
+            # They came out of queues of this app, unless these are its first queues of all.
+            member.create_queues(ready, self._broker.heir_last if census.nodes else 0)
         self._tell_waiting()
         more = self._change(
             member,

@@ -200,6 +200,20 @@ def test_trap_5_aggregated_records_are_messages_each(
         next_owner.close()
 
 
+def test_trap_5_places_are_those_of_records(
+    kinesis: KinesisStub, broker: KinesisBroker, stream: str
+) -> None:
+    """Or older than all of them; what lies ahead is found to be none with the first answer."""
+    broker.send_many(outgoing(SHARD, range(50)))
+    rows = broker.reader(SHARD, 0).fetch(50)
+    for place in (rows[0][0], rows[-1][0], pack(7, 0, 1)):
+        assert broker.has_place(SHARD, place)
+    reads = len(kinesis.reads(stream, SHARD))
+    ahead = sequence_of(rows[-1][0]) + 10**30
+    assert not broker.has_place(SHARD, pack(ahead, 0, position_now()))
+    assert len(kinesis.reads(stream, SHARD)) == reads + 1
+
+
 def test_trap_5_messages_that_a_reshard_led_astray_are_left_out(
     kinesis: KinesisStub, broker: KinesisBroker, stream: str
 ) -> None:
@@ -481,6 +495,45 @@ def test_trap_10_a_shard_that_expired_unread_is_told_or_ended(
             owner.read(1)
     else:
         assert owner.read_to_end() == []
+    broker.close()
+
+
+def test_trap_10_an_expired_shard_ends_where_it_is_sent_to_what_is_left(
+    later: KinesisStub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the error advises: nothing is left, and its children can begin."""
+    half_read(later, 2 * DAY)
+    later.split("s", SHARD)
+    later.advance(2 * DAY)
+    broker = opened(later.url, "s")
+    owner = Owner(broker, SHARD, broker.positions.earliest)
+    assert owner.read_to_end() == []
+    assert f"queue {SHARD}: its shard has expired" in caplog.text
+    broker.close()
+
+
+@pytest.mark.parametrize("trimmed", ["stop", "oldest"])
+def test_trap_10_a_shard_that_expires_under_its_owner_is_told_or_ended(
+    later: KinesisStub, trimmed: str
+) -> None:
+    """Its messages in hand come; then it is as if it had expired before, not a missing stream."""
+    long_ago(later, 2 * DAY)
+    broker = opened(later.url, "s", f"{BRISK}&trimmed={trimmed}")
+    broker.send_many(outgoing(SHARD, range(6000)))
+    owner = Owner(broker, SHARD)
+    owner.read_until(lambda: len(owner.rows) >= 100)
+    wait_until(
+        lambda: sum(count for _, count in later.reads("s", SHARD)) == 6000, "all are in hand"
+    )
+    later.split("s", SHARD)
+    later.advance(2 * DAY)
+    if trimmed == "stop":
+        with pytest.raises(PositionTrimmedError, match=SHARD):
+            owner.read(7000)
+        owner.back_to(broker.positions.earliest)
+        assert owner.read_to_end() == []
+    else:
+        assert len(owner.read_to_end()) == 6000
     broker.close()
 
 

@@ -227,3 +227,75 @@ def test_looking_and_seeking(
     assert len(worked()) == 2
     assert qdo("seek", SHARD, "earliest", "--execute").code == 0
     assert len(worked()) == 3
+
+
+WORK = ("--app", "a", "--job", "workers.echo:job", "--burst", "--log-level", "warning")
+
+
+def test_a_child_is_seen_to_wait(
+    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """For its parent, also where the parent itself is not asked about."""
+    ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    kinesis.split(stream, SHARD)
+    child = "shardId-000000000002"
+    (item,) = json.loads(qdo("queues", child, "-o", "json").out)["items"]
+    assert item["waits_for"] == [SHARD]
+    assert f"waits for {SHARD}" in qdo("queues", child).out
+
+
+def test_a_stream_made_anew_has_shards_of_the_names_of_finished_ones(
+    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """They are not passed over in silence: the worker says so, and `qdo queues`; a seek helps."""
+
+    def worked(*options: str) -> Ended:
+        url = kinesis_url(proxy.url, stream)
+        ended = command(*WORKER, *WORK, "--broker", url, *options, cwd=tmp_path)
+        assert ended.code == 0, ended.err
+        return ended
+
+    kinesis.split(stream, SHARD)
+    worked()
+    assert SHARD not in qdo("queues").out.split()
+    kinesis.client.delete_stream(StreamName=stream)
+    kinesis.make(stream, 1)
+    qdo("send", SHARD, "1")
+    only = ("--queues", SHARD)  # the others are gone
+    ended = worked(*only)
+    assert ended.out == ""
+    assert f"queue {SHARD} stands still: it was done to its end" in ended.err
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert item["fault"] == "it is finished, and another one of its name was made anew"
+    assert qdo("seek", SHARD, "earliest", "--execute").code == 0
+    assert worked(*only).out.endswith(" 1\n")
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert item["fault"] is None
+
+
+@pytest.mark.parametrize("place", ["1" + 56 * "0", "SHARD_END"])
+def test_what_lies_ahead_is_no_place_to_go_to(
+    qdo: Run, proxy: Proxy, stream: str, tmp_path: Path, place: str
+) -> None:
+    """Messages sent from then on would never run; it is known without reading the whole shard."""
+    for number in range(3):
+        qdo("send", SHARD, str(number))
+    ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "ahead" in said(qdo("seek", SHARD, place, "--execute"), 2)
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert item["position"] == ended.out.splitlines()[-1].split()[0]
+
+
+def test_a_closed_shard_may_be_given_up(
+    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """By its end as a place to go to."""
+    url = kinesis_url(proxy.url, stream)
+    assert command(*WORKER, *WORK, "--broker", url, cwd=tmp_path).code == 0
+    qdo("send", SHARD, "1")
+    kinesis.split(stream, SHARD)
+    assert qdo("seek", SHARD, "SHARD_END", "--execute").code == 0
+    ended = command(*WORKER, *WORK, "--broker", url, cwd=tmp_path)
+    assert (ended.code, ended.out) == (0, "")

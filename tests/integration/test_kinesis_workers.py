@@ -21,7 +21,7 @@ from qdo.brokers.base import Outgoing
 from qdo.brokers.kinesis import KinesisBroker
 from qdo.coordination.client import connect
 from qdo.coordination.layout import Layout, QueueNode
-from tests.support.aws.kinesis_stub import KinesisStub
+from tests.support.aws.kinesis_stub import KinesisStub, kinesis_stub
 from tests.support.cli import QDO, command
 from tests.support.kinesis import kinesis_url, opened
 from tests.support.procs import Proc, descendants, paused, wait_until, whole_lines
@@ -162,6 +162,13 @@ def stream(kinesis: KinesisStub, aws_stream: str) -> str:
     """A stream of four shards."""
     kinesis.make(aws_stream, 4)
     return aws_stream
+
+
+@pytest.fixture
+def own_kinesis() -> Iterator[KinesisStub]:
+    """A server of the test's own, whose retention the test may change."""
+    with kinesis_stub() as stub:
+        yield stub
 
 
 @pytest.fixture
@@ -331,6 +338,31 @@ def test_nothing_is_skipped_between_two_workers_that_begin_with_the_newest(fleet
     fleet.start(**newest)
     fleet.wait_for(KEYS)
     assert {line.number for line in fleet.lines()} == {1}
+
+
+@pytest.mark.parametrize("order", ["queue"], indirect=True)
+def test_children_of_expired_shards_begin_with_their_first_message(
+    own_kinesis: KinesisStub, zookeeper_url: str, tmp_path: Path, order: str
+) -> None:
+    """Also where others begin with the newest: the app was there before, and was away for long."""
+    own_kinesis.make("s", 1)
+    fleet = Fleet(own_kinesis, "s", zookeeper_url, tmp_path, order)
+    options = {"QDO_BROKER": kinesis_url(own_kinesis.url, "s") + "&start=latest&trimmed=oldest"}
+    try:
+        worker = fleet.start("--burst", **options)
+        assert worker.wait(WAIT_SECONDS) == 0, worker.output
+        own_kinesis.split("s", "shardId-000000000000")
+        own_kinesis.set(retention_hours=0)
+        assert "shardId-000000000000" not in own_kinesis.shards("s")
+        own_kinesis.set(retention_hours=24)
+        fleet.send(1)
+        sent = time.time()
+        wait_until(lambda: time.time() > sent + 6, "what was sent is older than a moment")
+        worker = fleet.start("--burst", **options)
+        assert worker.wait(WAIT_SECONDS) == 0, worker.output
+        assert fleet.done() == KEYS
+    finally:
+        fleet.close()
 
 
 @pytest.mark.parametrize("order", ["queue"], indirect=True)

@@ -148,7 +148,7 @@ class FakeMember:
     def is_leader(self) -> bool:
         return self.leader
 
-    def create_queues(self, names: Iterable[str]) -> None:
+    def create_queues(self, names: Iterable[str], last: int = 0) -> None:
         self.created += names
         self._look()
 

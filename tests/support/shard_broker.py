@@ -12,6 +12,7 @@ class ShardBroker(MemoryBroker):
 
     :ivar names: the queues it lists.
     :ivar descent: parents of those that have any.
+    :ivar open_ones: those that get messages whatever their nodes say.
     :ivar asked: how often the parents of a queue were asked for.
     """
 
@@ -23,6 +24,7 @@ class ShardBroker(MemoryBroker):
         super().__init__()
         self.names = list(names)
         self.descent: dict[str, tuple[str, ...]] = {}
+        self.open_ones: set[str] = set()
         self.asked: list[str] = []
 
     def queues(self) -> list[str]:
@@ -32,6 +34,9 @@ class ShardBroker(MemoryBroker):
     def parents(self, queue: str) -> Sequence[str]:
         self.asked.append(queue)
         return self.descent.get(queue, ())
+
+    def goes_on(self, queue: str) -> bool:
+        return queue in self.open_ones
 
     def add(self, name: str, *parents: str) -> None:
         """List a queue from now on."""

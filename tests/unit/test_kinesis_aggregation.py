@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -57,12 +58,27 @@ def test_what_is_not_whole_is_an_ordinary_record(cut: int) -> None:
 
 def test_a_record_that_only_begins_like_one_is_ordinary() -> None:
     """Magic bytes and a right digest over something else."""
-    import hashlib
-
     for inside in (b"\xff" * 30, b"\x1a\x04\x08\x09\x1a\x00"):  # no message; an index beyond
         data = b"\xf3\x89\x9a\xc2" + inside + hashlib.md5(inside).digest()
         assert unpack(data, EVERYTHING) is None
     assert unpack(b'{"n": 1}', EVERYTHING) is None
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        b"\x0a\x02\xff\xfe\x1a\x05\x08\x00\x1a\x011",  # a key that is no UTF-8
+        b"\x0a\x01k\x12\x02\xff\xfe\x1a\x07\x08\x00\x10\x00\x1a\x011",  # such a hash key
+        b"\x0a\x01k\x12\x88\x27" + 5000 * b"9" + b"\x1a\x07\x08\x00\x10\x00\x1a\x011",  # a long one
+    ],
+)
+@pytest.mark.parametrize("keys", [EVERYTHING, None])
+def test_texts_that_no_producer_library_writes_hold_up_no_shard(
+    inside: bytes, keys: tuple[int, int] | None
+) -> None:
+    """Such a record is an ordinary one, for the job and its policy to decide on."""
+    data = b"\xf3\x89\x9a\xc2" + inside + hashlib.md5(inside).digest()
+    assert unpack(data, keys) is None or (keys is None and len(inside) > 5000)
 
 
 def test_the_hash_key_is_that_of_kinesis() -> None:
