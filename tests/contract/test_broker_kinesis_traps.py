@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +21,7 @@ from qdo.errors import AwsNotFoundError, PositionTrimmedError, UnsupportedError,
 from qdo.message import position_now
 from qdo.policy import Policy
 from tests.support.aws.clients import client
+from tests.support.aws.kinesis_stream import ITERATOR_SECONDS
 from tests.support.aws.kinesis_stub import KinesisStub, kinesis_stub
 from tests.support.kinesis import BRISK, Owner, opened, outgoing
 from tests.support.procs import wait_until
@@ -116,19 +116,20 @@ def test_trap_1_onlookers_take_no_more_than_they_need(
 # --- 2: iterators expire ------------------------------------------------------------
 
 
-def test_trap_2_expired_iterators_are_replaced(kinesis: KinesisStub, broker: KinesisBroker) -> None:
+def test_trap_2_expired_iterators_are_replaced(later: KinesisStub) -> None:
     """A job may take longer than the five minutes of an iterator."""
-    kinesis.set(iterator_seconds=0.05)
+    long_ago(later, 3600)
+    broker = opened(later.url, "s")
     broker.send_many(outgoing(SHARD, range(10)))
     owner = Owner(broker, SHARD)
-    owner.read(10)
+    assert owner.read(10) == numbers(10)
     for count in (11, 12):
+        asked = later.requests()["GetShardIterator"]
+        later.advance(ITERATOR_SECONDS + 1)
         broker.send(Outgoing(SHARD, b"%d" % (count - 1)))
-        kinesis.set(iterator_seconds=0.05)
-        time.sleep(0.06)  # the iterator gets older; nothing else is waited for
-        kinesis.set(iterator_seconds=300)
         assert owner.read(count) == numbers(count)
-    assert kinesis.requests()["GetShardIterator"] >= 2
+        assert later.requests()["GetShardIterator"] == asked + 1
+    broker.close()
 
 
 # --- 3: empty answers ---------------------------------------------------------------
