@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -104,7 +103,7 @@ class Requests:
         queue: str,
         attempt: str,
         wanted: Callable[[], int] = lambda: BATCH,
-        fitting: Callable[[Sequence[int]], int] = len,
+        came: Callable[[Sequence[Received]], int] = len,
         owed: Callable[[float], None] = lambda seconds: None,
         ended: Callable[[], bool] = lambda: False,
     ) -> list[Received]:
@@ -114,11 +113,11 @@ class Requests:
             the queue is FIFO.
         :param wanted: asked when it is the poll's turn: how many messages, 10 at most; where it
             is none nothing is asked for.
-        :param fitting: told the sizes of messages of which some have their bodies in S3, before
-            these are read: returns for how many there is room; the others are given back.
-        :param owed: told where some messages are left out as their bodies cannot be had: in how
-            many seconds SQS shows them again. Order holds: left out is what is behind them in
-            their message groups, too.
+        :param came: told of messages of which some have their bodies in S3, before these are
+            read: returns for how many there is room; the others are given back.
+        :param owed: told where some messages are left out as their bodies cannot be had, or
+            cannot be given back: in how many seconds SQS shows them again. Order holds: left out
+            is what is behind them in their message groups, too.
         :param ended: asked before each body is read from S3: whether nobody wants them any more;
             then all are given back.
         :raises QdoError: SQS cannot be asked, or of all messages no body can be had.
@@ -141,17 +140,19 @@ class Requests:
                 answer = self._polling.call("ReceiveMessage", options)
         messages = [received(raw) for raw in answer.get("Messages", ())]
         if any(map(self._is_elsewhere, messages)):
-            most = fitting([each.size or len(each.body) for each in messages])
-            self._release(queue, messages[most:])
-            messages, error = self._read(queue, messages[:most], ended)
-            if error is not None:
-                owed(self._visibility_seconds)
+            most = came(messages)
+            self._release(queue, messages[most:], owed)
+            messages = self._read(queue, messages[:most], owed, ended)
         return messages
 
     def _read(
-        self, queue: str, messages: Sequence[Received], ended: Callable[[], bool]
-    ) -> tuple[list[Received], QdoError | None]:
-        """Return messages with their bodies, and why some are left out; hide them meanwhile.
+        self,
+        queue: str,
+        messages: Sequence[Received],
+        owed: Callable[[float], None],
+        ended: Callable[[], bool],
+    ) -> list[Received]:
+        """Return messages with their bodies; hide them meanwhile.
 
         What is left out stays hidden for a while, so that the next polls bring others.
 
@@ -163,13 +164,14 @@ class Requests:
         finally:
             hiding.kill()
         if ended():
-            self._release(queue, messages)
-            return [], None
+            self._release(queue, messages, owed)
+            return []
         if error is None:
-            return found, None
+            return found
         if not found:
-            self._put_back(queue, messages, error)
+            self._release(queue, messages, owed)
             raise error
+        owed(self._visibility_seconds)
         _log.warning(
             "queue %s: %d messages wait whose bodies cannot be had, or that are behind such in"
             " their message groups; they are received again in %d s: %s",
@@ -178,7 +180,7 @@ class Requests:
             self._visibility_seconds,
             describe(error),
         )
-        return found, error
+        return found
 
     def _had(
         self, queue: str, messages: Sequence[Received], ended: Callable[[], bool]
@@ -219,18 +221,14 @@ class Requests:
                     describe(error),
                 )
 
-    def _put_back(self, queue: str, messages: Sequence[Received], error: QdoError) -> None:
-        """Have messages shown again that nobody can run, as a body cannot be had for now.
-
-        Those of a FIFO queue the same attempt gets again, if it is made again.
-        """
-        if queue.endswith(FIFO) and isinstance(error, UnreachableError):
-            return
-        self._release(queue, messages)
-
-    def _release(self, queue: str, messages: Sequence[Received]) -> None:
-        with contextlib.suppress(QdoError):  # they are shown again after a while anyway
+    def _release(
+        self, queue: str, messages: Sequence[Received], owed: Callable[[float], None]
+    ) -> None:
+        """Have messages shown again, or say when they are where that fails."""
+        try:
             self.release_receipts(queue, [each.receipt for each in messages])
+        except QdoError:
+            owed(self._visibility_seconds)
 
     def _is_elsewhere(self, message: Received) -> bool:
         """Return whether the body of a message is in S3, where it may be read."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from qdo.brokers.aws import ATTEMPTS
 from qdo.brokers.base import DeadLetterRecord, Outgoing
 from qdo.brokers.kinesis_positions import pack
 from qdo.brokers.sqs import SqsBroker
@@ -346,6 +347,22 @@ def test_a_worker_that_stops_gives_back_whose_bodies_it_has_not_read(
     assert worker.wait() == 0
     assert stage.counts("q.fifo") == {"waiting": 8, "hidden": 0}
     assert "do not answer" not in stage.output()
+
+
+@pytest.mark.parametrize("queue", ["q", "q.fifo"])
+def test_a_burst_waits_for_messages_of_which_no_body_could_be_had(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, queue: str
+) -> None:
+    """They were hidden anew meanwhile: the same receive made again would not bring them."""
+    stage.job(options='"q", order="none"', more='app.job("*.fifo", order="key")(job)')
+    stage.make(queue)
+    send(broker, queue, 0)
+    proxy.spoil("unanswered", "GET", name=bucket.name, count=ATTEMPTS, seconds=0.5)
+    flags = {"bucket": bucket.name, "max_body": 100, "visibility_seconds": 4}
+    stage.start("--burst", **flags).wait()
+    assert "is out of reach" in stage.output()
+    assert stage.numbers("begin") == [0]
+    assert stage.left(queue) == 0
 
 
 def test_many_queues_read_bodies_at_once_without_a_warning(
