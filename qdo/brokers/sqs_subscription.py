@@ -277,6 +277,7 @@ class SqsSubscription(Subscription):
             return 0
         count = self._how_many_fit([each.size or len(each.body) for each in messages])
         self._attempts.answered()
+        self._holding.came(each.receipt for each in messages[:count])
         return count
 
     def _how_many_fit(self, sizes: Sequence[int]) -> int:

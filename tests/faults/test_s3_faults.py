@@ -6,6 +6,7 @@ SQS is the server of the tests' own, which locks message groups as SQS does; S3 
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -363,6 +364,24 @@ def test_a_burst_waits_for_messages_of_which_no_body_could_be_had(
     assert "is out of reach" in stage.output()
     assert stage.numbers("begin") == [0]
     assert stage.left(queue) == 0
+
+
+@pytest.mark.parametrize("queue", ["q", "q.fifo"])
+def test_what_a_dead_process_read_bodies_of_is_shown_again(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, queue: str
+) -> None:
+    """By the process that is started in its place, and not after their visibility time-out."""
+    stage.job(options='"q", order="none"', more='app.job("*.fifo", order="key")(job)')
+    stage.make(queue)
+    send(broker, queue, *range(3))
+    proxy.spoil("unanswered", "GET", name=bucket.name, seconds=60.0)
+    worker = stage.start(bucket=bucket.name, max_body=100, visibility_seconds=30)
+    stage.until(
+        lambda: bool(stage.asked("ChangeMessageVisibilityBatch", queue)), "they are hidden anew"
+    )
+    os.kill(stage.child(worker), signal.SIGKILL)
+    assert stage.wait(3) < 15
+    assert sorted(stage.numbers("begin")) == [0, 1, 2]
 
 
 def test_many_queues_read_bodies_at_once_without_a_warning(
