@@ -118,7 +118,7 @@ class Requests:
         :param owed: told where some messages are left out as their bodies cannot be had, or
             cannot be given back: in how many seconds SQS shows them again. Order holds: left out
             is what is behind them in their message groups, too.
-        :param ended: asked before each body is read from S3: whether nobody wants them any more;
+        :param ended: asked while bodies are read from S3: whether nobody wants them any more;
             then all are given back.
         :raises QdoError: SQS cannot be asked, or of all messages no body can be had.
         """
@@ -158,13 +158,14 @@ class Requests:
 
         :raises QdoError: all are left out; they are shown again.
         """
-        hiding = gevent.spawn(self._keep_hidden, queue, messages)
+        hidden = list(messages)
+        hiding = gevent.spawn(self._keep_hidden, queue, hidden, owed, ended)
         try:
             found, error = self._had(queue, messages, ended)
         finally:
             hiding.kill()
         if ended():
-            self._release(queue, messages, owed)
+            self._release(queue, hidden, owed)
             return []
         if error is None:
             return found
@@ -203,14 +204,27 @@ class Requests:
                 held_up.add(each.group)
         return found, faults[0] if faults else None
 
-    def _keep_hidden(self, queue: str, messages: Sequence[Received]) -> None:
+    def _keep_hidden(
+        self,
+        queue: str,
+        messages: list[Received],
+        owed: Callable[[float], None],
+        ended: Callable[[], bool],
+    ) -> None:
         """Have messages hidden anew until this is ended.
 
         Otherwise they would be received again while their bodies are read, and their jobs be lost
         as soon as it comes to extending them.
+
+        :param messages: cleared where nobody wants them any more, and they are given back: whoever
+            does would wait for a body that is still being read.
         """
         while True:
             gevent.sleep(self._visibility_seconds * READING_SHARE)
+            if ended():
+                self._release(queue, messages, owed)
+                messages.clear()
+                return
             try:
                 receipts = [each.receipt for each in messages]
                 self._change_receipts(queue, receipts, self._visibility_seconds)

@@ -384,6 +384,23 @@ def test_what_a_dead_process_read_bodies_of_is_shown_again(
     assert sorted(stage.numbers("begin")) == [0, 1, 2]
 
 
+def test_a_queue_that_is_given_away_does_not_wait_for_a_body(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """Its next owner has the messages although the one before is still reading."""
+    stage.job(options='"*.fifo", order="key"')
+    stage.make("q.fifo")
+    send(broker, "q.fifo", *range(3), key="k")
+    proxy.spoil("unanswered", "GET", name=bucket.name, seconds=60.0)
+    first = stage.start(bucket=bucket.name, max_body=100, wait_seconds=10)
+    stage.until(lambda: bool(proxy.log("GET")), "a body is asked for")
+    stage.start(bucket=bucket.name, max_body=100, wait_seconds=10)
+    stage.until(lambda: len(stage.assigned()) == 2, "there are two workers")
+    first.send(signal.SIGTERM)
+    assert stage.wait(3) < 15  # the first waits for its body until 20 s after the signal
+    assert stage.numbers("begin") == [0, 1, 2]
+
+
 def test_many_queues_read_bodies_at_once_without_a_warning(
     stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
 ) -> None:
