@@ -173,6 +173,18 @@ def test_a_back_off_is_no_longer_where_another_clock_is_ahead(engine: Engine) ->
     until(lambda: ("bad", 2) in failing.runs)
 
 
+def test_what_is_to_run_again_at_once_is_due_by_every_clock(engine: Engine) -> None:
+    """No pause is on record that would bound how long another clock has its queue wait."""
+    failing = Failing(engine, qdo.Policy(attempts=100_000))
+    failing.raises = qdo.Retry(0)
+    engine.send("q", "bad")
+    engine.start("q")
+    until(lambda: head(engine) is not None)
+    marks = head(engine)
+    assert marks is not None
+    assert (marks.due, marks.pause) == (0, 0)
+
+
 @pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
 def test_a_crash_loop_ends_without_another_run(engine: Engine, then: Any) -> None:
     """The last attempt allowed has died with its process: the next owner runs it no more."""
