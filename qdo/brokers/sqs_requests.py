@@ -24,7 +24,7 @@ from qdo.brokers.sqs_messages import (
     without_body,
 )
 from qdo.describe import describe
-from qdo.errors import QdoError, UnreachableError
+from qdo.errors import AwsNotFoundError, QdoError, UnreachableError
 
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
@@ -62,6 +62,7 @@ class Requests:
     :param polling: makes long polls.
     :param url_of: gives the URL of a queue; may ask SQS.
     :param waiting: gives the number of messages of a queue that can be received, about.
+    :param forget: told a queue that is gone.
     :param objects: bodies that are too large for SQS; None where there is no place for them.
     :param polls: that are open at once at most; see `qdo.descriptors`.
     :ivar counts: requests made, by action.
@@ -77,6 +78,7 @@ class Requests:
         wait_seconds: int,
         visibility_seconds: int,
         waiting: Callable[[str], int],
+        forget: Callable[[str], None] = lambda queue: None,
         objects: Objects | None = None,
         polls: int = MOST_POLLS,
     ) -> None:
@@ -88,6 +90,7 @@ class Requests:
         self._wait_seconds = wait_seconds
         self._visibility_seconds = visibility_seconds
         self._waiting = waiting
+        self._forget = forget
         self._objects = objects
         self._polls = BoundedSemaphore(polls)
 
@@ -136,8 +139,12 @@ class Requests:
             if not most:
                 return []
             self.counts["ReceiveMessage"] += 1
-            with translated(self._place, "queue", _name(options["QueueUrl"])):
-                answer = self._polling.call("ReceiveMessage", options)
+            try:
+                with translated(self._place, "queue", _name(options["QueueUrl"])):
+                    answer = self._polling.call("ReceiveMessage", options)
+            except AwsNotFoundError:
+                self._forget(queue)
+                raise
         messages = [received(raw) for raw in answer.get("Messages", ())]
         if any(map(self._is_elsewhere, messages)):
             most = came(messages)
