@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ BATCH = 10
 READING_SHARE = 0.1
 """Messages are hidden anew after so much of their visibility time-out while bodies are read: an
 answer is taken to be no older when it is taken in, see `qdo.brokers.sqs_holding`."""
+ENDED_SECONDS = 1.0
+"""How often it is looked meanwhile whether the claim has ended."""
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",
@@ -226,12 +229,17 @@ class Requests:
         :param messages: cleared where nobody wants them any more, and they are given back: whoever
             does would wait for a body that is still being read.
         """
+        pause = self._visibility_seconds * READING_SHARE
+        due = time.monotonic() + pause
         while True:
-            gevent.sleep(self._visibility_seconds * READING_SHARE)
+            gevent.sleep(max(0.0, min(due - time.monotonic(), ENDED_SECONDS)))
             if ended():
                 self._release(queue, messages, owed)
                 messages.clear()
                 return
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + pause
             try:
                 receipts = [each.receipt for each in messages]
                 self._change_receipts(queue, receipts, self._visibility_seconds)

@@ -392,9 +392,10 @@ def test_a_queue_that_is_given_away_does_not_wait_for_a_body(
     stage.make("q.fifo")
     send(broker, "q.fifo", *range(3), key="k")
     proxy.spoil("unanswered", "GET", name=bucket.name, seconds=60.0)
-    first = stage.start(bucket=bucket.name, max_body=100, wait_seconds=10)
+    times = {"wait_seconds": 10, "visibility_seconds": 600}
+    first = stage.start(bucket=bucket.name, max_body=100, **times)
     stage.until(lambda: bool(proxy.log("GET")), "a body is asked for")
-    stage.start(bucket=bucket.name, max_body=100, wait_seconds=10)
+    stage.start(bucket=bucket.name, max_body=100, **times)
     stage.until(lambda: len(stage.assigned()) == 2, "there are two workers")
     first.send(signal.SIGTERM)
     assert stage.wait(3) < 15  # the first waits for its body until 20 s after the signal
