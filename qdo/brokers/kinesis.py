@@ -187,12 +187,18 @@ class KinesisBroker(Broker):
             functools.partial(self._begin, queue, self.address.trimmed),
             self._paces,
             functools.partial(self._wake, queue),
-            self._live.discard,
+            functools.partial(self._ended, queue),
         )
         self._subscriptions[queue] = subscription
         self._live.add(subscription)
         subscription.start()
         return subscription
+
+    def _ended(self, queue: str, subscription: KinesisSubscription) -> None:
+        """Let go of a subscription that is closed, and so of the messages that it has in hand."""
+        self._live.discard(subscription)
+        if self._subscriptions.get(queue) is subscription:
+            del self._subscriptions[queue]
 
     def reader(self, queue: str, after: int) -> Reader:
         return self._passing(queue, after)

@@ -72,14 +72,18 @@ class Objects:
                 answer = self._client.get_object(Bucket=pointer.bucket, Key=pointer.key)
             except self._client.exceptions.NoSuchKey:
                 return None
-            if answer["ContentLength"] > MAX_S3_BODY:
-                answer["Body"].close()
+            stream, size = answer["Body"], answer.get("ContentLength")
+            body = b""
+            if size is None:  # some that do as S3 does do not say it
+                body = stream.read(MAX_S3_BODY + 1)
+                size = len(body)
+            elif size <= MAX_S3_BODY:
+                body = stream.read()
+            if size > MAX_S3_BODY:
+                stream.close()
                 raise ObjectTooLargeError(
-                    name=f"{pointer.bucket}/{pointer.key}",
-                    size=answer["ContentLength"],
-                    limit=MAX_S3_BODY,
+                    name=f"{pointer.bucket}/{pointer.key}", size=size, limit=MAX_S3_BODY
                 )
-            body: bytes = answer["Body"].read()
         return body
 
     def delete(self, pointers: Iterable[Pointer]) -> None:

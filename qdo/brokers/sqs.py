@@ -198,6 +198,7 @@ class SqsBroker(Broker):
             wait_seconds=address.wait_seconds,
             visibility_seconds=address.visibility_seconds,
             waiting=lambda queue: self.sqs_queues.read(queue).waiting,
+            forget=lambda queue: self.sqs_queues.forget(self.sqs_queues.full_name(queue)),
             objects=self.objects,
             polls=polls,
         )

@@ -32,6 +32,11 @@ class Attempts:
         self._most = self._most or wanted
         return self._most
 
+    @property
+    def open(self) -> bool:
+        """Whether a receive was made of which no answer came yet."""
+        return bool(self._id)
+
     def answered(self) -> None:
         """Take note that SQS has answered, be it with an error."""
         self._id = ""

@@ -96,7 +96,7 @@ class Holding:
         self._queue = queue
         self._receipts = receipts
         self._budget = Budget() if budget is None else budget
-        self._poll = 0
+        self._poll: list[int] = []
         self._moment = SQS_POSITIONS.last(after)
         self._visibility = visibility_seconds
         self._clock = clock
@@ -189,10 +189,21 @@ class Holding:
         What is given back while it is open goes to it, be the process that made it alive or dead;
         and by its id what it brought can be had by others.
         """
+        self._keep_of_poll(() if attempt is None else (OPEN_POLL + attempt,))
+
+    def came(self, receipts: Iterable[str]) -> None:
+        """Take note of what a poll brought that is not taken in yet, for bodies are to be read.
+
+        Once it is hidden anew its poll's id does not lead to it any more.
+        """
+        self._keep_of_poll(receipts)
+
+    def _keep_of_poll(self, entries: Iterable[str]) -> None:
         if self._receipts is not None:
-            self._receipts.drop(self._poll)
-            entry = None if attempt is None else OPEN_POLL + attempt
-            self._poll = 0 if entry is None else self._receipts.keep(self._queue, entry)
+            before = self._poll
+            self._poll = [self._receipts.keep(self._queue, entry) for entry in entries]
+            for place in before:
+                self._receipts.drop(place)
 
     def _hide(self, held: Held, until: float) -> None:
         held.until = until

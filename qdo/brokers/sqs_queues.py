@@ -101,7 +101,10 @@ class SqsQueues:
             try:
                 url = str(self._client.get_queue_url(QueueName=name)["QueueUrl"])
             except BOTO_ERRORS as error:
-                if not is_not_found(error) or create == "none":
+                gone = is_not_found(error)
+                if gone:
+                    self.forget(name)
+                if not gone or create == "none":
                     raise
         if url is None:
             url = self.create(name, create)

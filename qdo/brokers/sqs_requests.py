@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from qdo.brokers.sqs_messages import (
     without_body,
 )
 from qdo.describe import describe
-from qdo.errors import QdoError, UnreachableError
+from qdo.errors import AwsNotFoundError, QdoError, UnreachableError
 
 MOST_POLLS = 1000
 """Polls that are open at once at most; further queues wait for one to end."""
@@ -33,6 +33,8 @@ BATCH = 10
 READING_SHARE = 0.1
 """Messages are hidden anew after so much of their visibility time-out while bodies are read: an
 answer is taken to be no older when it is taken in, see `qdo.brokers.sqs_holding`."""
+ENDED_SECONDS = 1.0
+"""How often it is looked meanwhile whether the claim has ended."""
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",
@@ -63,6 +65,7 @@ class Requests:
     :param polling: makes long polls.
     :param url_of: gives the URL of a queue; may ask SQS.
     :param waiting: gives the number of messages of a queue that can be received, about.
+    :param forget: told a queue that is gone.
     :param objects: bodies that are too large for SQS; None where there is no place for them.
     :param polls: that are open at once at most; see `qdo.descriptors`.
     :ivar counts: requests made, by action.
@@ -78,6 +81,7 @@ class Requests:
         wait_seconds: int,
         visibility_seconds: int,
         waiting: Callable[[str], int],
+        forget: Callable[[str], None] = lambda queue: None,
         objects: Objects | None = None,
         polls: int = MOST_POLLS,
     ) -> None:
@@ -89,6 +93,7 @@ class Requests:
         self._wait_seconds = wait_seconds
         self._visibility_seconds = visibility_seconds
         self._waiting = waiting
+        self._forget = forget
         self._objects = objects
         self._polls = BoundedSemaphore(polls)
 
@@ -104,7 +109,7 @@ class Requests:
         queue: str,
         attempt: str,
         wanted: Callable[[], int] = lambda: BATCH,
-        fitting: Callable[[Sequence[int]], int] = len,
+        came: Callable[[Sequence[Received]], int] = len,
         owed: Callable[[float], None] = lambda seconds: None,
         ended: Callable[[], bool] = lambda: False,
     ) -> list[Received]:
@@ -114,12 +119,12 @@ class Requests:
             the queue is FIFO.
         :param wanted: asked when it is the poll's turn: how many messages, 10 at most; where it
             is none nothing is asked for.
-        :param fitting: told the sizes of messages of which some have their bodies in S3, before
-            these are read: returns for how many there is room; the others are given back.
-        :param owed: told where some messages are left out as their bodies cannot be had: in how
-            many seconds SQS shows them again. Order holds: left out is what is behind them in
-            their message groups, too.
-        :param ended: asked before each body is read from S3: whether nobody wants them any more;
+        :param came: told of messages of which some have their bodies in S3, before these are
+            read: returns for how many there is room; the others are given back.
+        :param owed: told where some messages are left out as their bodies cannot be had, or
+            cannot be given back: in how many seconds SQS shows them again. Order holds: left out
+            is what is behind them in their message groups, too.
+        :param ended: asked while bodies are read from S3: whether nobody wants them any more;
             then all are given back.
         :raises QdoError: SQS cannot be asked, or of all messages no body can be had.
         """
@@ -137,39 +142,47 @@ class Requests:
             if not most:
                 return []
             self.counts["ReceiveMessage"] += 1
-            with translated(self._place, "queue", _name(options["QueueUrl"])):
-                answer = self._polling.call("ReceiveMessage", options)
+            try:
+                with translated(self._place, "queue", _name(options["QueueUrl"])):
+                    answer = self._polling.call("ReceiveMessage", options)
+            except AwsNotFoundError:
+                self._forget(queue)
+                raise
         messages = [received(raw) for raw in answer.get("Messages", ())]
         if any(map(self._is_elsewhere, messages)):
-            most = fitting([each.size or len(each.body) for each in messages])
-            self._release(queue, messages[most:])
-            messages, error = self._read(queue, messages[:most], ended)
-            if error is not None:
-                owed(self._visibility_seconds)
+            most = came(messages)
+            self._release(queue, messages[most:], owed)
+            messages = self._read(queue, messages[:most], owed, ended)
         return messages
 
     def _read(
-        self, queue: str, messages: Sequence[Received], ended: Callable[[], bool]
-    ) -> tuple[list[Received], QdoError | None]:
-        """Return messages with their bodies, and why some are left out; hide them meanwhile.
+        self,
+        queue: str,
+        messages: Sequence[Received],
+        owed: Callable[[float], None],
+        ended: Callable[[], bool],
+    ) -> list[Received]:
+        """Return messages with their bodies; hide them meanwhile.
 
         What is left out stays hidden for a while, so that the next polls bring others.
 
         :raises QdoError: all are left out; they are shown again.
         """
-        hiding = gevent.spawn(self._keep_hidden, queue, messages)
+        hidden = list(messages)
+        hiding = gevent.spawn(self._keep_hidden, queue, hidden, owed, ended)
         try:
             found, error = self._had(queue, messages, ended)
         finally:
             hiding.kill()
         if ended():
-            self._release(queue, messages)
-            return [], None
+            self._release(queue, hidden, owed)
+            return []
         if error is None:
-            return found, None
+            return found
         if not found:
-            self._put_back(queue, messages, error)
+            self._release(queue, messages, owed)
             raise error
+        owed(self._visibility_seconds)
         _log.warning(
             "queue %s: %d messages wait whose bodies cannot be had, or that are behind such in"
             " their message groups; they are received again in %d s: %s",
@@ -178,7 +191,7 @@ class Requests:
             self._visibility_seconds,
             describe(error),
         )
-        return found, error
+        return found
 
     def _had(
         self, queue: str, messages: Sequence[Received], ended: Callable[[], bool]
@@ -201,14 +214,32 @@ class Requests:
                 held_up.add(each.group)
         return found, faults[0] if faults else None
 
-    def _keep_hidden(self, queue: str, messages: Sequence[Received]) -> None:
+    def _keep_hidden(
+        self,
+        queue: str,
+        messages: list[Received],
+        owed: Callable[[float], None],
+        ended: Callable[[], bool],
+    ) -> None:
         """Have messages hidden anew until this is ended.
 
         Otherwise they would be received again while their bodies are read, and their jobs be lost
         as soon as it comes to extending them.
+
+        :param messages: cleared where nobody wants them any more, and they are given back: whoever
+            does would wait for a body that is still being read.
         """
+        pause = self._visibility_seconds * READING_SHARE
+        due = time.monotonic() + pause
         while True:
-            gevent.sleep(self._visibility_seconds * READING_SHARE)
+            gevent.sleep(max(0.0, min(due - time.monotonic(), ENDED_SECONDS)))
+            if ended():
+                self._release(queue, messages, owed)
+                messages.clear()
+                return
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + pause
             try:
                 receipts = [each.receipt for each in messages]
                 self._change_receipts(queue, receipts, self._visibility_seconds)
@@ -219,18 +250,14 @@ class Requests:
                     describe(error),
                 )
 
-    def _put_back(self, queue: str, messages: Sequence[Received], error: QdoError) -> None:
-        """Have messages shown again that nobody can run, as a body cannot be had for now.
-
-        Those of a FIFO queue the same attempt gets again, if it is made again.
-        """
-        if queue.endswith(FIFO) and isinstance(error, UnreachableError):
-            return
-        self._release(queue, messages)
-
-    def _release(self, queue: str, messages: Sequence[Received]) -> None:
-        with contextlib.suppress(QdoError):  # they are shown again after a while anyway
+    def _release(
+        self, queue: str, messages: Sequence[Received], owed: Callable[[float], None]
+    ) -> None:
+        """Have messages shown again, or say when they are where that fails."""
+        try:
             self.release_receipts(queue, [each.receipt for each in messages])
+        except QdoError:
+            owed(self._visibility_seconds)
 
     def _is_elsewhere(self, message: Received) -> bool:
         """Return whether the body of a message is in S3, where it may be read."""

@@ -234,7 +234,7 @@ class SqsSubscription(Subscription):
                     self.queue,
                     attempt,
                     self._how_many,
-                    self._how_many_fit,
+                    self._came,
                     self._owed,
                     lambda: self._closed,
                 )
@@ -244,6 +244,7 @@ class SqsSubscription(Subscription):
             self._asking = False
             if not isinstance(error, UnreachableError):
                 self._attempts.answered()
+            if not self._attempts.open:
                 self._holding.polling(None)
             self._failed(error)
         else:
@@ -266,14 +267,20 @@ class SqsSubscription(Subscription):
         self._expect(int(self._expected_size() * most))
         return most
 
-    def _how_many_fit(self, sizes: Sequence[int]) -> int:
-        """Return for how many messages of an answer there is room, and expect those.
+    def _came(self, messages: Sequence[Received]) -> int:
+        """Take note of an answer some bodies of which are still to be read from S3.
 
-        One at least, if they are wanted at all: their bodies are still to be read, and may be much
-        larger than those of the messages before them.
+        Return for how many messages there is room, and expect those: one at least, if they are
+        wanted at all, for they may be much larger than those before them.
         """
         if self._closed:
             return 0
+        count = self._how_many_fit([each.size or len(each.body) for each in messages])
+        self._attempts.answered()
+        self._holding.came(each.receipt for each in messages[:count])
+        return count
+
+    def _how_many_fit(self, sizes: Sequence[int]) -> int:
         self._expect(0)
         for count, size in enumerate(sizes):
             if count and not self._budget.room(size, len(self._holding) + count):

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 class Observing:
     """The observers of one worker process.
 
-    :ivar workers: name of the worker node by queue; kept up only where there are observers.
+    :ivar workers: name of the worker node by owned queue; kept up only where there are observers.
     """
 
     def __init__(

@@ -225,11 +225,10 @@ class Outcomes:
         """Wait, and run the same message again: the queue's order is kept."""
         self.counters.retried += 1
         told = describe(error)
-        pause = decision.after_seconds
-        due = round(time.time() + pause, 3)
-        claim.marks = Marks(
-            message.position, message.attempt, told, due=due, pause=round(pause, 3)
-        )
+        pause = round(decision.after_seconds, 3)
+        # A time that is recorded without a pause is waited for, whatever a clock makes of it.
+        due = round(time.time() + pause, 3) if pause else 0.0
+        claim.marks = Marks(message.position, message.attempt, told, due=due, pause=pause)
         slot.waited = True
         self._observing.tell(message, "retry", told)
         _log.warning(

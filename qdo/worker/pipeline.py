@@ -148,6 +148,7 @@ class Pipeline:
         """Drop everything of the slot's claim, and give back what the broker let it hold."""
         self.clear(slot)
         self._subscriptions.end(slot)
+        self._observing.workers.pop(slot.queue, None)
 
     # --- a turn ------------------------------------------------------------------------
 

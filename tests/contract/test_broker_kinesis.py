@@ -7,8 +7,10 @@ follows from resharding, rates and retention is in test_broker_kinesis_traps.py.
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -302,6 +304,29 @@ def test_a_closed_subscription_asks_for_nothing_more(kinesis: KinesisStub, aws_s
 
 
 # --- onlookers ----------------------------------------------------------------------
+
+
+def test_nothing_is_kept_of_a_closed_subscription(broker: KinesisBroker) -> None:
+    """It has thousands of messages in hand, and shards come and go for months."""
+    broker.send_many(outgoing(SHARD, range(10)))
+    owner = Owner(broker, SHARD)
+    owner.read(10)
+    known = weakref.ref(owner.subscription)
+    owner.close()
+    assert owner.subscription.join(10)  # type: ignore[attr-defined]
+    del owner
+    gc.collect()
+    assert known() is None
+
+
+def test_a_subscription_made_anew_is_kept_where_the_one_before_ends(broker: KinesisBroker) -> None:
+    """The claim of a queue may begin again before the last request of the one before is over."""
+    owners = [Owner(broker, SHARD), Owner(broker, SHARD)]
+    owners[1].read_to_tip()
+    owners[0].close()
+    assert owners[0].subscription.join(10)  # type: ignore[attr-defined]
+    assert broker._subscriptions[SHARD] is owners[1].subscription
+    owners[1].close()
 
 
 def test_a_reader_goes_on_where_it_stopped(broker: KinesisBroker) -> None:

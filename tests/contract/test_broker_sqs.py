@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 
 from qdo.brokers import open_broker, sqs_queues
@@ -179,6 +180,30 @@ def test_what_is_known_of_queues_is_not_asked_for_with_every_list(
     )
     broker.queues()
     assert asked == ["ListQueues"]
+
+
+def test_an_owner_forgets_a_queue_that_is_gone(
+    connect: Callable[..., SqsBroker], make: Callable[..., str], aws_prefix: str
+) -> None:
+    """One worker of a fleet lists queues; the others would remember each that they ever had."""
+    url = make("a")
+    broker = connect()
+    broker.facts("a")
+    assert aws_prefix + "a" in broker.sqs_queues._known
+    broker.client.delete_queue(QueueUrl=url)
+    subscription = broker.subscribe("a", 0, (), lambda position: None)
+    reader = subscription.reader(0)
+
+    def poll() -> None:
+        for _ in range(500):
+            reader.fetch(10)
+            gevent.sleep(0.01)
+
+    for _ in range(2):  # known by its URL, and not any more
+        with pytest.raises(AwsNotFoundError, match="does not exist in region eu-west-1"):
+            poll()
+        assert broker.sqs_queues._known == {}
+    subscription.close()
 
 
 def test_trap_17_a_queue_that_was_deleted_meanwhile(

@@ -6,6 +6,7 @@ SQS is the server of the tests' own, which locks message groups as SQS does; S3 
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from qdo.brokers.aws import ATTEMPTS
 from qdo.brokers.base import DeadLetterRecord, Outgoing
 from qdo.brokers.kinesis_positions import pack
 from qdo.brokers.sqs import SqsBroker
@@ -346,6 +348,58 @@ def test_a_worker_that_stops_gives_back_whose_bodies_it_has_not_read(
     assert worker.wait() == 0
     assert stage.counts("q.fifo") == {"waiting": 8, "hidden": 0}
     assert "do not answer" not in stage.output()
+
+
+@pytest.mark.parametrize("queue", ["q", "q.fifo"])
+def test_a_burst_waits_for_messages_of_which_no_body_could_be_had(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, queue: str
+) -> None:
+    """They were hidden anew meanwhile: the same receive made again would not bring them."""
+    stage.job(options='"q", order="none"', more='app.job("*.fifo", order="key")(job)')
+    stage.make(queue)
+    send(broker, queue, 0)
+    proxy.spoil("unanswered", "GET", name=bucket.name, count=ATTEMPTS, seconds=0.5)
+    flags = {"bucket": bucket.name, "max_body": 100, "visibility_seconds": 4}
+    stage.start("--burst", **flags).wait()
+    assert "is out of reach" in stage.output()
+    assert stage.numbers("begin") == [0]
+    assert stage.left(queue) == 0
+
+
+@pytest.mark.parametrize("queue", ["q", "q.fifo"])
+def test_what_a_dead_process_read_bodies_of_is_shown_again(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, queue: str
+) -> None:
+    """By the process that is started in its place, and not after their visibility time-out."""
+    stage.job(options='"q", order="none"', more='app.job("*.fifo", order="key")(job)')
+    stage.make(queue)
+    send(broker, queue, *range(3))
+    proxy.spoil("unanswered", "GET", name=bucket.name, seconds=60.0)
+    worker = stage.start(bucket=bucket.name, max_body=100, visibility_seconds=30)
+    stage.until(
+        lambda: bool(stage.asked("ChangeMessageVisibilityBatch", queue)), "they are hidden anew"
+    )
+    os.kill(stage.child(worker), signal.SIGKILL)
+    assert stage.wait(3) < 15
+    assert sorted(stage.numbers("begin")) == [0, 1, 2]
+
+
+def test_a_queue_that_is_given_away_does_not_wait_for_a_body(
+    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+) -> None:
+    """Its next owner has the messages although the one before is still reading."""
+    stage.job(options='"*.fifo", order="key"')
+    stage.make("q.fifo")
+    send(broker, "q.fifo", *range(3), key="k")
+    proxy.spoil("unanswered", "GET", name=bucket.name, seconds=60.0)
+    times = {"wait_seconds": 10, "visibility_seconds": 600}
+    first = stage.start(bucket=bucket.name, max_body=100, **times)
+    stage.until(lambda: bool(proxy.log("GET")), "a body is asked for")
+    stage.start(bucket=bucket.name, max_body=100, **times)
+    stage.until(lambda: len(stage.assigned()) == 2, "there are two workers")
+    first.send(signal.SIGTERM)
+    assert stage.wait(3) < 15  # the first waits for its body until 20 s after the signal
+    assert stage.numbers("begin") == [0, 1, 2]
 
 
 def test_many_queues_read_bodies_at_once_without_a_warning(

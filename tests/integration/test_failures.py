@@ -173,6 +173,18 @@ def test_a_back_off_is_no_longer_where_another_clock_is_ahead(engine: Engine) ->
     until(lambda: ("bad", 2) in failing.runs)
 
 
+def test_what_is_to_run_again_at_once_is_due_by_every_clock(engine: Engine) -> None:
+    """No pause is on record that would bound how long another clock has its queue wait."""
+    failing = Failing(engine, qdo.Policy(attempts=100_000))
+    failing.raises = qdo.Retry(0)
+    engine.send("q", "bad")
+    engine.start("q")
+    until(lambda: head(engine) is not None)
+    marks = head(engine)
+    assert marks is not None
+    assert (marks.due, marks.pause) == (0, 0)
+
+
 @pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
 def test_a_crash_loop_ends_without_another_run(engine: Engine, then: Any) -> None:
     """The last attempt allowed has died with its process: the next owner runs it no more."""
@@ -413,3 +425,17 @@ def test_an_error_that_cannot_be_shown_ends_as_any_other(engine: Engine, then: A
     outcomes = [each.outcome for each in events if each.queue == "q"]
     assert outcomes == ["retry", then, *(["done"] if then != "block" else [])]
     assert "cannot be shown" in str(events[0].error if events[0].queue == "q" else events[1].error)
+
+
+def test_nothing_is_kept_for_observers_of_a_queue_that_is_given_back(engine: Engine) -> None:
+    """Queues come and go for months; one that comes again has its worker's name."""
+    failing = Failing(engine)
+    engine.start()
+    for number in (1, 2):
+        engine.send("q", number)
+        engine.member.grant("q")
+        until(lambda number=number: len(failing.events) == number)  # type: ignore[misc]
+        engine.member.take_back("q")
+        until(lambda: "q" not in engine.worker._dispatcher.slots)
+        assert engine.worker._dispatcher._turns._observing.workers == {}
+    assert [event.worker for event in failing.events] == [engine.member.name] * 2

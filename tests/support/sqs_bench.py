@@ -67,12 +67,12 @@ class FakeRequests:
         queue: str,
         attempt: str,
         wanted: Callable[[], int],
-        fitting: Callable[[Sequence[int]], int],
+        came: Callable[[Sequence[Received]], int],
         owed: Callable[[float], None],
         ended: Callable[[], bool],
     ) -> list[Received]:
         self.polls += 1
-        self.fitting, self.owed = fitting, owed
+        self.came, self.owed = came, owed
         self.attempts.append(attempt)
         self.asked_for.append(wanted())
         self.open_polls += 1

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from tests.support.aws import clients
+from tests.support.aws.kinesis_stream import Stream
 from tests.support.aws.server import ServerProcess
 from tests.support.procs import alive
 
@@ -52,3 +53,16 @@ def test_a_server_that_ends_at_start_says_why() -> None:
     finally:
         server.close()
     assert not alive(server.pid)
+
+
+def test_no_shard_of_the_kinesis_stub_has_the_name_of_another_one() -> None:
+    """Not even once those before it are gone: it would take their place."""
+    stream = Stream("s", 2, 0.0)
+    first, second = stream.shards.values()
+    stream.split(first.name, first.first_key + 1, 1.0)
+    stream.trim(2.0 + stream.retention_hours * 3600)
+    before = set(stream.shards)
+    assert first.name not in before
+    stream.split(second.name, second.first_key + 1, 3.0)
+    assert before < set(stream.shards)
+    assert len(stream.shards) == len(before) + 2

@@ -10,7 +10,7 @@ import pytest
 
 from qdo.brokers.sqs_budget import Budget
 from qdo.errors import UnreachableError
-from tests.support.sqs_bench import Bench, until
+from tests.support.sqs_bench import Bench, message, until
 
 
 @pytest.fixture
@@ -91,8 +91,9 @@ def test_bodies_in_s3_are_not_read_beyond_what_fits(bench: Bench) -> None:
     """Their sizes are known before, and may be much more than what was expected."""
     bench.fetched(1, size=100)
     until(lambda: bench.requests.open_polls == 1)
-    assert bench.requests.fitting([300, 300, 300, 300]) == 3
+    assert bench.requests.came([message(number, size=300) for number in range(2, 6)]) == 3
     assert bench.budget.held == 1000
-    assert bench.requests.fitting([5000, 400]) == 1  # where it is asked for, one at least
+    # Where it is asked for, one at least.
+    assert bench.requests.came([message(2, size=5000), message(3, size=400)]) == 1
     bench.subscription.close()
-    assert bench.requests.fitting([1]) == 0
+    assert bench.requests.came([message(2)]) == 0

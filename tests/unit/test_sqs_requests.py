@@ -9,6 +9,7 @@ from typing import Any
 
 import gevent
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from gevent.event import Event
 
 from qdo.brokers.aws_address import Place
@@ -174,8 +175,8 @@ def test_bodies_in_s3_for_which_there_is_no_room_are_not_read(calls: FakeCalls) 
     objects = FakeObjects()
     sizes: list[Sequence[int]] = []
 
-    def fitting(given: Sequence[int]) -> int:
-        sizes.append(given)
+    def came(given: Sequence[Received]) -> int:
+        sizes.append([each.size for each in given])
         return 2
 
     calls.say = lambda action, value: (
@@ -183,7 +184,7 @@ def test_bodies_in_s3_for_which_there_is_no_room_are_not_read(calls: FakeCalls) 
         if action == "ReceiveMessage"
         else {}
     )
-    found = made(calls, objects=objects).receive("q", "id", lambda: 10, fitting)
+    found = made(calls, objects=objects).receive("q", "id", lambda: 10, came)
     assert [each.body for each in found] == [b"a", b"b"]
     assert objects.read == ["a", "b"]
     assert sizes == [[300, 500, 500, 500]]
@@ -232,3 +233,20 @@ def test_s3_is_not_asked_again_and_again_where_it_is_out_of_reach(calls: FakeCal
     answer["Messages"].pop()
     with pytest.raises(UnreachableError):
         made(calls, objects=objects).receive("q.fifo", "id")
+
+
+def test_what_cannot_be_given_back_comes_again(calls: FakeCalls) -> None:
+    """After a while; until then nobody may take its queue for empty."""
+    objects = FakeObjects()
+    objects.fault["a"] = QdoError(reason="not allowed")
+
+    def say(action: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        if action != "ReceiveMessage":
+            raise EndpointConnectionError(endpoint_url=ENDPOINT)
+        return {"Messages": [large("a")]}
+
+    calls.say = say
+    owed: list[float] = []
+    with pytest.raises(QdoError, match="not allowed"):
+        made(calls, objects=objects).receive("q.fifo", "id", owed=owed.append)
+    assert owed == [60]

@@ -104,13 +104,15 @@ class Stream:
         self.record_kib: int | None = None
         self.shards: dict[str, Shard] = {}
         self._sequence = FIRST_SEQUENCE
+        self._made = 0
         step = HASH_KEYS // shards
         for number in range(shards):
             last = HASH_KEYS - 1 if number == shards - 1 else (number + 1) * step - 1
             self._add(number * step, last, [])
 
     def _add(self, first: int, last: int, parents: list[str]) -> Shard:
-        shard = Shard(f"shardId-{len(self.shards):012d}", first, last, self._next(), parents)
+        shard = Shard(f"shardId-{self._made:012d}", first, last, self._next(), parents)
+        self._made += 1  # not how many there are: shards whose records are all gone are not
         self.shards[shard.name] = shard
         return shard
 
