@@ -15,9 +15,9 @@ def read(name: str) -> str:
 
 def version() -> str:
     """Return the version without importing the package, which needs its dependencies."""
-    found = re.search(r'^__version__ = "([^"]+)"', read("qdo/__init__.py"), re.MULTILINE)
+    found = re.search(r'^__version__ = "([^"]+)"', read("qdo/_version.py"), re.MULTILINE)
     if found is None:
-        raise SystemExit("qdo/__init__.py names no __version__")
+        raise SystemExit("qdo/_version.py does not set __version__")
     return found.group(1)
 
 

@@ -1,1 +1,1 @@
-"""What qdo costs and gains, measured side by side with comparable programs."""
+"""Measurements of qdo, side by side with comparable programs."""

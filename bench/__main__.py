@@ -6,21 +6,21 @@ import argparse
 import subprocess
 import sys
 
-from bench.processes import ROOT
-from bench.report import say
+from bench.support.report import say
+from tests.support.paths import ROOT
 
-ALL = ("throughput", "latency", "handover", "checkpoints", "jobs", "many", "sqs")
+ALL = ("throughput", "latency", "handover", "checkpoints", "jobs", "queue_lifecycle", "sqs")
 
 
 def main() -> int:
-    """Return 0 when every benchmark reached its goals."""
+    """Return 0 if every benchmark reached its goals."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smoke runs")
     options = ["--quick"] if parser.parse_args().quick else []
     worst = 0
     for name in ALL:
         say(f"== {name}")
-        # Each in a process of its own, so that none leaves anything behind for the next.
+        # Each in a separate process, so that none affects the next.
         done = subprocess.run([sys.executable, "-m", f"bench.{name}", *options], cwd=ROOT)
         worst = max(worst, abs(done.returncode))
     return worst

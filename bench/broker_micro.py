@@ -1,8 +1,9 @@
 """The embedded broker by itself: ``python -m bench.broker_micro``.
 
-Fetching rows, bare and with the work that no worker can do without; durable sends one by one,
+Measures fetching rows, bare and with the least work of a worker; durable sends one by one,
+from tests.support.paths import ROOT
 from many threads and from several processes; batches; and how soon a listener in another
-process is woken.
+process wakes.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import ujson
 
-from bench import report
-from bench.measure import Ages, Goal, Spread
-from qdo.brokers import open_broker
+from bench.support import report
+from bench.support.statistics import Ages, Goal, Spread
 from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.registry import open_broker
+from tests.support.paths import ROOT
 
 QUEUES = 16
 BATCH = 1000
@@ -33,7 +34,7 @@ BODY = b'{"name": "%s"}' % (b"x" * 86)
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How many a second."""
+    """Sends per second."""
 
     what: str
     rate: Spread
@@ -52,26 +53,26 @@ def nothing(value: object) -> None:
 
 
 def bare(rows: object) -> None:
-    """Take rows and do nothing with them."""
+    """Ignore rows."""
 
 
 def with_job(rows: list[tuple[int, bytes, str | None, str | None]]) -> None:
-    """Decode each body and call a function, as a worker must."""
+    """Decode each body and call a function, as a worker does."""
     loads = ujson.loads
     for _, body, _, _ in rows:
         nothing(loads(body))
 
 
 def fill(broker: Broker, count: int) -> None:
-    """Spread messages over the queues."""
+    """Distribute messages over the queues."""
     part = [Outgoing(f"queue-{number % QUEUES}", BODY) for number in range(10_000)]
     for _ in range(count // len(part)):
         broker.send_many(part)
 
 
 def fetch_all(broker: Broker, handle: Callable[..., None]) -> float:
-    """Fetch everything from all queues in turn; return rows a second."""
-    readers = [broker.reader(name, 0) for name in broker.queues()]
+    """Fetch all rows from all queues in turn; return rows per second."""
+    readers = [broker.reader(name, 0) for name in broker.catalog.names()]
     count = 0
     began = time.perf_counter()
     while readers:
@@ -86,7 +87,7 @@ def fetch_all(broker: Broker, handle: Callable[..., None]) -> float:
 
 
 def send_from_threads(broker: Broker, threads: int, count: int) -> float:
-    """Send one by one from so many threads; return messages a second."""
+    """Send one by one from several threads; return messages per second."""
 
     def send(number: int) -> None:
         message = Outgoing(f"queue-{number % QUEUES}", BODY)
@@ -103,7 +104,7 @@ def send_from_threads(broker: Broker, threads: int, count: int) -> float:
 
 
 def send_batches(broker: Broker, size: int, count: int) -> float:
-    """Send in batches; return messages a second."""
+    """Send in batches; return messages per second."""
     part = [Outgoing(f"queue-{number % QUEUES}", BODY) for number in range(size)]
     began = time.perf_counter()
     for _ in range(count // size):
@@ -114,7 +115,7 @@ def send_batches(broker: Broker, size: int, count: int) -> float:
 _SENDER = """
 import sys, time
 from bench.broker_micro import BODY
-from qdo.brokers import open_broker
+from qdo.brokers.registry import open_broker
 from qdo.brokers.base import Outgoing
 broker = open_broker(sys.argv[1], "bench")
 print("ready", flush=True)
@@ -130,7 +131,7 @@ import sys, threading, time
 if sys.argv[3] == "gevent":
     import gevent.monkey
     gevent.monkey.patch_all()
-from qdo.brokers import open_broker
+from qdo.brokers.registry import open_broker
 broker = open_broker(sys.argv[1], "bench")
 reader = broker.reader("wake", 0)
 ages = []
@@ -151,21 +152,21 @@ broker.close()
 
 
 def start(code: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a child and wait until it says that it is ready."""
+    """Start a child process and wait until it is ready."""
     child = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     if child.stdout is None or child.stdout.readline() != "ready\n":
-        raise RuntimeError("a child of the benchmark did not start")
+        raise RuntimeError("a child process of the benchmark did not start")
     return child
 
 
 def contended_sends(url: str, processes: int, count: int) -> Ages:
-    """Send from several processes without pause; return how long each send took."""
+    """Send from several processes without pause; return the duration of each send."""
     children = [start(_SENDER, url, str(count)) for _ in range(processes)]
     for child in children:
         if child.stdin is not None:
@@ -176,7 +177,7 @@ def contended_sends(url: str, processes: int, count: int) -> Ages:
 
 
 def wake_ups(url: str, count: int, kind: str) -> Ages:
-    """Send now and then to an idle listener in another process; return send to fetched."""
+    """Send with pauses to an idle listener in another process; return the send-to-fetch times."""
     child = start(_LISTENER, url, str(count), kind)
     broker = open_broker(url, "bench")
     pause = threading.Event()
@@ -190,7 +191,7 @@ def wake_ups(url: str, count: int, kind: str) -> Ages:
 
 
 def rates(folder: str, runs: int, count: int) -> list[Rate]:
-    """Measure what goes by the second."""
+    """Measure rates."""
     broker = open_broker(f"sqlite:{folder}/rates.db", "bench")
     fill(broker, count)
     measured: list[tuple[str, Callable[[], float]]] = [
@@ -211,8 +212,8 @@ def rates(folder: str, runs: int, count: int) -> list[Rate]:
 
 
 def delays(folder: str) -> list[Delay]:
-    """Measure what takes milliseconds."""
-    report.say("sends in contention, and wake-ups")
+    """Measure latencies."""
+    report.say("concurrent sends, and wakeups")
 
     def url(name: str) -> str:
         return f"sqlite:{folder}/{name}.db"
@@ -220,13 +221,13 @@ def delays(folder: str) -> list[Delay]:
     return [
         Delay("send, 1 process", contended_sends(url("alone"), 1, 2_000)),
         Delay("send, 4 processes without pause", contended_sends(url("contended"), 4, 1_000)),
-        Delay("send to wake-up, threads", wake_ups(url("threads"), 1_000, "threads")),
-        Delay("send to wake-up, gevent", wake_ups(url("gevent"), 1_000, "gevent")),
+        Delay("send to wakeup, threads", wake_ups(url("threads"), 1_000, "threads")),
+        Delay("send to wakeup, gevent", wake_ups(url("gevent"), 1_000, "gevent")),
     ]
 
 
 def main() -> int:
-    """Measure, print, and write the JSON; return the exit code."""
+    """Measure, print and write the JSON; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rows", type=int, default=400_000, help="messages to fetch")
@@ -237,7 +238,7 @@ def main() -> int:
         waits = delays(folder)
     print(
         report.table(
-            ("messages a second", "best", "median", "worst"),
+            ("messages/s", "best", "median", "worst"),
             [
                 (one.what, *(f"{n:,.0f}" for n in (one.rate.best, one.rate.median, one.rate.worst)))
                 for one in speed
@@ -255,8 +256,8 @@ def main() -> int:
     )
     last = waits[-1].ages
     goals = [
-        Goal("send to wake-up, median", "2 ms or less", f"{last.median:.2f} ms", last.median <= 2),
-        Goal("send to wake-up, 99 %", "under 10 ms", f"{last.p99:.2f} ms", last.p99 < 10),
+        Goal("send to wakeup, median", "2 ms or less", f"{last.median:.2f} ms", last.median <= 2),
+        Goal("send to wakeup, 99 %", "under 10 ms", f"{last.p99:.2f} ms", last.p99 < 10),
     ]
     return report.finish(
         "broker_micro", {"machine": machine, "rates": speed, "delays": waits}, goals

@@ -1,8 +1,8 @@
-"""How many queues a second one worker process records: ``python -m bench.checkpoints``.
+"""How many queues per second one worker process records: ``python -m bench.checkpoints``.
 
-One member owns all queues, and all of them have progressed all the time. Counted on the
-coordinator's side: how often queue nodes were written, from the start to the last write. Beside
-it: plain kazoo, one ``set`` after another, and a thousand under way at once.
+One member owns all queues, and all of them progress continuously. The benchmark counts the writes
+of queue nodes at the coordinator, from the start to the last write. It compares plain kazoo, with
+one ``set`` after another, and with a thousand concurrent ones.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bench import report, services
 from bench.handover import APP, Scale, create_queues, queue_names
-from bench.measure import Goal, Spread
-from bench.processes import Program, ProgramError
+from bench.support import report, services
+from bench.support.processes import Program, ProgramError
+from bench.support.statistics import Goal, Spread
 from qdo.coordination.client import Client, connect
-from qdo.coordination.layout import Layout, QueueNode
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
 from tests.support.zookeeper import Ensemble
 
 PATIENCE_SECONDS = 180.0
@@ -41,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is recorded for how long."""
+    """The number of queues and the duration."""
 
     queues: int
     seconds: float
@@ -67,19 +68,19 @@ def _ask(command: list[str]) -> dict[str, Any]:
 
 
 def measure_qdo(entry: Entry, url: str, plan: Plan) -> None:
-    """Let one member record its progress in all queues."""
+    """Measure one member that records its progress in all queues."""
     layout = Layout.of(APP)
     names = queue_names(Scale(plan.queues, 1, PATIENCE_SECONDS))
     with opened(url) as client:
         create_queues(client, layout, names)
-        command = [sys.executable, "-m", "bench.progress", url, APP, str(plan.queues)]
+        command = [sys.executable, "-m", "bench.support.progress", url, APP, str(plan.queues)]
         found = _ask([*command, str(plan.seconds), str(plan.interval)])
         answers = [client.get_async(layout.queue(name)) for name in names]
         nodes = [answer.get(timeout=60) for answer in answers]
     wrong = sum(QueueNode.parse(data).last != found["done"] for data, _ in nodes)
     if wrong:
-        raise ProgramError(f"{wrong} queues do not say how far they were processed")
-    # Two of the writes were claim and release.
+        raise ProgramError(f"{wrong} queues have no recorded progress")
+    # Two of the writes are claim and release.
     written = sum(stat.version - 1 for _, stat in nodes)
     ended = max(stat.mtime for _, stat in nodes) / 1000
     entry.rates.append(written / (ended - found["began_unix"]))
@@ -87,7 +88,7 @@ def measure_qdo(entry: Entry, url: str, plan: Plan) -> None:
 
 
 def measure_kazoo(entry: Entry, ensemble: Ensemble, path: str, way: str, plan: Plan) -> None:
-    """Let plain kazoo write the same nodes."""
+    """Measure plain kazoo writing the same nodes."""
     root = f"{path}/queues"
     with opened(ensemble.url()) as client:
         client.ensure_path(root)
@@ -117,7 +118,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, print, write the JSON."""
+    """Measure, print and write the JSON."""
     given = arguments()
     described = report.machine()
     plan = Plan(given.queues, given.seconds, given.interval)
@@ -125,7 +126,7 @@ def main() -> int:
     networked = Entry("qdo on ZooKeeper", how)
     embedded = Entry("qdo, embedded coordinator", how)
     naive = Entry("kazoo set()", "one after another")
-    pipelined = Entry("kazoo set_async()", "1,000 under way at once")
+    pipelined = Entry("kazoo set_async()", "1,000 concurrent")
     with services.zookeeper() as ensemble:
         for run in range(given.runs):
             report.say(f"run {run + 1} of {given.runs}")
@@ -143,7 +144,7 @@ def main() -> int:
         "programs": [asdict(entry) for entry in entries],
     }
     rate = statistics.median(networked.rates)
-    goal = Goal.at_least("queues recorded a second on ZooKeeper", GOAL, rate, ",.0f")
+    goal = Goal.at_least("queues recorded per second on ZooKeeper", GOAL, rate, ",.0f")
     return report.finish("checkpoints", result, [] if given.quick else [goal])
 
 

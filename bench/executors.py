@@ -1,9 +1,10 @@
-"""What each executor adds to a message: a job that does nothing, called as the pipeline calls it.
+"""The cost of each executor per message, with a no-op job called as the pipeline calls it.
 
     python -m bench.executors [--messages N] [--runs N]
 
-All in one process and one run, alternating, with one queue at a time (each message waits for
-the one before it: what order costs) and with eight (what the process can do). The best run counts.
+All executors alternate in one process and one run. With one queue, each message waits for the
+previous one, which shows the cost of order. With eight queues, it shows the throughput of the
+process. The best run counts.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ monkey.patch_all()
 
 import gevent  # noqa: E402
 
-from bench import report  # noqa: E402
-from bench.executors_app import app  # noqa: E402
-from bench.measure import Spread  # noqa: E402
+from bench.apps.executors import app  # noqa: E402
+from bench.support import report  # noqa: E402
+from bench.support.statistics import Spread  # noqa: E402
 from qdo.message import Message  # noqa: E402
-from qdo.settings import Settings  # noqa: E402
+from qdo.settings.settings import Settings  # noqa: E402
 from qdo.worker.executors.base import JobCall  # noqa: E402
-from qdo.worker.executors.choice import Executors  # noqa: E402
+from qdo.worker.executors.router import ExecutorRouter  # noqa: E402
 
 NAMES = ("greenlet", "timed", "asyncio", "thread", "process")
 QUEUES = (1, 8)
@@ -38,7 +39,7 @@ def turn(call: JobCall, name: str, messages: int) -> None:
 
 
 def microseconds(call: JobCall, name: str, queues: int, messages: int) -> float:
-    """Return the time per message with so many queues at once."""
+    """Return the time per message with a number of concurrent queues."""
     each = messages // queues
     start = time.perf_counter()
     gevent.joinall([gevent.spawn(turn, call, name, each) for _ in range(queues)], raise_error=True)
@@ -46,12 +47,14 @@ def microseconds(call: JobCall, name: str, queues: int, messages: int) -> float:
 
 
 def main() -> int:
-    """Measure, print a table, and write the JSON; return the exit code."""
+    """Measure, print a table and write the JSON; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--messages", type=int, default=8000)
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()
-    executors = Executors(Settings(app=app.name), "bench.executors_app:app", lambda message: True)
+    executors = ExecutorRouter(
+        Settings(app=app.name), "bench.apps.executors:app", lambda message: True
+    )
     executors.check(app.jobs)
     calls: dict[str, JobCall] = {}
     for name in NAMES:

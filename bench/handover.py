@@ -1,10 +1,10 @@
-"""What queues suffer when workers come, go and crash: ``python -m bench.handover``.
+"""How queues are interrupted when workers join, leave and crash: ``python -m bench.handover``.
 
-Ten members share 1,000 and 10,000 queues on one ZooKeeper server; an eleventh joins, one
-leaves in good order, one is killed with SIGKILL while its parent lives. Measured for qdo's
-coordination and for kazoo's SetPartitioner, each member a process of its own that does
-nothing but take queues up and put them down; then for a fleet of real workers that process
-messages all the while (`bench.fleet`).
+Ten members share 1,000 and 10,000 queues on one ZooKeeper server. An eleventh joins, one leaves
+cleanly, and one is killed with SIGKILL while its parent process lives. First for qdo's coordination
+and for kazoo's SetPartitioner: each member is a separate process that only claims and releases
+queues. Then for a fleet of real workers that process messages all the time
+(`bench.support.fleet`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from bench import crews, fleet, report, services
-from bench.fleet import Upheaval
-from bench.handovers import Handover, handover
-from bench.measure import Goal, Spread
-from bench.peers import tally
-from bench.processes import ProgramError
-from bench.services import Traffic
+from bench.peers import common as tally
+from bench.support import fleet, report, services
+from bench.support import members as crews
+from bench.support.fleet import Upheaval
+from bench.support.handover_analysis import Handover, handover
+from bench.support.processes import ProgramError
+from bench.support.services import Traffic
+from bench.support.statistics import Goal, Spread
 from qdo.coordination.client import Client, connect
-from qdo.coordination.layout import Layout, QueueNode
-from qdo.worker.sessions import Session, close_session
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.worker.supervisor.session_closer import Session, close_session
 from tests.support.zookeeper import Ensemble
 
 APP = "bench"
@@ -36,7 +38,7 @@ KILL_LEADER = "kill -9 of the rebalancer"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of the crew: what it did, and what it cost ZooKeeper."""
+    """One change of the members, its effect, and its cost at ZooKeeper."""
 
     system: str
     queues: int
@@ -47,7 +49,7 @@ class Change:
 
 
 def create_queues(client: Client, layout: Layout, names: Sequence[str]) -> None:
-    """Create queue nodes in which nothing was processed yet."""
+    """Create queue nodes without progress."""
     for path in layout.persistent:
         client.ensure_path(path)
     value = QueueNode().encode()
@@ -65,24 +67,24 @@ def changes(
     crew: crews.Crew,
     ensemble: Ensemble,
     scale: Scale,
-    bury: Callable[[crews.Crewman], None],
+    reap: Callable[[crews.Crewman], None],
 ) -> Iterator[Change]:
-    """Let a full crew settle, then yield what a join, a leave and a crash do to it.
+    """Wait until all members have settled, then yield the effects of a join, a leave and a crash.
 
-    :param bury: what the parent of a killed member does once it is gone.
+    :param reap: called after a member was killed, as its parent process would do.
     """
     crew.join(crew.hire(scale.members))
     settled = crew.wait_settled(scale.patience_seconds)
     crews.require(settled, f"not settled {scale.patience_seconds:g} s after the start")
     (newcomer,) = crew.hire(1)
     idle = Traffic.of(ensemble)
-    # Renewals of leases and pings go on all the time: count them apart.
+    # Lease renewals and pings happen all the time: count them separately.
     crews.wait_for(lambda: False, scale.idle_seconds)
     idle = Traffic.of(ensemble).since(idle)
 
     def kill(member: crews.Crewman) -> int:
         began = crew.kill(member)
-        bury(member)
+        reap(member)
         return began
 
     leader = crew.leader()
@@ -115,7 +117,7 @@ def changes(
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is shared out, and how long to wait for it."""
+    """The number of queues and members, and how long to wait."""
 
     queues: int
     members: int
@@ -134,22 +136,22 @@ def measure_qdo(ensemble: Ensemble, scale: Scale, run: int) -> list[Change]:
         client.stop()
         client.close()
 
-    def bury(member: crews.Crewman) -> None:
-        # What qdo-worker does when it reaps a dead child.
+    def reap(member: crews.Crewman) -> None:
+        # `qdo-worker` does the same when it reaps a dead child process.
         close_session(Session(url, *member.session), SESSION_TIMEOUT_SECONDS, 10.0)
 
-    command = [sys.executable, "-m", "bench.crew", url, APP]
+    command = [sys.executable, "-m", "bench.support.member_process", url, APP]
     with crews.Crew(command, scale.queues) as crew:
-        return list(changes("qdo", crew, ensemble, scale, bury))
+        return list(changes("qdo", crew, ensemble, scale, reap))
 
 
 def queue_names(scale: Scale) -> list[str]:
-    """Return the names of the shared queues, as long as those of uuid4 hex."""
+    """Return the names of the shared queues, as long as a uuid4 in hex."""
     return [tally.set_member(number) for number in range(scale.queues)]
 
 
 def measure_fleet(ensemble: Ensemble, scale: Scale, run: int) -> list[Upheaval]:
-    """Measure real workers at work."""
+    """Measure real workers that process messages."""
     url = ensemble.url(f"/fleet-{scale.queues}-{run}")
     layout = Layout.of(APP)
     client = connect(url)
@@ -175,7 +177,7 @@ def measure_partitioner(
     ]
     name = f"SetPartitioner, time_boundary={time_boundary:g}"
     with crews.Crew(command, scale.queues) as crew:
-        # Nobody ends the session of a dead member for it: its time-out does.
+        # The session of a dead member ends only by its timeout.
         return list(changes(name, crew, ensemble, scale, lambda member: None))
 
 
@@ -188,15 +190,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--queues", type=int, action="append", help="default: 1000 and 10000")
     parser.add_argument("--members", type=int, default=10)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--time-boundary", type=float, default=1.0, help="of SetPartitioner")
     parser.add_argument(
-        "--peer-queues", type=int, default=10_000, help="most queues that SetPartitioner gets"
+        "--time-boundary", type=float, default=1.0, help="time_boundary of SetPartitioner"
     )
     parser.add_argument(
-        "--peer-seconds", type=float, default=120.0, help="patience with SetPartitioner"
+        "--peer-queues",
+        type=int,
+        default=10_000,
+        help="largest number of queues for SetPartitioner",
+    )
+    parser.add_argument(
+        "--peer-seconds", type=float, default=120.0, help="seconds to wait for SetPartitioner"
     )
     parser.add_argument("--no-peers", action="store_true", help="qdo alone")
-    parser.add_argument("--no-fleet", action="store_true", help="without real workers")
+    parser.add_argument("--no-fleet", action="store_true", help="skip the real workers")
     given = parser.parse_args()
     if given.quick:
         given.queues, given.members, given.runs = [100], 3, 1
@@ -205,7 +212,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, print, write the JSON."""
+    """Measure, print and write the JSON."""
     given = arguments()
     described = report.machine()
     found: list[Change] = []
@@ -214,7 +221,7 @@ def main() -> int:
 
     @contextlib.contextmanager
     def noted(what: str, queues: int) -> Iterator[None]:
-        """Say what could not be measured, and go on with the rest."""
+        """Report what cannot be measured, and continue with the rest."""
         report.say(f"{what}, {queues:,} queues")
         try:
             yield
@@ -258,7 +265,7 @@ HEADER = (
 
 
 def grouped(found: Sequence[Change]) -> list[list[Change]]:
-    """Return the runs of the same change together."""
+    """Group the runs by change."""
     groups: dict[tuple[str, int, str], list[Change]] = {}
     for change in found:
         groups.setdefault((change.system, change.queues, change.cause), []).append(change)
@@ -266,7 +273,7 @@ def grouped(found: Sequence[Change]) -> list[list[Change]]:
 
 
 def row(group: Sequence[Change]) -> tuple[str, ...]:
-    """Return one line of the table: medians, and the worst of what must not happen."""
+    """Return one line of the table: medians, and the worst value of each violation."""
     first = group[0]
     settled = Spread.of_costs([change.effect.settled_seconds for change in group])
 
@@ -292,7 +299,7 @@ def row(group: Sequence[Change]) -> tuple[str, ...]:
 
 
 def goals(found: Sequence[Change]) -> list[Goal]:
-    """Return what qdo has to reach."""
+    """Return the goals of qdo's coordination."""
     reached: list[Goal] = []
     for group in grouped([change for change in found if change.system == "qdo"]):
         first = group[0]
@@ -323,7 +330,7 @@ def _by_cause(upheavals: Sequence[tuple[int, Upheaval]]) -> dict[str, list[Uphea
 
 
 def fleet_rows(upheavals: Sequence[tuple[int, Upheaval]]) -> list[tuple[str, ...]]:
-    """Return the lines of the table of real workers: medians of times, worst of the rest."""
+    """Return the table lines of real workers: medians of times, the worst of all other values."""
     lines = []
     for where, group in _by_cause(upheavals).items():
         settled = Spread.of_costs([each.effect.settled_seconds for each in group])
@@ -347,7 +354,7 @@ def fleet_rows(upheavals: Sequence[tuple[int, Upheaval]]) -> list[tuple[str, ...
 
 
 def fleet_goals(upheavals: Sequence[tuple[int, Upheaval]]) -> list[Goal]:
-    """Return what real workers have to reach."""
+    """Return the goals of real workers."""
     found: list[Goal] = []
     for where, group in _by_cause(upheavals).items():
         what = f"real workers, {where}"

@@ -1,11 +1,11 @@
-"""What orders, batches and idle queues cost: ``python -m bench.jobs``.
+"""The cost of ordering, batches and idle queues: ``python -m bench.jobs``.
 
-All with `qdo-worker`, the embedded broker and coordinator, one worker process, in one run:
+All in one run, with `qdo-worker`, one worker process, and the embedded broker and coordinator:
 
-- a queue with ``order="key"``: jobs of 10 ms, 100 keys, concurrency 100. Ideal are 10,000 a
-  second; beside it a bare loop of 100 greenlets that wait as long and do nothing else;
-- a job that takes batches of 500 and does nothing, beside the bare loop of `bench.throughput`;
-- the memory of a worker that owns 10,000 idle queues, beside one that owns 10.
+- a queue with ``order="key"``: jobs of 10 ms, 100 keys, concurrency 100. The ideal rate is 10,000
+  per second; compared with a bare loop of 100 greenlets that only wait as long;
+- a no-op job with batches of 500, compared with the bare loop of `bench.throughput`;
+- the memory of a worker that owns 10,000 idle queues, compared with 10.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import qdo
-from bench import report
-from bench.measure import Goal, Spread
-from bench.peers import tally
-from bench.processes import ROOT, Program, ProgramError, tree
+from bench.peers import common as tally
+from bench.support import report
+from bench.support.processes import Program, ProgramError, tree
+from bench.support.statistics import Goal, Spread
 from bench.throughput import APP, PATIENCE_SECONDS, SEND_BATCH, WORKER, counting, fill, run_bare
+from tests.support.paths import ROOT
 
 JOB_SECONDS = 0.010
 KEYS = 100
@@ -45,10 +46,10 @@ print(time.perf_counter() - start)
 
 
 def worker(app: str, folder: Path, fresh: str) -> list[str]:
-    """Return the command of a worker with nothing done."""
+    """Return the command of a worker with a new coordinator."""
     return [
         *WORKER,
-        f"bench.jobs_app:{app}",
+        f"bench.apps.jobs:{app}",
         "--broker",
         f"sqlite:{folder / 'messages.db'}",
         "--coordinator",
@@ -57,7 +58,7 @@ def worker(app: str, folder: Path, fresh: str) -> list[str]:
 
 
 def rate(app: str, folder: Path, total: int) -> float:
-    """Return the messages a second from the first to the last."""
+    """Return the messages per second from the first to the last."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-coordination-", dir=folder) as fresh,
         counting(total) as (pipe, environment),
@@ -87,7 +88,7 @@ def greenlets(total: int) -> float:
 
 
 def memory(folder: Path, queues: int) -> int:
-    """Return the resident bytes of a worker process that has done a message of each queue."""
+    """Return the resident bytes of a worker that has processed one message of each queue."""
     with qdo.App(APP, broker=f"sqlite:{folder / 'messages.db'}") as app:
         app.send_many((tally.set_member(number), number) for number in range(queues))
     with (
@@ -96,7 +97,7 @@ def memory(folder: Path, queues: int) -> int:
         Program(worker("idle", folder, fresh), environment=environment) as program,
     ):
         pipe.read(PATIENCE_SECONDS, program)
-        time.sleep(3.0)  # checkpoints, and whatever else follows work
+        time.sleep(3.0)  # checkpoints, and everything else that follows work
         child = next((pid for pid, _ in tree(program.pid) if pid != program.pid), None)
         if child is None:
             raise ProgramError("the worker has no child process")
@@ -104,7 +105,7 @@ def memory(folder: Path, queues: int) -> int:
 
 
 def main() -> int:
-    """Measure, print, write the JSON."""
+    """Measure, print and write the JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench.jobs", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run with few messages")
     parser.add_argument("--runs", type=int, default=3)

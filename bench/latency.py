@@ -1,9 +1,9 @@
-"""How soon a job starts after its message was sent: ``python -m bench.latency``.
+"""How soon a job starts after its message is sent: ``python -m bench.latency``.
 
-One process sends, another one works, both idle otherwise: a message every 5 to 50 ms, at
-random. The age of a message counts from just before the call that sends it to the start of its
-job, on one clock, so that for qdo it includes making the message durable (Redis keeps it in
-memory only). Then the processor time of the idle worker, all of its processes together.
+One process sends and another one works; both are idle otherwise. There is a message every 5 to
+50 ms, at random. The age of a message counts from just before the call that sends it to the start
+of its job, on one clock. So for qdo it includes making the message durable (Redis keeps it in
+memory only). Then the benchmark measures the processor time of all processes of the idle worker.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench import report, rivals, services
-from bench.measure import Ages, Goal
-from bench.peers import tally
-from bench.processes import Program, ProgramError, Report, idle_percent
-from bench.rivals import Rival
+from bench.peers import catalog as rivals
+from bench.peers import common as tally
+from bench.peers.catalog import Rival
+from bench.support import report, services
+from bench.support.processes import Program, ProgramError, Report, idle_percent
+from bench.support.statistics import Ages, Goal
 from bench.throughput import WORKER
 
 START_SECONDS = 60.0
 Feed = Callable[[int], list[str]]
-"""Returns the command that sends so many messages."""
+"""Returns the command that sends a number of messages."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """What one program took."""
+    """The results of one program."""
 
     name: str
     how: str
@@ -44,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """The number of messages and the durations."""
 
     samples: int
     idle_seconds: float
@@ -60,7 +61,7 @@ class Plan:
 
 @contextlib.contextmanager
 def timing(plan: Plan) -> Iterator[tuple[Path, Report, dict[str, str]]]:
-    """Yield a folder, the pipe in which a run reports, and the environment that says so."""
+    """Yield a folder, the pipe for the report of a run, and the environment with its path."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name, Report(Path(name)) as pipe:
         yield (
             Path(name),
@@ -76,7 +77,7 @@ def timing(plan: Plan) -> Iterator[tuple[Path, Report, dict[str, str]]]:
 def measure(
     entry: Entry, plan: Plan, worker: Program, feed: Feed, pipe: Report, env: dict[str, str]
 ) -> None:
-    """Send one message to see when the worker is ready, then all others; then let it idle."""
+    """Send one message to detect that the worker is ready, then all others; then let it idle."""
     with Program(feed(1), environment=env):
         pipe.read(START_SECONDS, worker)
     with Program(feed(plan.messages), environment=env) as sender:
@@ -91,14 +92,14 @@ def measure_qdo(entry: Entry, plan: Plan) -> None:
     """Measure qdo with the embedded broker and the embedded coordinator."""
     with timing(plan) as (folder, pipe, environment):
         broker = f"sqlite:{folder}/messages.db"
-        command = [*WORKER, "bench.worker_app:app", "--broker", broker]
+        command = [*WORKER, "bench.apps.noop:app", "--broker", broker]
         command += ["--coordinator", f"sqlite:{folder}/coordination.db"]
         with Program(command, environment=environment) as worker:
             measure(
                 entry,
                 plan,
                 worker,
-                lambda count: [sys.executable, "-m", "bench.sender", broker, str(count)],
+                lambda count: [sys.executable, "-m", "bench.support.sender", broker, str(count)],
                 pipe,
                 environment,
             )
@@ -120,7 +121,7 @@ def measure_rival(entry: Entry, plan: Plan, rival: Rival, python: Path) -> None:
 
 
 def measure_disk(entry: Entry, plan: Plan) -> None:
-    """Measure what a durable send cannot be faster than."""
+    """Measure the lower limit of a durable send."""
     with tempfile.NamedTemporaryFile(prefix="bench-", buffering=0) as file:
         for pause in tally.pauses(plan.messages):
             time.sleep(pause)
@@ -148,7 +149,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, print, write the JSON."""
+    """Measure, print and write the JSON."""
     given = arguments()
     described = report.machine()
     python = None if given.no_peers else services.peers_python(given.peers_venv)
@@ -183,7 +184,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _noted(entry: Entry) -> Iterator[None]:
-    """Say what kept a program from being measured, and go on with the next."""
+    """Report why a program could not be measured, and continue with the next."""
     try:
         yield
     except ProgramError as error:
@@ -204,7 +205,7 @@ def row(entry: Entry) -> tuple[str, ...]:
 
 
 def goals(own: Entry) -> list[Goal]:
-    """Return what qdo has to reach."""
+    """Return the goals of qdo."""
     if own.ages is None:
         return [Goal("qdo was measured", "yes", "no", False)]
     return [

@@ -1,13 +1,13 @@
-"""What SQS queues cost and how fast they are worked off: ``python -m bench.sqs``.
+"""The cost and the speed of consuming SQS queues: ``python -m bench.sqs``.
 
-Everything in one run on the fast server of the tests, and from that server's own log of requests:
+Everything in one run on the fast server of the tests, measured from that server's request log:
 
-- one worker process on full queues: messages a second and requests for each message, beside a
+- one worker process on full queues: messages per second and requests per message, compared with a
   bare loop with boto3 (receive ten, call, delete ten) and Celery's SQS transport;
-- the same consumers on empty queues: requests for each queue in an hour;
+- the same consumers on empty queues: requests per queue and hour;
 - one worker with many empty queues: processor time and memory.
 
-Each process is the real program; the coordinator of qdo is the embedded one.
+Each process is the real program. qdo uses the embedded coordinator.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench import report, services
-from bench.measure import Goal, Spread
-from bench.processes import ProgramError
-from bench.sqs_runs import (
+from bench.support import report, services
+from bench.support.processes import ProgramError
+from bench.support.sqs_runs import (
     Consumer,
     Load,
     Rest,
@@ -32,6 +31,7 @@ from bench.sqs_runs import (
     qdo_command,
     rest,
 )
+from bench.support.statistics import Goal, Spread
 
 BARE, BARE_FIFO, BARE_MANY = "bare loop", "bare loop, FIFO", "bare loop, 8 queues"
 QDO, QDO_FIFO = "qdo", "qdo, FIFO"
@@ -53,7 +53,7 @@ REST_HEADER = (
 
 
 def consumers(python: Path | None) -> list[Consumer]:
-    """Return what works off full queues."""
+    """Return the consumers of full queues."""
     drain = bare_command("drain")
     found = [
         Consumer(BARE, "boto3, one thread", drain),
@@ -72,9 +72,9 @@ def consumers(python: Path | None) -> list[Consumer]:
                 celery_command(python, 1),
                 messages=6_000,
                 feed=(str(python), "-m", "bench.peers.with_celery_sqs"),
-                # With any limit it pauses for a second whenever that is reached. Where an answer
-                # is there before it looks, it does not notice for up to a second: it has a server
-                # that takes its time for receives.
+                # With a prefetch limit it pauses for a second whenever the limit is reached. It
+                # may notice a response that arrives before it looks up to a second late, so
+                # its server delays each receive.
                 environment={"BENCH_PREFETCH": "0"},
                 pause_seconds=0.003,
             )
@@ -83,7 +83,7 @@ def consumers(python: Path | None) -> list[Consumer]:
 
 
 def resters(python: Path | None, idle: int) -> list[Consumer]:
-    """Return what has empty queues."""
+    """Return the consumers of empty queues."""
     patient = qdo_command("standard", f"&idle_seconds={LONGER_SECONDS}")
     few = min(FEW, idle)
     found = [
@@ -91,12 +91,12 @@ def resters(python: Path | None, idle: int) -> list[Consumer]:
             "bare loop", "long polls of 20 s, a thread each", bare_command("idle"), queues=few
         ),
         Consumer(
-            "qdo", "as it is: long polls and pauses of 20 s", qdo_command("standard"), queues=idle
+            "qdo", "defaults: long polls and pauses of 20 s", qdo_command("standard"), queues=idle
         ),
         Consumer(f"qdo, idle_seconds={LONGER_SECONDS}", "longer pauses", patient, queues=idle),
     ]
     if python is not None:
-        how = "as it is: long polls of 10 s, pauses of 1 s"
+        how = "defaults: long polls of 10 s, pauses of 1 s"
         found.append(Consumer(CELERY, how, celery_command(python, few), queues=few))
     return found
 
@@ -105,7 +105,7 @@ def resters(python: Path | None, idle: int) -> list[Consumer]:
 
 
 def load_row(consumer: Consumer, runs: Sequence[Load]) -> tuple[str, ...]:
-    """Return a line of the first table; the run of the median rate stands for the rest."""
+    """Return a line of the first table, with the figures of the run with the median rate."""
     if not runs:
         return (consumer.name, "failed", *[""] * (len(LOAD_HEADER) - 3), consumer.how)
     spread = Spread.of_rates([run.rate for run in runs])
@@ -127,7 +127,7 @@ def load_row(consumer: Consumer, runs: Sequence[Load]) -> tuple[str, ...]:
 
 
 def middle(runs: Sequence[Load]) -> Load:
-    """Return the run with the median rate; of an even number the better one of the middle."""
+    """Return the run with the median rate, or the better one of the middle two."""
     return sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
 
 
@@ -148,7 +148,7 @@ def rest_row(consumer: Consumer, found: Rest | None) -> tuple[str, ...]:
 
 
 def goals(loads: Mapping[str, Sequence[Load]], rests: Mapping[str, Rest]) -> list[Goal]:
-    """Return what qdo has to reach, as far as both sides were measured."""
+    """Return the goals of qdo, as far as both sides were measured."""
     rates = {
         name: Spread.of_rates([run.rate for run in runs]).median
         for name, runs in loads.items()
@@ -189,13 +189,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a smoke run with few messages")
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--idle", type=int, default=IDLE, help="empty queues of one worker")
     parser.add_argument(
-        "--warm-up", type=float, default=240.0, help="seconds until pauses have grown"
+        "--idle", type=int, default=IDLE, help="number of empty queues of one worker"
     )
-    parser.add_argument("--seconds", type=float, default=240.0, help="stretch that is counted")
+    parser.add_argument(
+        "--warm-up", type=float, default=240.0, help="seconds until pauses have their full length"
+    )
+    parser.add_argument("--seconds", type=float, default=240.0, help="seconds that are counted")
     parser.add_argument("--only", choices=("load", "rest"), help="one half of it")
-    parser.add_argument("--no-peers", action="store_true", help="qdo and the bare loop alone")
+    parser.add_argument("--no-peers", action="store_true", help="only qdo and the bare loop")
     parser.add_argument("--peers-venv", type=Path, default=services.PEERS)
     given = parser.parse_args()
     if given.quick:
@@ -224,7 +226,7 @@ def measured_loads(
 def measured_rests(
     wanted: Iterable[Consumer], given: argparse.Namespace, failures: list[str]
 ) -> dict[str, Rest]:
-    """Return what each consumer does at rest: all at the same time, each with its own server."""
+    """Return the idle figures of all consumers, which run at once, each with its own server."""
     found = {}
     with ThreadPoolExecutor(max_workers=8) as pool:
         begun = []
@@ -240,7 +242,7 @@ def measured_rests(
 
 
 def main() -> int:
-    """Measure, print, write the JSON."""
+    """Measure, print and write the JSON."""
     given = arguments()
     described = report.machine()
     python = None if given.no_peers else services.peers_python(given.peers_venv)

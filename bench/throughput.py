@@ -1,9 +1,9 @@
-"""How many jobs a second one worker process runs: ``python -m bench.throughput``.
+"""How many jobs per second one worker process runs: ``python -m bench.throughput``.
 
-A no-op job, bodies of 100 bytes of JSON, 16 queues, all messages waiting before the start;
-counted from the first job to the last. qdo runs as its users run it, with `qdo-worker`, the
-embedded broker and checkpoints. Beside it: a bare loop over the same file, programs on Redis,
-and ordered consumers on a mock Kafka broker. Everything runs in turn on the same machine.
+A no-op job, bodies of 100 bytes of JSON, and 16 queues. All messages wait before the start. Counted
+from the first job to the last. qdo runs as its users run it, with `qdo-worker`, the embedded broker
+and checkpoints. It is compared with a bare loop over the same file, programs on Redis, and ordered
+consumers on a mock Kafka broker. Everything runs in turn on the same machine.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import qdo
-from bench import report, rivals, services
-from bench.measure import Goal, Spread
-from bench.peers import tally
-from bench.processes import Program, ProgramError, Report
-from bench.rivals import Rival
+from bench.peers import catalog as rivals
+from bench.peers import common as tally
+from bench.peers.catalog import Rival
+from bench.support import report, services
+from bench.support.processes import Program, ProgramError, Report
+from bench.support.statistics import Goal, Spread
 from qdo.coordination.client import connect
-from qdo.coordination.layout import Layout, QueueNode
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
 
 APP = "bench"
 QUEUES = 16
@@ -54,13 +56,13 @@ class Entry:
 
     @property
     def rate(self) -> float:
-        """Jobs a second, the median; 0 when no run worked."""
+        """Median of the jobs per second; 0 if no run succeeded."""
         return statistics.median(self.rates) if self.rates else 0.0
 
 
 @contextlib.contextmanager
 def counting(total: int) -> Iterator[tuple[Report, dict[str, str]]]:
-    """Yield the pipe in which a run reports, and the environment that says so."""
+    """Yield the pipe for the report of a run, and the environment with its path."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, Report(Path(folder)) as pipe:
         yield (
             pipe,
@@ -88,17 +90,23 @@ def fill(folder: Path, total: int) -> None:
 
 def run_bare(folder: Path, total: int) -> dict[str, Any]:
     """Run the bare loop once."""
-    command = [sys.executable, "-m", "bench.bare", str(folder / "messages.db"), str(FETCH)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.baselines.bare_loop",
+        str(folder / "messages.db"),
+        str(FETCH),
+    ]
     with counting(total) as (pipe, environment), Program(command, environment=environment) as loop:
         return pipe.read(PATIENCE_SECONDS, loop)
 
 
 def run_qdo(folder: Path, total: int) -> dict[str, Any]:
-    """Run qdo's worker once, from nothing done to everything done and recorded."""
+    """Run qdo's worker once, until everything is processed and recorded."""
     with tempfile.TemporaryDirectory(prefix="bench-coordination-", dir=folder) as fresh:
         coordinator = f"sqlite:{fresh}/coordination.db"
         broker = f"sqlite:{folder / 'messages.db'}"
-        command = [*WORKER, "bench.worker_app:app", "--broker", broker]
+        command = [*WORKER, "bench.apps.noop:app", "--broker", broker]
         command += ["--coordinator", coordinator]
         with counting(total) as (pipe, environment):
             worker = Program(command, environment=environment)
@@ -109,7 +117,7 @@ def run_qdo(folder: Path, total: int) -> dict[str, Any]:
 
 
 def _check_recorded(broker: str, coordinator: str) -> None:
-    """Raise unless the drained worker recorded that nothing is left to do."""
+    """Raise ProgramError unless the drained worker recorded that all messages are processed."""
     layout = Layout.of(APP)
     client = connect(coordinator)
     client.open(15.0)
@@ -118,9 +126,9 @@ def _check_recorded(broker: str, coordinator: str) -> None:
             for number in range(QUEUES):
                 queue = tally.queue_name(number)
                 data, _ = client.get(layout.queue(queue))
-                left = app.broker.backlog(queue, QueueNode.parse(data).last).count
+                left = app.broker.catalog.backlog(queue, QueueNode.parse(data).last).count
                 if left:
-                    raise ProgramError(f"{queue}: {left} messages are not recorded as done")
+                    raise ProgramError(f"{queue}: {left} messages are not recorded as processed")
     finally:
         client.stop()
         client.close()
@@ -160,8 +168,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a smoke run with few messages")
     parser.add_argument("--messages", type=int, default=1_600_000, help="for qdo")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", action="append", metavar="NAME", help="this program only")
-    parser.add_argument("--no-peers", action="store_true", help="qdo and the bare loop alone")
+    parser.add_argument("--only", action="append", metavar="NAME", help="measure only this program")
+    parser.add_argument("--no-peers", action="store_true", help="only qdo and the bare loop")
     parser.add_argument("--peers-venv", type=Path, default=services.PEERS)
     given = parser.parse_args()
     if given.quick:
@@ -170,7 +178,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, print, write the JSON."""
+    """Measure, print and write the JSON."""
     given = arguments()
     described = report.machine()
     python = None if given.no_peers else services.peers_python(given.peers_venv)
@@ -259,7 +267,7 @@ def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
 
 
 def goals(entries: dict[str, Entry]) -> list[Goal]:
-    """Return what qdo has to reach, as far as both sides were measured."""
+    """Return the goals of qdo, as far as both sides were measured."""
     own = entries["qdo"].rate
     if not own:
         return []

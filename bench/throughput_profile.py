@@ -1,11 +1,11 @@
-"""Throughput of the worker engine beside a bare loop over the same rows, in one process.
+"""Throughput of the worker engine, compared with a bare loop over the same rows in one process.
 
     python -m bench.throughput_profile [--messages N] [--queues N] [--profile] [--json]
 
 The bare loop fetches the same rows in the same batches from the embedded broker, decodes each
 body and calls the same no-op function. The engine runs the same messages with its dispatcher,
-pipeline and lease test, and notes its checkpoints with a member in memory: this measures the
-loop, `bench.throughput` measures whole processes.
+pipeline and lease check, and records checkpoints with a member in memory. So this measures the
+loop; `bench.throughput` measures whole processes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ import ujson  # noqa: E402
 from gevent.event import Event  # noqa: E402
 
 from qdo.app import App  # noqa: E402
-from qdo.brokers import open_broker  # noqa: E402
 from qdo.brokers.base import Broker, Outgoing  # noqa: E402
-from qdo.coordination.lease import Lease, clock  # noqa: E402
-from qdo.coordination.slots import Claim  # noqa: E402
-from qdo.policy import Policy  # noqa: E402
-from qdo.worker.dispatcher import Dispatcher  # noqa: E402
+from qdo.brokers.registry import open_broker  # noqa: E402
+from qdo.coordination.protocol.claims import Claim  # noqa: E402
+from qdo.coordination.protocol.lease import Lease  # noqa: E402
+from qdo.settings.settings import Settings  # noqa: E402
+from qdo.system.clock import clock  # noqa: E402
+from qdo.worker.engine.context import Engine  # noqa: E402
+from qdo.worker.engine.dispatcher import Dispatcher  # noqa: E402
+from qdo.worker.engine.pipeline import Pipeline  # noqa: E402
 from qdo.worker.executors.greenlet import GreenletExecutor  # noqa: E402
-from qdo.worker.pipeline import Pipeline  # noqa: E402
 
 BODY_BYTES = 100
 FETCH = 1000
@@ -45,7 +47,7 @@ CHECKPOINT_SECONDS = 0.2
 
 
 class MemoryMember:
-    """Collects progress as the coordination member does, and drops it at each checkpoint."""
+    """Collects progress like the coordination member, and drops it at each checkpoint."""
 
     name = "worker-0000000000"
 
@@ -60,10 +62,10 @@ class MemoryMember:
         return True
 
     def finished(self, claim: Claim) -> None:
-        """Nothing is released here."""
+        """Do nothing: no queue is released here."""
 
     def checkpoint_for_ever(self) -> None:
-        """Write nothing, as often as a member would write."""
+        """Write nothing, as often as a member writes."""
         while True:
             gevent.sleep(CHECKPOINT_SECONDS)
             self.progressed.clear()
@@ -83,11 +85,11 @@ def fill(broker: Broker, queues: list[str], messages: int) -> None:
 
 
 def noop(message: Any, context: Any) -> None:
-    """Do nothing, as the job that is measured."""
+    """Do nothing: the measured job."""
 
 
 def bare_loop(broker: Broker, queues: list[str]) -> float:
-    """Return the messages per second of fetch, decode, call."""
+    """Return the messages per second of the bare loop: fetch, decode, call."""
     readers = [broker.reader(queue, 0) for queue in queues]
     loads = ujson.loads
     count = 0
@@ -109,14 +111,8 @@ def engine(broker: Broker, queues: list[str], messages: int) -> float:
     app.job()(noop)
     quiet = Event()
     member = MemoryMember()
-    pipeline = Pipeline(
-        app,
-        broker,
-        GreenletExecutor(),
-        policy=Policy(),
-        fetch=FETCH,
-        turn_seconds=TURN_SECONDS,
-    )
+    settings = Settings(app="bench", fetch=FETCH, turn_seconds=TURN_SECONDS)
+    pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), settings))
     dispatcher = Dispatcher(pipeline, concurrency=100, on_quiet=quiet.set)
     lease = Lease(3600.0, clock())
     checkpoints = gevent.spawn(member.checkpoint_for_ever)
@@ -132,7 +128,7 @@ def engine(broker: Broker, queues: list[str], messages: int) -> float:
 
 
 def main() -> int:
-    """Measure both, a few times in turn, and print the best of each."""
+    """Measure both several times in turn, and print the best of each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=int, default=400_000)
     parser.add_argument("--queues", type=int, default=16)

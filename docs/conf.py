@@ -10,7 +10,7 @@ sys.path.insert(0, str(ROOT))
 project = "qdo"
 author = "the qdo developers"
 copyright = author
-release = re.search(r'__version__ = "([^"]+)"', (ROOT / "qdo/__init__.py").read_text()).group(1)
+release = re.search(r'__version__ = "([^"]+)"', (ROOT / "qdo/_version.py").read_text()).group(1)
 version = release
 
 extensions = ["sphinx.ext.autodoc"]

@@ -1,7 +1,6 @@
-"""qdo shares many ordered queues out to a fleet of workers, each queue to one at a time.
+"""qdo distributes many ordered queues across a fleet of workers; each queue has one owner.
 
-Public names are loaded when they are first used, so that a program that only sends does not
-pay for the worker.
+Public names are loaded at first use: a program that only sends does not load the worker.
 """
 
 from __future__ import annotations
@@ -9,41 +8,46 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from qdo._version import __version__
+
 if TYPE_CHECKING:
     from qdo import errors as errors
+    from qdo import idempotency as idempotency
     from qdo import outcomes as outcomes
+    from qdo import positions as positions
     from qdo.app import App as App
     from qdo.errors import QdoError as QdoError
     from qdo.events import Event as Event
+    from qdo.jobs.job import Job as Job
+    from qdo.jobs.policy import Policy as Policy
+    from qdo.jobs.policy import Rule as Rule
     from qdo.message import Batch as Batch
     from qdo.message import Message as Message
     from qdo.outcomes import DeadLetter as DeadLetter
     from qdo.outcomes import FailedAt as FailedAt
+    from qdo.outcomes import JobInterrupt as JobInterrupt
     from qdo.outcomes import Retry as Retry
     from qdo.outcomes import Skip as Skip
     from qdo.outcomes import Stop as Stop
-    from qdo.policy import Policy as Policy
-    from qdo.policy import Rule as Rule
-    from qdo.sending import NewMessage as NewMessage
-    from qdo.settings import Settings as Settings
-    from qdo.stopping import JobInterrupt as JobInterrupt
+    from qdo.sending.messages import NewMessage as NewMessage
+    from qdo.settings.settings import Settings as Settings
     from qdo.worker.worker import Worker as Worker
 
-__version__ = "0.1.0"
-
+_MODULES = ("errors", "idempotency", "outcomes", "positions")
 _HOMES = {
     "App": "qdo.app",
     "Batch": "qdo.message",
     "DeadLetter": "qdo.outcomes",
     "Event": "qdo.events",
     "FailedAt": "qdo.outcomes",
-    "JobInterrupt": "qdo.stopping",
+    "Job": "qdo.jobs.job",
+    "JobInterrupt": "qdo.outcomes",
     "Message": "qdo.message",
-    "NewMessage": "qdo.sending",
-    "Policy": "qdo.policy",
+    "NewMessage": "qdo.sending.messages",
+    "Policy": "qdo.jobs.policy",
     "QdoError": "qdo.errors",
     "Retry": "qdo.outcomes",
-    "Rule": "qdo.policy",
+    "Rule": "qdo.jobs.policy",
     "Settings": "qdo.settings",
     "Skip": "qdo.outcomes",
     "Stop": "qdo.outcomes",
@@ -56,6 +60,7 @@ __all__ = [
     "DeadLetter",
     "Event",
     "FailedAt",
+    "Job",
     "JobInterrupt",
     "Message",
     "NewMessage",
@@ -72,7 +77,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "outcomes"):
+    if name in _MODULES:
         return importlib.import_module(f"qdo.{name}")
     home = _HOMES.get(name)
     if home is None:

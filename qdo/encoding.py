@@ -1,4 +1,4 @@
-"""Bodies and headers in the form that is stored."""
+"""Bodies and headers in the form in which brokers store them."""
 
 from __future__ import annotations
 
@@ -10,32 +10,40 @@ from typing import Any
 import ujson
 
 from qdo.errors import UsageError
-from qdo.headers import CONTENT_TYPE, RAW, RESERVED, is_json
+
+MAX_STORED_BODY_BYTES = 64 * 1024 * 1024
+"""The largest body that brokers store in a file or in memory."""
 
 _dumps = functools.partial(ujson.dumps, ensure_ascii=False, escape_forward_slashes=False)
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+def _reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
-decode_strictly = json.JSONDecoder(parse_constant=_refuse_constant).decode
-"""The standard library's decoder, not ujson's, which lets "-", 01 and raw tabs pass."""
+decode_strictly = json.JSONDecoder(parse_constant=_reject_constant).decode
+"""The standard library's decoder: ujson's accepts "-", 01 and raw tabs."""
 
 
-def encoded(
-    queue: str, body: Any, headers: Mapping[str, str] | None
-) -> tuple[bytes, str | None]:
+class JsonText(bytes):
+    """A body that is already JSON; it is stored as it is."""
+
+
+def encoded(queue: str, body: Any, headers: Mapping[str, str] | None) -> tuple[bytes, str | None]:
     """Return body and headers as they are stored.
 
-    Bytes are stored as they are, with a content type that says so; everything else as JSON.
+    Bytes are stored unchanged, with a content type that marks them as bytes; everything else as
+    JSON.
 
-    :raises UsageError: JSON cannot hold the body, headers are no text, or contradict the body.
+    :raises UsageError: JSON cannot hold the body, headers are not text, or contradict the body.
     """
     if isinstance(body, bytes | bytearray | memoryview):
-        given = _checked(headers) if headers else {}
-        return bytes(body), _dumps({CONTENT_TYPE: RAW, **given})
-    data = encode_body(queue, body)
+        if type(body) is not JsonText:
+            given = _checked(headers) if headers else {}
+            return bytes(body), _dumps({CONTENT_TYPE: RAW, **given})
+        data = bytes(body)
+    else:
+        data = encode_body(queue, body)
     if not headers:
         return data, None
     given = _checked(headers)
@@ -43,7 +51,7 @@ def encoded(
     if kind is not None and not is_json(kind):
         raise UsageError(
             reason=f"the body for queue {queue!r} is sent as JSON, but its header {CONTENT_TYPE}"
-            f" says {kind!r}: leave the header out, or send bytes"
+            f" is {kind!r}; omit the header, or send bytes"
         )
     return data, _dumps(given) if given else None
 
@@ -58,20 +66,75 @@ def encode_body(queue: str, body: Any) -> bytes:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(
             reason=f"the body for queue {queue!r} cannot be JSON: {error}; "
-            "send dicts, lists, text, finite numbers, true, false and None, or bytes"
+            "send dicts, lists, text, finite numbers, True, False and None, or bytes"
         ) from error
 
 
 def _checked(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers with qdo's own left out, so that a job may pass on those it got.
+    """Return headers without qdo's own: a job may pass on the headers of its message.
 
-    Those are of the message that had them; the new one has an id of its own.
+    qdo's headers belong to the original message; the new one has its own id.
     """
     plain = dict(headers)
     if not all(isinstance(item, str) for pair in plain.items() for item in pair):
-        raise UsageError(reason=f"headers map text to text, not {plain!r}")
+        raise UsageError(reason=f"headers must map text to text, got {plain!r}")
     return {
         CONTENT_TYPE if name.lower() == CONTENT_TYPE else name: text
         for name, text in plain.items()
         if not name.startswith(RESERVED)
     }
+
+
+RESERVED = "qdo-"
+"""Prefix of qdo's own headers; a sender's headers with this prefix are not stored."""
+
+
+ID = "qdo-id"
+"""Id of a message whose position has changed since it was sent."""
+
+
+RETRIED = "qdo-retried"
+"""How often a dead letter was sent again."""
+
+
+CONTENT_TYPE = "content-type"
+
+
+RAW = "application/octet-stream"
+"""Content type of bytes if the sender does not specify one."""
+
+
+def is_raw(headers: Mapping[str, str]) -> bool:
+    """Return whether the body of a message with these headers is bytes, not JSON."""
+    kind = headers.get(CONTENT_TYPE)
+    return kind is not None and not is_json(kind)
+
+
+def is_json(kind: str) -> bool:
+    """Return whether a content type means JSON, regardless of its parameters."""
+    name = kind.partition(";")[0].strip().lower()
+    return name == "application/json" or name.endswith("+json")
+
+
+def parsed(text: str | None) -> dict[str, str] | None:
+    """Return stored headers as a dict, None if they cannot be decoded."""
+    if text is None:
+        return {}
+    try:
+        found = ujson.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def with_header(text: str | None, **added: str) -> str | None:
+    """Return stored headers with additional ones; text that cannot be decoded is unchanged.
+
+    :param added: by name, with `_` instead of `-`.
+
+    """
+    found = parsed(text)
+    if found is None:
+        return text
+    found.update((name.replace("_", "-"), value) for name, value in added.items())
+    return ujson.dumps(found, ensure_ascii=False, escape_forward_slashes=False)

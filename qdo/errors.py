@@ -1,8 +1,8 @@
-"""Every error qdo raises on purpose: one tree, branched by who must act.
+"""Every error qdo raises on purpose: one tree, branched by the person who must act.
 
-The docstring of an error is its message: a template filled with the keyword
-arguments it is raised with. It states what is wrong and ends with the remedy.
-``exit_code`` is what the command line returns for it.
+The docstring of an error is its message: a template that is filled with the error's keyword
+arguments. It states the problem and ends with the remedy. ``exit_code`` is the exit code of the
+command line for it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class UnknownSettingError(SettingsError):
 
 class JobImportError(UsageError):
     """cannot import {target!r}: {reason}; write MODULE:APP, or --app NAME --job
-    MODULE:FUNCTION, and start in the folder that holds the module, or install it"""
+    MODULE:FUNCTION, and start in the folder that contains the module, or install it"""
 
 
 class JobModuleError(JobImportError):
-    """the module of {target!r} failed while it was imported: {reason}; mend the module,
+    """the module of {target!r} failed during import: {reason}; fix the module,
     or install what it needs"""
 
 
@@ -64,50 +64,51 @@ class PolicyError(UsageError):
 
 
 class QueueNameError(UsageError):
-    """{name!r} cannot be a queue name: {reason}; use 1 to 200 characters without
-    '/' and control characters, and not '.' or '..'"""
+    """{name!r} cannot be a queue name: {reason}; use 1 to 200 characters other than
+    '/' and control characters; '.' and '..' are reserved"""
 
 
 class BodyError(UsageError):
     """{where} is not valid JSON: {reason}; {sent} messages before it were sent"""
 
 
-class LineError(UsageError):
+class InputLineError(UsageError):
     """{where}: {reason}; {sent} messages before it were sent"""
 
 
 class MessageTooLargeError(UsageError):
-    """the body for queue {queue!r} has {size} bytes, the limit of this broker is
-    {limit}; store it elsewhere and send a reference"""
+    """the body for queue {queue!r} must be at most {limit} bytes with this broker, got {size};
+    store it elsewhere and send a reference"""
 
 
 class SqsTooLargeError(MessageTooLargeError):
-    """the body for queue {queue!r} has {size} bytes, the limit of this broker is {limit}, max_body
-    of its address; raise that, up to {most}, or add bucket=NAME, which keeps larger bodies in
-    S3"""
+    """the body for queue {queue!r} must be at most {limit} bytes (max_body in the broker's
+    address), got {size}; raise max_body, up to {most}, or add bucket=NAME, which stores larger
+    bodies in S3"""
 
 
 class CredentialsError(UsageError):
-    """the credentials for {service} in region {region} cannot be used: {reason}; give them where
-    boto3 looks for them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role of
-    this machine"""
+    """the credentials for {service} in region {region} cannot be used: {reason}; provide them
+    where boto3 looks for them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a
+    role of this machine"""
 
 
 class ExpiredCredentialsError(CredentialsError):
     """the credentials for {service} in region {region} have expired: {reason}; renew them (aws
-    sso login, a new session token), and see that the clock of this machine is right"""
+    sso login, a new session token), and check that the clock of this machine is correct"""
 
 
 class ClockError(CredentialsError):
-    """{service} in region {region} refuses requests of this machine, for they are signed with
-    another time than its own: {reason}; set the clock of this machine right"""
+    """{service} in region {region} rejects the requests of this machine because their signatures
+    have a wrong time: {reason}; correct the clock of this machine"""
 
     exit_code = 3
 
 
 class SqsNameError(QueueNameError):
-    """{name!r} cannot be a queue of SQS: {reason}; a name and the prefix of the address together
-    are 1 to 80 letters, digits, '-' and '_', with '.fifo' at the end of a FIFO queue"""
+    """{name!r} cannot be the name of an SQS queue: {reason}; the prefix in the address and the
+    name together must be 1 to 80 letters, digits, '-' and '_', with '.fifo' at the end for a FIFO
+    queue"""
 
 
 class UnsupportedError(QdoError):
@@ -118,21 +119,21 @@ class UnsupportedError(QdoError):
 
 class BodyDecodeError(QdoError):
     """the body or the headers of message {id} in queue {queue!r} are not valid JSON:
-    {reason}; it would fail again, so that its policy ends it at once: send JSON"""
+    {reason}; a retry would fail again, so the message's policy ends it at once; send valid JSON"""
 
 
-# --- the operator must act: something is out of reach or broken -------------------
+# --- the operator must act: something is unreachable or broken -------------------
 
 
 class UnreachableError(QdoError):
-    """{what} is out of reach: {reason}"""
+    """cannot reach {what}: {reason}"""
 
     exit_code = 3
 
 
 class CoordinatorUnreachableError(UnreachableError):
-    """the coordinator {url} is out of reach: {reason}; check that it runs and that
-    the address is right"""
+    """cannot reach the coordinator {url}: {reason}; check that it is running and that
+    the address is correct"""
 
 
 class DatabaseError(UnreachableError):
@@ -140,126 +141,126 @@ class DatabaseError(UnreachableError):
 
 
 class DatabaseCorruptError(DatabaseError):
-    """database {path} is damaged or no SQLite file ({reason}); qdo left it as it is:
-    restore a copy, or name another file"""
+    """database {path} is damaged or not an SQLite file ({reason}); qdo left it unchanged;
+    restore a backup, or use another file"""
 
 
-class DatabaseForeignError(DatabaseError):
-    """database {path} belongs to another program or purpose ({reason}); qdo left it
-    as it is: name another file"""
+class NotAQdoDatabaseError(DatabaseError):
+    """database {path} belongs to another program or has another purpose ({reason}); qdo left
+    it unchanged; use another file"""
 
 
 class DatabaseNewerError(DatabaseError):
-    """database {path} has format {found}, this qdo knows up to {known}; upgrade qdo
-    or name another file"""
+    """database {path} has format {found}, but this version of qdo supports formats up to
+    {known}; upgrade qdo, or use another file"""
 
 
 class DatabaseFullError(DatabaseError):
-    """database {path} cannot grow ({reason}); nothing of this call was stored: free
-    some disk space and send again"""
+    """database {path} cannot grow ({reason}); nothing from this call was stored; free
+    disk space and send again"""
 
     exit_code = 1
 
 
 class DatabaseBusyError(DatabaseError):
-    """database {path} was locked by another process for {seconds:g} s; nothing of this call
-    was stored: see whether a process that uses it is stopped, and send again"""
+    """database {path} was locked by another process for {seconds:g} s; nothing from this call
+    was stored; check whether a process that uses it is suspended, and send again"""
 
 
 class DatabaseReplacedError(DatabaseError):
-    """database {path} was removed or replaced while it was in use ({reason}): put it back
+    """database {path} was removed or replaced while it was in use ({reason}); restore it
     and restart this process"""
 
 
 class AwsUnreachableError(UnreachableError):
-    """{service} in region {region} is out of reach: {reason}; check the region, the endpoint
+    """cannot reach {service} in region {region}: {reason}; check the region, the endpoint
     and the network{hint}"""
 
 
 class ThrottledError(UnreachableError):
-    """{service} takes no more requests of this kind for now: {action} on {resource} was
-    throttled ({reason}); send fewer, or have the quota raised"""
+    """{service} throttled {action} on {resource}: {reason}; send fewer requests, or request a
+    higher quota"""
 
 
 # --- how an attempt of a job ended ------------------------------------------------
 
 
 class JobTimeoutError(QdoError):
-    """job {job} was stopped: message {id} was not done after {seconds:g} s, its
+    """job {job} was stopped: message {id} was not finished after {seconds:g} s, its
     timeout_seconds"""
 
 
 class JobCrashedError(QdoError):
-    """the process of job {job} died in message {id}: {reason}"""
+    """the process of job {job} died while processing message {id}: {reason}"""
 
 
 class WorkerCrashedError(QdoError):
     """{reason}"""
 
 
-# --- a broker refused -------------------------------------------------------------
+# --- a broker rejected a request --------------------------------------------------
 
 
 class AwsError(QdoError):
-    """{service} refused {action} on {resource}: {code}: {reason}"""
+    """{service} rejected {action} on {resource}: {code}: {reason}"""
 
 
 class AccessDeniedError(AwsError):
-    """{service} does not allow {action} on {resource}: {reason}; allow it to these credentials,
-    docs/sqs.rst and docs/kinesis.rst list what qdo needs"""
+    """{service} denied {action} on {resource}: {reason}; grant this permission to the
+    credentials; docs/sqs.rst and docs/kinesis.rst list the permissions that qdo needs"""
 
     exit_code = 5
 
 
 class ObjectTooLargeError(QdoError):
-    """S3 object {name} has {size} bytes, and a body may have {limit}: have another program receive
-    its message, or delete it"""
+    """the body of a message must be at most {limit} bytes, and S3 object {name} has {size};
+    receive its message with another program, or delete it"""
 
     exit_code = 5
 
 
 class PositionTrimmedError(QdoError):
-    """queue {queue!r} stands still: the record after which it is to go on ({position}, of
-    {time}) is gone from stream {stream!r}, which keeps records for {hours} hours, so that
-    messages may be lost; go on with what is left by `qdo seek {queue} earliest --execute`, or
-    let all such queues do so: trimmed=oldest in the broker's address"""
+    """queue {queue!r} is stuck: the record at its recorded position ({position}, of {time}) is
+    no longer in stream {stream!r}, which keeps records for {hours} hours; messages may be lost.
+    Continue with the remaining records by `qdo seek {queue} earliest --execute`, or set
+    trimmed=oldest in the broker's address to let all such queues continue"""
 
     exit_code = 5
 
 
-# --- the protocol refused ---------------------------------------------------------
+# --- the protocol rejected an operation -------------------------------------------
 
 
 class OversizeError(QdoError):
-    """{what} would take {size} bytes and ZooKeeper is sent at most {limit}: run more
+    """{what} must be at most {limit} bytes for ZooKeeper, and would have {size}; run more
     workers, or spread the queues over more apps"""
 
     exit_code = 5
 
 
 class StaleClaimError(QdoError):
-    """queue {queue!r} is no longer owned under fence {fence}; its next owner goes on
+    """queue {queue!r} is no longer owned under fence {fence}; its next owner resumes
     after the recorded `last`"""
 
 
-class SpoiltNodeError(QdoError):
-    """the node of queue {queue!r} cannot be read: {reason}; repair it with `qdo seek`"""
+class CorruptNodeError(QdoError):
+    """cannot read the node of queue {queue!r}: {reason}; repair it with `qdo seek`"""
 
     exit_code = 5
 
 
-class PartlyDoneError(QdoError):
+class PartialFailureError(QdoError):
     """{done} of {total} {what}; not: {rest}"""
 
     exit_code = 4
 
 
-class PartlySentError(PartlyDoneError):
+class PartialSendError(PartialFailureError):
     """{done} of {total} messages were sent; not {rest}: {reason}; send these again"""
 
 
-class UnconfirmedError(QdoError):
-    """{what} cannot be undone: add --yes to do it"""
+class ConfirmationRequiredError(QdoError):
+    """{what} cannot be undone; add --yes to confirm"""
 
     exit_code = 5
 
@@ -275,11 +276,11 @@ class AwsNotFoundError(NotFoundError):
 
 
 class NotBlockedError(QdoError):
-    """queue {queue!r} is not blocked; nothing was changed: `qdo queues` shows which are"""
+    """queue {queue!r} is not blocked; nothing was changed; `qdo queues` shows which queues are"""
 
     exit_code = 5
 
 
 class NotBlockingError(NotBlockedError):
-    """no message at position {position} blocks queue {queue!r}; nothing was changed:
-    `qdo queues -o json` shows the positions of those that do"""
+    """no message at position {position} blocks queue {queue!r}; nothing was changed;
+    `qdo queues -o json` shows the positions of blocking messages"""

@@ -1,4 +1,4 @@
-"""What observers of an app are told: one event for each attempt that ended."""
+"""Events for the observers of an app: one for each attempt that ended."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 OutcomeName: TypeAlias = Literal["done", "retry", "dead-letter", "skip", "block", "stop", "lost"]
-"""How an attempt ended: the closed set. ``lost``: its queue was given to another worker
-meanwhile, which runs the message again."""
+"""How an attempt ended; the set is closed. ``lost``: another worker owns the queue now, and runs
+the message again."""
 
 OUTCOMES: tuple[OutcomeName, ...] = get_args(OutcomeName)
 
@@ -17,10 +17,10 @@ class Event:
     """An attempt that ended.
 
     :ivar attempt: its number, from 1.
-    :ivar error: what went wrong, as one line; the reason of a dead letter, skip or stop; None
-        where the job returned.
-    :ivar seconds: how long the job ran; 0 where it was decided without running it, as for a
-        message that an operator ends or that killed its last process.
+    :ivar error: the error as one line; the reason of a dead letter, skip or stop; None if the
+        job returned.
+    :ivar seconds: how long the job ran; 0 if it did not run, because an operator ended the
+        message or because the message killed its last process.
     :ivar worker: name of the worker node.
     """
 

@@ -1,8 +1,7 @@
-"""Finding apps and jobs by the names given on the command line or in settings."""
+"""Imports apps and jobs by the names given on the command line or in settings."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -11,9 +10,10 @@ from types import ModuleType
 from typing import Any
 
 from qdo.app import App
-from qdo.callbacks import check_job
 from qdo.errors import JobImportError, JobModuleError, QdoError, UsageError
-from qdo.settings import Settings
+from qdo.jobs.signatures import check_job
+from qdo.settings.settings import Settings
+from qdo.text import did_you_mean
 
 USAGE = "name an app with its jobs as MODULE:APP, or give --app NAME and --job MODULE:FUNCTION"
 _QDO_FOLDER = os.path.dirname(__file__) + os.sep
@@ -24,27 +24,27 @@ def prepare(settings: Settings, target: str | None = None) -> tuple[App, Setting
 
     :param settings: as loaded from file, environment and flags.
     :param target: MODULE:APP, or None to make an app around the settings `app` and `job`.
-    :raises JobImportError: something named cannot be imported.
-    :raises UsageError: too little or contradicting things are named.
+    :raises JobImportError: the app, the job or a hook cannot be imported.
+    :raises UsageError: the target and the settings name too little, or contradict each other.
     """
     check_target(settings, target)
     app = load_app(target) if target else _app_around_job(settings)
     if settings.job_context:
-        app.replace_context(load_callable(settings.job_context))
+        app.hooks.replace_context(load_callable(settings.job_context))
     if settings.job_failure:
-        app.replace_failure(load_callable(settings.job_failure))
+        app.hooks.replace_failure(load_callable(settings.job_failure))
     if not app.jobs:
         raise UsageError(
-            reason=f"app {app.name!r} has no job: decorate a function with @app.job(), "
-            "in a module that is imported along with the app"
+            reason=f"app {app.name!r} has no job; decorate a function with @app.job(), "
+            "in a module that is imported together with the app"
         )
     return app, app.use(settings)
 
 
 def check_target(settings: Settings, target: str | None) -> None:
-    """Raise UsageError unless target and settings name something to work for.
+    """Raise UsageError unless the target and the settings name an app with jobs.
 
-    Imports nothing, so that the parent of worker processes can call it.
+    Imports nothing: the parent of worker processes calls it.
     """
     if target:
         _split(target)
@@ -60,20 +60,20 @@ def check_target(settings: Settings, target: str | None) -> None:
 def load_app(target: str) -> App:
     """Import the app MODULE:APP.
 
-    :raises JobImportError: module or attribute do not exist, or it is no app.
+    :raises JobImportError: the module or attribute does not exist, or it is not an app.
     :raises JobModuleError: the module exists and raised an error.
     """
     app = _load(target)
     if isinstance(app, App):
         return app
-    advice = f"give it as --job {target}" if callable(app) else "make one with qdo.App(NAME)"
-    raise JobImportError(target=target, reason=f"it is no qdo.App but {_kind(app)}: {advice}")
+    advice = f"use --job {target}" if callable(app) else "create one with qdo.App(NAME)"
+    raise JobImportError(target=target, reason=f"it must be a qdo.App, got {_kind(app)}; {advice}")
 
 
 def load_job(target: str) -> Any:
     """Import the job MODULE:FUNCTION.
 
-    :raises JobImportError: module or attribute do not exist, or it is no function.
+    :raises JobImportError: the module or attribute does not exist, or it is not a function.
     :raises JobModuleError: the module exists and raised an error.
     :raises UsageError: it cannot be called with (message, context).
     """
@@ -83,17 +83,15 @@ def load_job(target: str) -> Any:
 
 
 def load_callable(target: str) -> Any:
-    """Import MODULE:NAME and make sure that it can be called.
+    """Import MODULE:NAME and check that it can be called.
 
     :raises JobImportError: as `load_job`.
     """
     found = _load(target)
     if isinstance(found, App):
-        raise JobImportError(
-            target=target, reason=f"it is an app: give it without --job, qdo-worker {target}"
-        )
+        raise JobImportError(target=target, reason=f"it is an app; omit --job: qdo-worker {target}")
     if not callable(found):
-        raise JobImportError(target=target, reason=f"it is no function but {_kind(found)}")
+        raise JobImportError(target=target, reason=f"it must be a function, got {_kind(found)}")
     return found
 
 
@@ -108,7 +106,7 @@ def _split(target: str) -> tuple[str, str]:
     if not colon:
         raise JobImportError(target=target, reason="it has no ':'")
     if not module or not attribute:
-        raise JobImportError(target=target, reason="a part is missing")
+        raise JobImportError(target=target, reason="it must have a name on both sides of ':'")
     return module, attribute
 
 
@@ -120,13 +118,14 @@ def _load(target: str) -> Any:
             found = getattr(found, name)
         except AttributeError as error:
             raise JobImportError(
-                target=target, reason=f"{_kind(found)} has no {name!r}{_near(name, found)}"
+                target=target,
+                reason=f"{_kind(found)} has no {name!r}{did_you_mean(name, dir(found))}",
             ) from error
     return found
 
 
 def _import(target: str, module_name: str) -> ModuleType:
-    # A console script does not look for modules in the current folder by itself.
+    # A console script does not search the current folder for modules by default.
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
@@ -144,17 +143,12 @@ def _import(target: str, module_name: str) -> ModuleType:
 
 def _broken(target: str, error: BaseException) -> JobModuleError:
     frames = traceback.extract_tb(error.__traceback__)
-    # An error of qdo is about what the module asks of it: the place is the module's line.
+    # An error of qdo is about a call in the module: report that line, not qdo's.
     skipped = ("<frozen", _QDO_FOLDER) if isinstance(error, QdoError) else ("<frozen",)
     own = [frame for frame in frames if not frame.filename.startswith(skipped)]
     place = f" ({os.path.relpath(own[-1].filename)} line {own[-1].lineno})" if own else ""
     reason = f"{type(error).__name__}: {error}{place}"
     return JobModuleError(target=target, reason=" ".join(reason.split()))
-
-
-def _near(name: str, owner: Any) -> str:
-    near = difflib.get_close_matches(name, dir(owner), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _kind(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Messages as a job sees them, and the UUIDv1 clock behind `last`.
+"""Messages and batches, as jobs get them.
 
 A position is a UUID version 1 timestamp (RFC 4122, section 4.1.4): the number of
 100 ns intervals since 1582-10-15, a Python int, printed as a decimal string.
@@ -6,81 +6,18 @@ A position is a UUID version 1 timestamp (RFC 4122, section 4.1.4): the number o
 
 from __future__ import annotations
 
-import datetime
-import time
-import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from qdo import headers as known_headers
-from qdo.stopping import SIGN
-
-GREGORIAN_OFFSET = 0x01B21DD213814000
-"""100 ns intervals between 1582-10-15 and the Unix epoch."""
+from qdo.encoding import ID
+from qdo.positions import IdScheme, message_id, time_of_position
+from qdo.system.clock import clock
+from qdo.system.stop_flag import SIGN
 
 STOPPING_SHARE = 0.9
-"""After this part of its time a job is told that it should stop."""
+"""The share of its timeout after which a job should stop."""
 
 _NO_HEADERS: Mapping[str, str] = {}
-
-
-def _clock() -> float:
-    """Return the seconds on the clock of `Message.deadline`."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def position_now() -> int:
-    """Return the present as a position (100 ns intervals since 1582-10-15)."""
-    return time.time_ns() // 100 + GREGORIAN_OFFSET
-
-
-def position_of_time(seconds: float) -> int:
-    """Return the position of a Unix time in seconds."""
-    return round(seconds * 10_000_000) + GREGORIAN_OFFSET
-
-
-def time_of_position(position: int) -> float:
-    """Return the Unix time in seconds of a position."""
-    return (position - GREGORIAN_OFFSET) / 10_000_000
-
-
-def format_position(position: int) -> str:
-    """Return a position as an ISO 8601 time in UTC with microseconds."""
-    moment = datetime.datetime.fromtimestamp(0, datetime.timezone.utc) + datetime.timedelta(
-        microseconds=(position - GREGORIAN_OFFSET) // 10
-    )
-    return moment.isoformat().replace("+00:00", "Z")
-
-
-def format_last(last: int) -> str | None:
-    """Return the time of a recorded `last`, None where it is before the first message.
-
-    1 and 2 are so as well as 0: a seek to the earliest records the one, see `Positions.earliest`,
-    and queues that came out of others begin with the other, see `Broker.heir_last`.
-    """
-    return format_position(last) if last > 2 else None
-
-
-def message_id(position: int, node: int) -> str:
-    """Return the UUIDv1 of a position, with a 48-bit `node` and clock sequence 0."""
-    return (
-        f"{position & 0xFFFFFFFF:08x}-{(position >> 32) & 0xFFFF:04x}"
-        f"-{((position >> 48) & 0x0FFF) | 0x1000:04x}-8000-{node:012x}"
-    )
-
-
-def new_id() -> str:
-    """Return an id for a message that has no position yet."""
-    return str(uuid.uuid4())
-
-
-class Meaning(Protocol):
-    """What is asked about positions that are no times; see `qdo.positions.Positions`."""
-
-    @property
-    def lasting(self) -> bool: ...
-    def last(self, position: int) -> int: ...
-    def message_id(self, position: int, node: int) -> str: ...
 
 
 class Message:
@@ -88,15 +25,15 @@ class Message:
 
     :ivar queue: name of its queue.
     :ivar body: the decoded JSON value, or bytes where bytes were sent.
-    :ivar key: key given by the sender, or None.
-    :ivar headers: mapping of str to str, given by the sender.
-    :ivar position: grows within a queue; the UUIDv1 time of the message, or what its broker has
-        instead (`qdo.positions`).
+    :ivar key: key from the sender, or None.
+    :ivar headers: mapping of str to str, from the sender.
+    :ivar position: increases within a queue; the UUIDv1 time of the message, or a position of
+        its broker's own kind (`qdo.positions`).
     :ivar attempt: 1 for the first run of the job for this message.
-    :ivar fence: number of the claim this attempt runs under; grows with every claim of
-        the queue, so a sink that refuses smaller fences refuses late writes.
+    :ivar fence: number of the claim of this attempt; it increases with every claim of the queue.
+        A sink that rejects smaller fences rejects late writes.
     :ivar deadline: time on the worker's clock (CLOCK_BOOTTIME, seconds) by which the job
-        must be done, or None.
+        must finish, or None.
     """
 
     __slots__ = (
@@ -121,7 +58,7 @@ class Message:
         headers: Mapping[str, str] = _NO_HEADERS,
         fence: int = 0,
         attempt: int = 1,
-        id: str | int | Meaning = 0,
+        id: str | int | IdScheme = 0,
         deadline: float | None = None,
     ) -> None:
         self.queue = queue
@@ -136,16 +73,15 @@ class Message:
 
     @property
     def id(self) -> str:
-        """Unique id, as sending returned it: the broker's own, or the UUIDv1 of the position.
+        """Unique id, as returned to the sender: the broker's own, or the UUIDv1 of the position.
 
-        It stays the same when a delayed message gets its position, and when a dead letter is
-        sent again. Made on demand: building a UUID takes longer than the whole rest of a
-        message.
+        A delayed message keeps it when it gets its position, and a dead letter when it is sent
+        again. Made on demand: building a UUID takes longer than the rest of a message.
         """
         known = self._id
         if isinstance(known, str):
             return known
-        named = self.headers.get(known_headers.ID)
+        named = self.headers.get(ID)
         if named:
             return named
         if isinstance(known, int):
@@ -153,30 +89,30 @@ class Message:
         return known.message_id(self.position, 0)
 
     @property
-    def lasting(self) -> bool:
+    def stable(self) -> bool:
         """Whether the message has the same `position` when it is delivered again.
 
-        Not with SQS, where a position says when it was received.
+        Not with SQS, where the position is the time of receipt.
         """
         known = self._id
-        return isinstance(known, (str, int)) or known.lasting
+        return isinstance(known, (str, int)) or known.stable
 
     def limit(self, seconds: float) -> None:
-        """Set the deadline to so many seconds from now; executors do, before the job runs."""
-        now = _clock()
+        """Set the deadline to `seconds` from now; executors call it before the job runs."""
+        now = clock()
         self.deadline = now + seconds
         self._stop_at = now + STOPPING_SHARE * seconds
 
     @property
     def stopping(self) -> bool:
-        """Whether a job should come to an end now, if it can.
+        """Whether the job should stop now, if it can.
 
-        True while the worker drains, and once nine tenths of the job's `timeout_seconds` are
-        over. A job that stops early raises, `qdo.Retry` for one: returning means done.
+        True while the worker drains, and after nine tenths of the job's `timeout_seconds`. A job
+        that stops early must raise, for instance `qdo.Retry`: a job that returns is done.
         """
         if SIGN.raised():
             return True
-        return self.deadline is not None and _clock() >= getattr(self, "_stop_at", self.deadline)
+        return self.deadline is not None and clock() >= getattr(self, "_stop_at", self.deadline)
 
     @property
     def time(self) -> float:
@@ -184,7 +120,7 @@ class Message:
         known = self._id
         if isinstance(known, (str, int)):
             return time_of_position(self.position)
-        return time_of_position(known.last(self.position))
+        return time_of_position(known.to_time(self.position))
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.queue!r}, attempt {self.attempt}>"
@@ -193,7 +129,7 @@ class Message:
 class Batch(list[Message]):
     """Messages of one queue in their order, as delivered to a job that takes batches.
 
-    What holds for all of them can be asked of the batch; `id`, `position` and `attempt` are
+    The batch has the attributes that all its messages share; `id`, `position` and `attempt` are
     those of the first message.
     """
 
@@ -214,31 +150,31 @@ class Batch(list[Message]):
 
     @property
     def attempt(self) -> int:
-        """Attempt of the first message: above 1 only where it is alone."""
+        """Attempt of the first message; above 1 only if it is the only message."""
         return self[0].attempt
 
     @property
     def fence(self) -> int:
-        """Number of the claim under which they are processed."""
+        """Number of the claim of this attempt."""
         return self[0].fence
 
     @property
     def deadline(self) -> float | None:
-        """Time by which the job must be done with all of them, or None."""
+        """Time by which the job must finish all messages, or None."""
         return self[0].deadline
 
     @property
     def stopping(self) -> bool:
-        """Whether the job should come to an end now, if it can."""
+        """Whether the job should stop now, if it can."""
         return self[0].stopping
 
     @property
-    def lasting(self) -> bool:
-        """Whether they have the same positions when they are delivered again."""
-        return self[0].lasting
+    def stable(self) -> bool:
+        """Whether the messages have the same positions when they are delivered again."""
+        return self[0].stable
 
     def limit(self, seconds: float) -> None:
-        """Set the deadline of all to so many seconds from now."""
+        """Set the deadline of all messages to `seconds` from now."""
         for message in self:
             message.limit(seconds)
 

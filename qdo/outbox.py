@@ -1,18 +1,19 @@
 """Messages that are sent if, and only if, the app's own SQL transaction is committed.
 
-Between a commit and a `send` a process may die: the order is stored and nobody is told, or the
-other way round. With an outbox a message is a row that is written in the transaction of the app;
-once it is committed a worker, the elected one, sends it and deletes the row.
+A process may die between a commit and a `send`: an order is then stored without its message, or a
+message is sent without its order. With an outbox, the app writes the message as a row in its
+transaction. After the commit, the leader among the workers sends the message and deletes the row.
 
 =================================  ======================================================
-the relay dies                     what follows
+the relay dies                     consequence
 =================================  ======================================================
 before it sends                    its successor sends
-between sending and deleting       its successor sends again, and the broker knows the row's
-                                   id as the message's deduplication key: nothing is stored
+between sending and deleting       its successor sends again; the broker recognizes the row's
+                                   id as the message's deduplication key and stores nothing
 =================================  ======================================================
 
-So do two relays at once, such as one that was frozen and does not know its successor yet.
+The same applies to two relays at once, for instance when a frozen relay resumes after its
+successor has started.
 
 Needs SQLAlchemy (``pip install 'qdo[sql]'``), and a broker that deduplicates.
 """
@@ -22,7 +23,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -45,38 +46,29 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from qdo.app import App
-from qdo.brokers.base import Broker, Outgoing, Terms
-from qdo.brokers.embedded import EmbeddedBroker
-from qdo.describe import describe
-from qdo.errors import MessageTooLargeError, UnsupportedError, UsageError
-from qdo.headers import with_header
-from qdo.message import new_id
-from qdo.sending import Moment, outgoing
+from qdo.brokers.base import Broker, Outgoing, SendOptions
+from qdo.encoding import MAX_STORED_BODY_BYTES, with_header
+from qdo.errors import MessageTooLargeError, UsageError
+from qdo.positions import new_id
+from qdo.sending.messages import Moment, NewMessage, build_outgoing
 
 _log = logging.getLogger(__name__)
 
 DEDUP_SECONDS = 604_800.0
-"""How long the broker knows a message again: that a relay may be away between two steps."""
+"""How long the broker recognizes a message: the longest pause of a relay between two steps."""
 BATCH = 500
 BATCH_BYTES = 16 * 1024 * 1024
 """Rows, and bytes of bodies, that are sent at once; a single body may be larger."""
-
-LOOK_SECONDS = 0.1
-"""How often those who do not lead look whether they do now: a question to the own memory."""
-POLL_SECONDS = 0.5
-"""How often the leader looks for new rows."""
-RETRY_SECONDS = 5.0
-"""Pause after an error of the database or the broker."""
 
 
 class Outbox:
     """A table of messages to be sent, in the database of an app.
 
-    Making one registers it: the workers of the app relay what is in it.
+    The constructor registers it with the app, whose workers then relay its messages.
 
-    :param engine: SQLAlchemy's, with which workers read the table.
-    :param table: its name.
-    :param metadata: the app's `MetaData`, so that what makes its tables makes this one.
+    :param engine: SQLAlchemy engine that workers use to read the table.
+    :param table: name of the table.
+    :param metadata: the app's `MetaData`; the code that creates its tables then creates this one.
     :param clock: Unix time in seconds.
     """
 
@@ -93,10 +85,10 @@ class Outbox:
         self._clock = clock
         self.table = _table(table, MetaData() if metadata is None else metadata)
         """SQLAlchemy's `Table`."""
-        app.relay(self)
+        app.outboxes.append(self)
 
     def create(self, session: Session | Connection) -> None:
-        """Make the table unless it exists; call it where the app makes its own."""
+        """Create the table unless it exists; call it where the app creates its own tables."""
         connection = session.connection() if isinstance(session, Session) else session
         self.table.create(connection, checkfirst=True)
 
@@ -111,20 +103,20 @@ class Outbox:
         delay_seconds: float | None = None,
         at: Moment | None = None,
     ) -> str:
-        """Send a message once the transaction of the session is committed; return its id.
+        """Send a message after the transaction of the session is committed; return its id.
 
         Parameters and errors are those of `App.send`. Messages of one transaction keep their
-        order, and those of transactions that follow each other.
+        order, as do messages of consecutive transactions.
 
-        :raises UsageError: the session is none of SQLAlchemy's; see also `App.send`.
+        :raises UsageError: the session is not from SQLAlchemy; see also `App.send`.
         """
         if not isinstance(session, Session | Connection):
             raise UsageError(
-                reason=f"{type(session).__name__} is no Session or Connection of SQLAlchemy; of "
-                "an AsyncSession pass on what run_sync gives"
+                reason="the session must be a Session or Connection of SQLAlchemy, got "
+                f"{type(session).__name__}; for an AsyncSession use the session from run_sync"
             )
-        message = outgoing(queue, body, key, headers, delay_seconds=delay_seconds, at=at)
-        limit = EmbeddedBroker.capabilities.max_body_bytes
+        message = build_outgoing(NewMessage(queue, body, key, headers, delay_seconds, at))
+        limit = MAX_STORED_BODY_BYTES
         if len(message.body) > limit:
             raise MessageTooLargeError(queue=queue, size=len(message.body), limit=limit)
         id = new_id()
@@ -140,9 +132,9 @@ class Outbox:
         return id
 
     def relay(self, broker: Broker) -> int:
-        """Send the oldest rows that are due, and delete them; return how many they were.
+        """Send the oldest rows that are due, and delete them; return their number.
 
-        :raises: what the database or the broker raises; the rows stay.
+        Errors of the database and the broker are raised; the rows then stay.
         """
         rows = self._oldest()
         if rows:
@@ -168,7 +160,7 @@ class Outbox:
 
 
 def _table(name: str, metadata: MetaData) -> Table:
-    # SQLite counts up by itself only what is exactly an INTEGER.
+    # SQLite increments a primary key automatically only if its type is exactly INTEGER.
     number = BigInteger().with_variant(Integer, "sqlite")
     return Table(
         name,
@@ -180,13 +172,13 @@ def _table(name: str, metadata: MetaData) -> Table:
         Column("headers", Text),
         Column("body", LargeBinary, nullable=False),
         Column("due", Float(53)),
-        # Places are not given again: a late delete must not meet a new row.
+        # Numbers are never reused: a late delete must not hit a new row.
         sqlite_autoincrement=True,
     )
 
 
 def _fitting(sizes: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the first places whose bodies are small enough together, at least one."""
+    """Return the first rows whose bodies are small enough together, at least one."""
     chosen: list[int] = []
     total = 0
     for place, size in sizes:
@@ -199,61 +191,5 @@ def _fitting(sizes: Iterable[tuple[int, int]]) -> list[int]:
 
 def _outgoing(row: Any) -> Outgoing:
     headers = with_header(row.headers, qdo_id=row.id)
-    terms = Terms(dedup_key=row.id, dedup_seconds=DEDUP_SECONDS)
+    terms = SendOptions(dedup_key=row.id, dedup_seconds=DEDUP_SECONDS)
     return Outgoing(row.queue, bytes(row.body), row.key, headers, terms)
-
-
-# --- the duty of the leader ---------------------------------------------------------
-
-
-class Leader(Protocol):
-    """What a relay needs of a member."""
-
-    def is_leader(self) -> bool: ...
-
-
-class Relay:
-    """Empties the outboxes of an app while its member leads.
-
-    :ivar quiet: whether the last look found every outbox empty, or is up to another worker.
-    :raises UnsupportedError: the broker does not deduplicate, or not for long enough.
-    """
-
-    def __init__(self, outboxes: Sequence[Outbox], broker: Broker) -> None:
-        can = broker.capabilities
-        if not can.dedup or (can.dedup_seconds or DEDUP_SECONDS) < DEDUP_SECONDS:
-            raise UnsupportedError(
-                broker="this broker",
-                what="relay an outbox: it does not deduplicate for "
-                f"{DEDUP_SECONDS / 86_400:g} days",
-                remedy="send with App.send after the commit",
-            )
-        self._outboxes = outboxes
-        self._broker = broker
-        self.quiet = False
-
-    def step(self, member: Leader | None) -> float:
-        """Relay what there is; return after how many seconds to look again."""
-        if member is None or not member.is_leader():
-            self.quiet = member is not None
-            return LOOK_SECONDS
-        results = [self._relayed(outbox) for outbox in self._outboxes]
-        moved = sum(count for count in results if count is not None)
-        self.quiet = not moved and None not in results
-        if moved:
-            _log.debug("%d messages relayed from the outbox", moved)
-            return 0.0
-        return RETRY_SECONDS if None in results else POLL_SECONDS
-
-    def _relayed(self, outbox: Outbox) -> int | None:
-        """Return how many rows were sent, None where that failed."""
-        try:
-            return outbox.relay(self._broker)
-        except Exception as error:  # noqa: BLE001 - databases raise what their drivers raise
-            _log.warning(
-                "messages stay in %s, tried again in %g s: %s",
-                outbox.table.name,
-                RETRY_SECONDS,
-                describe(error),
-            )
-            return None

@@ -1,7 +1,7 @@
-"""What a job may raise to say how its attempt ended.
+"""Exceptions that a job raises to decide how its attempt ends.
 
-Returning means done. Any other exception is a failed attempt and follows the policy of the
-queue.
+A job that returns is done. Any other exception is a failed attempt, and the policy of the queue
+applies.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 
 class Outcome(Exception):
-    """How an attempt ended, said by the job itself."""
+    """The end of an attempt, decided by the job itself."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go from process to process with all attributes; the text alone would not do."""
+        """Keep all attributes from process to process."""
         return _rebuilt, (type(self), self.args, self.__dict__.copy())
 
 
@@ -27,21 +27,22 @@ def _rebuilt(kind: type[Outcome], args: tuple[Any, ...], state: dict[str, Any]) 
 
 
 class Retry(Outcome):
-    """Run this message again, `after` seconds from now (None: the policy's back-off).
+    """Retry this message `after` seconds from now (None: the policy's backoff).
 
-    :raises TypeError: `after` is neither a number nor None; the attempt fails of that, then.
+    :raises TypeError: `after` is neither a number nor None; the attempt then fails with this
+        error.
     """
 
     def __init__(self, after: float | None = None) -> None:
         value: Any = after
         if not (value is None or (isinstance(value, (int, float)) and math.isfinite(value))):
-            raise TypeError(f"Retry(after={value!r}): give a number of seconds, or nothing")
+            raise TypeError(f"after of Retry must be a number of seconds or None, got {value!r}")
         super().__init__(f"retry after {after} s" if after is not None else "retry")
         self.after = after
 
 
 class DeadLetter(Outcome):
-    """Set this message aside with a reason, and go on with the next one."""
+    """Store this message as a dead letter with a reason, and continue with the next one."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -49,7 +50,7 @@ class DeadLetter(Outcome):
 
 
 class Skip(Outcome):
-    """Pass this message over for good, by name and with a reason, which is logged."""
+    """Skip this message permanently; its id and the reason are logged."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -57,30 +58,39 @@ class Skip(Outcome):
 
 
 class FailedAt(Outcome):
-    """The messages of a batch before this index are done; the one at it has failed.
+    """The messages of a batch before this index are done; the message at the index failed.
 
-    Raise it ``from`` the error that is to be recorded and judged by the policy.
+    Raise it ``from`` the error to which the policy applies, and which is recorded.
 
     :param index: counted from 0.
-    :raises TypeError: `index` is no whole number; the batch fails of that, then, as a whole.
+    :raises TypeError: `index` is not an integer; the whole batch then fails with this error.
     """
 
     def __init__(self, index: int) -> None:
         try:
             number = operator.index(index)
         except TypeError:
-            raise TypeError(f"FailedAt({index!r}): give the number of the message") from None
+            raise TypeError(f"the index of FailedAt must be an integer, got {index!r}") from None
         super().__init__(f"message {number} of the batch failed")
         self.index = number
 
 
 class Stop(Outcome):
-    """Stop the worker in good order: this message is not done and no attempt is counted.
+    """Stop the worker cleanly: this message is not done and no attempt is counted.
 
-    For a job that finds that no message can be handled here, such as on a disk that is full. The
-    queue goes to its next owner, which runs the message again.
+    For a job that cannot process any message in this process, for instance because the disk is
+    full. The next owner of the queue runs the message again.
     """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class JobInterrupt(BaseException):
+    """Raised inside a job that must end now, at its timeout or because its worker aborts it.
+
+    The executors "greenlet" and "thread" raise it. It is not an `Exception`: ``except Exception``
+    in a job does not catch it. A job may catch it to clean up, and must then raise it again, or
+    raise an outcome.
+    """

@@ -1,61 +1,122 @@
-"""What the positions of a broker mean.
+"""Positions of messages, and their meaning for each broker.
 
-A position is an int that grows in the order in which the messages of a queue are given to its
-owner. The engine only compares positions; everything else that it needs to know of one is asked
-here: what stands in the queue node for it, and which message it means.
+A position is an int that increases in the order in which a broker delivers the messages of a queue
+to its owner. The engine only compares positions. The classes here convert them to values in
+queue nodes, and to message ids.
 """
 
 from __future__ import annotations
 
-from qdo.message import message_id
+import datetime
+import time
+import uuid
+from typing import Protocol
 
 
 class Positions:
-    """Positions that are UUIDv1 times, as those of the embedded broker; base of all others.
+    """Positions that are UUIDv1 times, such as those of the embedded broker; base of all others.
 
-    :cvar lasting: a position means the same message to every owner. Where it does not, a
-        message gets a new position whenever it is received, and nothing is recorded by
-        position but `last` and the marks of messages that fail, which `name` finds again.
+    :cvar stable: a position means the same message to every owner. Otherwise a message gets a
+        new position whenever it is received; then only `last` and the failure records of
+        messages are stored by position, and `identity` finds the latter again.
     """
 
-    lasting = True
+    stable = True
     earliest = 0
-    """``last`` before the oldest message there is, where an operator goes back to that."""
+    """The ``last`` of a queue that an operator moved back to its oldest message."""
 
-    def begin(self, last: int, position: str | None) -> int:
-        """Return the position after which an owner goes on.
+    def resume_after(self, last: int, position: str | None) -> int:
+        """Return the position after which an owner resumes.
 
         :param last: UUIDv1 time, as recorded; 0 before the first message.
-        :param position: the broker's own position as recorded beside it, None for none: after an
-            operator's seek to a time, say.
-        :raises ValueError: `position` is none of this broker's.
+        :param position: the recorded position of the broker's own kind, None if there is none,
+            for instance after an operator's seek to a time.
+        :raises ValueError: `position` is not a position of this broker.
         """
         return last
 
-    def last(self, position: int) -> int:
+    def to_time(self, position: int) -> int:
         """Return the UUIDv1 time that is recorded as ``last`` for a position."""
         return position
 
-    def text(self, position: int) -> str | None:
-        """Return what is recorded as ``position`` beside it, None for nothing."""
+    def to_text(self, position: int) -> str | None:
+        """Return the text that is recorded as ``position`` next to ``last``, None for none."""
         return None
 
-    def name(self, position: int) -> int:
-        """Return what stays the same of a position when the message is given to another owner."""
+    def identity(self, position: int) -> int:
+        """Return the part of a position that is the same for every owner of the message."""
         return position
 
-    def ahead(self, position: int, done: int) -> int:
-        """Return a position of a message that was not received yet: not behind `done`.
+    def not_before(self, position: int, done: int) -> int:
+        """Return the position of a message that was not received yet, but never below `done`.
 
-        Where positions do not last one of another owner says nothing about what this one has
-        done: the message is still to come, and what is known of it must not be dropped as past.
+        Unstable positions of another owner cannot be compared with those of this owner: the
+        message is still to come, and its failure record must not be dropped as past.
         """
         return position
 
     def message_id(self, position: int, node: int) -> str:
-        """Return the id of a message whose headers name none."""
+        """Return the id of a message whose headers contain no id."""
         return message_id(position, node)
 
 
-TIMES = Positions()
-"""Those of brokers whose positions are times."""
+TIME_POSITIONS = Positions()
+"""The positions of brokers that use times."""
+
+
+GREGORIAN_OFFSET = 0x01B21DD213814000
+"""100 ns intervals between 1582-10-15 and the Unix epoch."""
+
+
+def position_now() -> int:
+    """Return the present as a position (100 ns intervals since 1582-10-15)."""
+    return time.time_ns() // 100 + GREGORIAN_OFFSET
+
+
+def position_of_time(seconds: float) -> int:
+    """Return the position of a Unix time in seconds."""
+    return round(seconds * 10_000_000) + GREGORIAN_OFFSET
+
+
+def time_of_position(position: int) -> float:
+    """Return the Unix time in seconds of a position."""
+    return (position - GREGORIAN_OFFSET) / 10_000_000
+
+
+def format_position(position: int) -> str:
+    """Return a position as an ISO 8601 time in UTC with microseconds."""
+    moment = datetime.datetime.fromtimestamp(0, datetime.timezone.utc) + datetime.timedelta(
+        microseconds=(position - GREGORIAN_OFFSET) // 10
+    )
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def format_last(last: int) -> str | None:
+    """Return the time of a recorded `last`, None if it is before the first message.
+
+    Besides 0 these are 1, recorded by a seek to the earliest message (see `Positions.earliest`),
+    and 2, the start of a queue that has parents (see `QueueCatalog.child_start`).
+    """
+    return format_position(last) if last > 2 else None
+
+
+def message_id(position: int, node: int) -> str:
+    """Return the UUIDv1 of a position, with a 48-bit `node` and clock sequence 0."""
+    return (
+        f"{position & 0xFFFFFFFF:08x}-{(position >> 32) & 0xFFFF:04x}"
+        f"-{((position >> 48) & 0x0FFF) | 0x1000:04x}-8000-{node:012x}"
+    )
+
+
+def new_id() -> str:
+    """Return an id for a message that has no position yet."""
+    return str(uuid.uuid4())
+
+
+class IdScheme(Protocol):
+    """The part of `Positions` that a message needs if its position is not a time."""
+
+    @property
+    def stable(self) -> bool: ...
+    def to_time(self, position: int) -> int: ...
+    def message_id(self, position: int, node: int) -> str: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import signal
 import uuid
@@ -14,37 +15,93 @@ import pytest
 
 from tests.support import zookeeper
 from tests.support.aws import clients
-from tests.support.aws.kinesis_stub import KinesisStub, kinesis_stub
-from tests.support.aws.moto import moto_server as running_moto
-from tests.support.aws.proxy import Proxy, proxying
-from tests.support.aws.server import ServerProcess, serving
+from tests.support.aws.fault_proxy import Proxy, proxying
+from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
+from tests.support.aws.server_process import ServerProcess, serving
+from tests.support.marks import MARKS, add_marks, longest_first
+from tests.support.shared_servers import SharedZooKeeper, shared, start_zookeeper
 from tests.support.zookeeper import Ensemble
 
 if TYPE_CHECKING:
-    from tests.support.sqs_stage import Stage
+    from tests.support.sqs_workers import Stage
 
-_running: list[Ensemble] = []
+_running: list[Ensemble | SharedZooKeeper] = []
 
 
-def pytest_configure() -> None:
-    """Let tests interrupt what they start, even if they run in the background of a script.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add options that let `make check` run a part of enumerated or seeded tests."""
+    group = parser.getgroup("qdo's own tests")
+    group.addoption(
+        "--fault-stride",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run every N-th fault point, others each day; default 1, all of them",
+    )
+    group.addoption(
+        "--histories",
+        type=int,
+        metavar="N",
+        help="play N histories in each test of the simulation; default: as many as it says",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by the servers they use, order them, and leave out fault points if requested."""
+    add_marks(items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=longest_first)
+    stride = config.getoption("--fault-stride")
+    kept = [item for item in items if not _is_skipped_step(item, stride)]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
+
+
+def _is_skipped_step(item: pytest.Item, stride: int) -> bool:
+    """Return whether a test is one of a step that is not run today.
+
+    A week of runs with a stride of up to 7 covers every step.
+    """
+    callspec = getattr(item, "callspec", None)
+    if stride == 1 or callspec is None or not {"mode", "number"} <= callspec.params.keys():
+        return False
+    day = datetime.date.today().timetuple().tm_yday
+    return bool((callspec.params["number"] + day) % stride)
+
+
+@pytest.fixture(scope="session")
+def histories(request: pytest.FixtureRequest) -> int | None:
+    """Number of histories to play; None for the number in each test."""
+    chosen: int | None = request.config.getoption("--histories")
+    return chosen
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests interrupt their child processes, even in the background of a script.
 
     A shell without job control has its background jobs ignore SIGINT, and they pass that on to
     the processes that they start. Also, no test but those for AWS itself may find credentials
     that mean something.
     """
+    for name, meaning in MARKS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
     if os.environ.get(clients.REAL) != "1":
         clients.stand_in(os.environ)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _ensemble(folder: Path, size: int) -> Iterator[Ensemble]:
+def _require_zookeeper() -> None:
     reason = zookeeper.missing()
     if reason is not None:
         if zookeeper.required():
             pytest.fail(f"these tests need ZooKeeper: {reason}")
         pytest.skip(f"needs ZooKeeper: {reason}")
+
+
+def _ensemble(folder: Path, size: int) -> Iterator[Ensemble]:
+    _require_zookeeper()
     ensemble = Ensemble(folder, size)
     ensemble.start()
     _running.append(ensemble)
@@ -54,21 +111,42 @@ def _ensemble(folder: Path, size: int) -> Iterator[Ensemble]:
 
 
 @pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all processes of this run have in common."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def shared_zookeeper(
+    shared_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedZooKeeper]:
+    """One ZooKeeper server for all tests of a run; nothing may stop it."""
+    _require_zookeeper()
+    folder = tmp_path_factory.mktemp("shared-zookeeper")
+    with shared(shared_folder, "zookeeper", lambda: start_zookeeper(folder)) as found:
+        server = SharedZooKeeper(found["port"], found["log"])
+        _running.append(server)
+        yield server
+        _running.remove(server)
+
+
+@pytest.fixture(scope="session")
 def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    """One ZooKeeper server for all tests; a test that stops it must start it again."""
+    """A ZooKeeper server for tests that stop it, and start it again, or read its files."""
     yield from _ensemble(tmp_path_factory.mktemp("zookeeper"), 1)
 
 
 @pytest.fixture(scope="session")
 def zookeeper_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    """Three ZooKeeper servers for all tests; a test that stops one must start it again."""
+    """Three ZooKeeper servers; a test that stops one must start it again."""
     yield from _ensemble(tmp_path_factory.mktemp("ensemble"), 3)
 
 
 @pytest.fixture
-def zookeeper_url(zookeeper_server: Ensemble) -> str:
-    """The address of the single server, below a root of the test's own."""
-    return zookeeper_server.url(f"/test-{uuid.uuid4().hex[:12]}")
+def zookeeper_url(shared_zookeeper: SharedZooKeeper) -> str:
+    """The address of the shared server, below a root of the test's own."""
+    return shared_zookeeper.url(f"/test-{uuid.uuid4().hex[:12]}")
 
 
 @pytest.fixture
@@ -85,8 +163,8 @@ def embedded_url(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[ServerProcess]:
-    """One moto_server process for all tests; each uses names of its own."""
-    with running_moto() as server:
+    """One moto_server process for the tests of a process; each uses names of its own."""
+    with serving("moto.server", "--host", "127.0.0.1", "--port", "0") as server:
         yield server
 
 
@@ -98,8 +176,8 @@ def moto_url(moto_server: ServerProcess) -> str:
 
 @pytest.fixture(scope="session")
 def sqs_stub() -> Iterator[ServerProcess]:
-    """One fast SQS server for all tests (`tests.support.aws.sqs_stub`), with its `ask`."""
-    with serving("tests.support.aws.sqs_stub") as server:
+    """One fast SQS server for all tests (`tests.support.aws.sqs_server`), with its `ask`."""
+    with serving("tests.support.aws.sqs_server") as server:
         yield server
 
 
@@ -111,7 +189,7 @@ def sqs_url(sqs_stub: ServerProcess) -> str:
 
 @pytest.fixture(scope="session")
 def kinesis_process() -> Iterator[KinesisStub]:
-    """One faithful Kinesis server for all tests (`tests.support.aws.kinesis_stub`)."""
+    """One faithful Kinesis server for all tests (`tests.support.aws.kinesis_server`)."""
     with kinesis_stub() as stub:
         yield stub
 
@@ -126,7 +204,7 @@ def kinesis(kinesis_process: KinesisStub) -> KinesisStub:
 @pytest.fixture
 def sqs_stage(tmp_path: Path, sqs_stub: ServerProcess, aws_prefix: str) -> Iterator[Stage]:
     """Whole workers on queues of the fast SQS server."""
-    from tests.support.sqs_stage import Stage  # imports boto3, and most tests do without
+    from tests.support.sqs_workers import Stage  # imports boto3, and most tests do without
 
     with contextlib.closing(Stage(tmp_path, sqs_stub, aws_prefix)) as stage:
         yield stage
@@ -156,13 +234,13 @@ def aws_prefix() -> str:
 
 @pytest.fixture
 def aws_stream() -> str:
-    """The name of a Kinesis stream of the test's own; nobody has made it yet."""
+    """Name of a Kinesis stream of this test, which does not exist yet."""
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
 def aws_bucket() -> str:
-    """The name of an S3 bucket of the test's own; nobody has made it yet."""
+    """Name of an S3 bucket of this test, which does not exist yet."""
     return f"test-{uuid.uuid4().hex[:12]}"
 
 

@@ -1,25 +1,26 @@
-"""Keeps every message in gzip files of JSON lines, in a folder or in S3.
+"""Stores every message in gzip files of JSON lines, in a folder or in S3.
 
     export QDO_ARCHIVE_URL=file:/srv/archive       # or s3://BUCKET/PREFIX
     qdo-worker workers.archive:app
     qdo send --app archive orders '{"order": 1}'
 
-A file holds messages that follow each other in one queue. Its name says which: queue, day, and the
-positions of the last and the first of them. So the same messages always have the same name, and
-files sort in the order of the queue::
+A file holds consecutive messages of one queue. Its name consists of the queue, the day, and the
+positions of the last and the first message. The same messages therefore always have the same file
+name, and files sort in the order of the queue::
 
     orders/2026-11-21/00140145345092631279-00140145345071818127.jsonl.gz
 
 A message is done once its file is durable: synced and renamed into place, or stored by S3. After
-a crash messages run again; those that a file of the queue holds already are left out, so that each
-is there once. The one exception is a worker that is frozen in the middle of writing a file, loses
-its queue, and goes on: its messages may be in two files. Lines have position and id to tell.
+a crash messages run again; the archive skips messages that a file of the queue already contains, so
+each is stored once. There is one exception: a worker that is frozen while it writes a file, loses
+its queue, and then continues. Its messages may be in two files; readers recognize them by position
+or id.
 
-With Kinesis positions are wider than times, and so are the names of files. With SQS a message gets
-another position whenever it is delivered: what runs again after a crash is there twice then, and
-its id tells.
+Kinesis positions are wider than timestamps, and so are its file names. With SQS a message gets a
+new position in every delivery: a message that runs again after a crash is then stored twice, and
+readers recognize it by its id.
 
-S3 needs ``pip install 'qdo[aws]'``, and the credentials that boto3 finds by itself.
+S3 needs ``pip install 'qdo[aws]'``; boto3 finds the credentials in its usual way.
 """
 
 from __future__ import annotations
@@ -36,34 +37,34 @@ import ujson
 
 from qdo import App, Message
 from qdo.errors import SettingsError
-from qdo.message import format_position, position_of_time
-from workers.archive_places import Place, folder_of, open_place
-from workers.options import expect, option, read
+from qdo.positions import format_position, position_of_time
+from workers._archive_storage import Place, folder_of, open_place
+from workers._options import expect, option, read
 
 SUFFIX = ".jsonl.gz"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What can be set, as QDO_ARCHIVE_URL."""
+    """Options of the program: QDO_ARCHIVE_URL."""
 
     PREFIX: ClassVar[str] = "QDO_ARCHIVE_"
 
-    url: str = option("where files go: file:FOLDER or s3://BUCKET/PREFIX")
+    url: str = option("location of the files: file:FOLDER or s3://BUCKET/PREFIX")
 
 
 TIME_DIGITS = 20
 WIDE_DIGITS = 100
-"""Positions have as many digits in names, so that these sort as the positions do: those that are
-times, and all others."""
+"""Digits of a position in a file name, so that names sort in the order of positions:
+`TIME_DIGITS` for positions that are timestamps, `WIDE_DIGITS` for all others."""
 DAY_SECONDS = 86_400.0
 MAX_TIME = 2**63
-"""Beyond it a position is no time."""
+"""Larger positions are not timestamps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From the first position of a file to its last one, both included."""
+    """The positions of a file, from first to last, both inclusive."""
 
     first: int
     last: int
@@ -76,12 +77,12 @@ class Span:
 
 
 def name_of(queue: str, span: Span, day: str) -> str:
-    """Return the name of the file for a span of a queue, of which the last message is of a day."""
+    """Return the file name for a span of a queue; `day` is the day of its last message."""
     return f"{folder_of(queue)}/{day}/{_digits(span.last)}-{_digits(span.first)}{SUFFIX}"
 
 
 def span_of(name: str) -> Span | None:
-    """Return the span that a name says, None for a file of another kind."""
+    """Return the span in a file name, None if the file is not an archive file."""
     last, _, first = name.rpartition("/")[2].removesuffix(SUFFIX).partition("-")
     if name.endswith(SUFFIX) and last.isdecimal() and first.isdecimal():
         return Span(int(first), int(last))
@@ -93,7 +94,7 @@ def _digits(position: int) -> str:
 
 
 def _sent(message: Message) -> str:
-    """Return when a message was sent, in ISO 8601."""
+    """Return the time at which a message was sent, in ISO 8601."""
     is_time = message.position < MAX_TIME
     return format_position(message.position if is_time else position_of_time(message.time))
 
@@ -104,7 +105,7 @@ def day_of(message: Message) -> str:
 
 
 def line_of(message: Message) -> bytes:
-    """Return a message as a line of JSON; bytes are in base64, as ``body_base64``."""
+    """Return a message as a line of JSON; a body of bytes becomes ``body_base64``."""
     row: dict[str, Any] = {
         "id": message.id,
         "queue": message.queue,
@@ -121,7 +122,7 @@ def line_of(message: Message) -> bytes:
 
 
 def packed(messages: Iterable[Message]) -> bytes:
-    """Return the content of a file: the same bytes for the same messages."""
+    """Return the content of a file; the same messages give the same bytes."""
     return gzip.compress(b"".join(map(line_of, messages)), mtime=0)
 
 
@@ -130,7 +131,7 @@ def packed(messages: Iterable[Message]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of a queue: its claim, how far it got, and what files hold from there on."""
+    """State of a queue: its fence, its last position, and the spans of files after it."""
 
     fence: int
     last: int
@@ -138,9 +139,9 @@ class _Known:
 
 
 class Archive:
-    """Writes messages to a place, each once.
+    """Writes messages to a place, each message once.
 
-    Safe to use from several threads, one at a time for each queue.
+    Several threads may use it, but only one at a time for each queue.
     """
 
     def __init__(self, place: Place) -> None:
@@ -148,9 +149,9 @@ class Archive:
         self._known: dict[str, _Known] = {}
 
     def keep(self, messages: Sequence[Message]) -> list[str]:
-        """Store messages that follow each other in a queue; return the names of new files.
+        """Store consecutive messages of a queue; return the names of new files.
 
-        What is stored already is left out. Durable on return.
+        Messages that are already stored are skipped. The files are durable on return.
         """
         if not messages:
             return []
@@ -170,10 +171,11 @@ class Archive:
         return name
 
     def _spans(self, messages: Sequence[Message]) -> list[Span]:
-        """Return what files hold of messages that may have been written before.
+        """Return the spans of existing files that may contain these messages.
 
-        While a claim goes forward only what another one wrote can be there, so the place is
-        asked at its start, and again after a step back: another attempt, or an operator's seek.
+        While a claim moves forward, only files of earlier claims can contain its messages.
+        The files are therefore listed at the start of a claim, and again when the queue moves
+        back: another attempt, or an operator's seek.
         """
         first, last = messages[0], messages[-1].position
         before = self._known.get(first.queue)
@@ -189,9 +191,9 @@ class Archive:
 
 
 def _start(first: Message) -> str:
-    """Return where in its folder to look for files that may hold a message or one behind it.
+    """Return the name in a folder from which files may hold this message or a later one.
 
-    Times beside positions need not grow with them: then also on the day before.
+    If positions are not timestamps, times need not grow with positions: start a day earlier.
     """
     if first.position < MAX_TIME:
         return f"{day_of(first)}/{_digits(first.position)}"
@@ -200,9 +202,9 @@ def _start(first: Message) -> str:
 
 @contextlib.contextmanager
 def job_context() -> Iterator[Archive]:
-    """Yield an archive at the place that the environment says.
+    """Yield an archive at the location from the environment.
 
-    :raises SettingsError: an option is missing or will not do, or nothing can be stored there.
+    :raises SettingsError: an option is missing or invalid, or the location is not writable.
     """
     options = read(Options)
     try:
@@ -215,9 +217,9 @@ def job_context() -> Iterator[Archive]:
 app = App("archive", job_context=job_context)
 
 
-# Compressing and syncing would hold up the event loop.
+# A thread, because compressing and syncing would block the event loop.
 @app.job(executor="thread", batch=500, batch_wait_seconds=1.0)
 def job(message: Message | Sequence[Message], context: Archive) -> None:
-    """Store a message, or several that follow each other, in one file."""
+    """Store a message, or several consecutive messages, in one file."""
     messages = [message] if isinstance(message, Message) else message
     expect(context, Archive, "archive").keep(messages)

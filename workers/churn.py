@@ -1,17 +1,17 @@
-"""Running totals per queue from commit records, exact whatever happens to workers.
+"""Running totals per queue from commit records, exact even when workers crash or freeze.
 
 A message is a commit: ``{"repo", "commit", "parents", "time", "files", "insertions",
-"deletions"}``. The totals are kept in a SQLite file, named by the variable QDO_CHURN_DB
-(default ``qdo-data/churn.db``), one row per queue, changed in one transaction with what proves
-that the message was counted, a row of `qdo.idempotence.FencedWrites`:
+"deletions"}``. The totals are in a SQLite file, named by the variable QDO_CHURN_DB (default
+``qdo-data/churn.db``), with one row per queue. The transaction that changes a row also writes the
+proof that the message was counted, a row of `qdo.idempotency.FencedWrites`:
 
-- a message at or before the recorded position changes nothing: it was delivered again after
-  a crash;
-- a message under a smaller fence than the recorded one changes nothing: it comes from a worker
-  that has lost the queue and does not know it yet.
+- A message at or before the recorded position changes nothing: it was delivered again after
+  a crash.
+- A message with a smaller fence than the recorded one changes nothing: it comes from a worker
+  that has lost the queue and has not noticed yet.
 
-With SQS, where positions do not last, the proof is a row of `qdo.idempotence.DoneMessages`: a
-message whose id was counted changes nothing.
+SQS positions change with every delivery. There, the proof is a row of
+`qdo.idempotency.ProcessedMessages`: a message whose id was counted changes nothing.
 
 ::
 
@@ -19,8 +19,8 @@ message whose id was counted changes nothing.
     qdo-worker --app churn --job workers.churn:job --burst
     python -m workers.churn
 
-The last prints the totals, checks in its ledger that no commit was counted before a parent of
-it, and exits with 1 if one was.
+The last command prints the totals and checks in the ledger that no commit was counted before one
+of its parents. It exits with 1 if one was.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ import ujson
 
 from qdo import App, DeadLetter, Message, QdoError
 from qdo.errors import NotFoundError
-from qdo.idempotence import DoneMessages, FencedWrites, Write
-from qdo.storage import Format, open_database, translated
+from qdo.idempotency import FencedWrites, ProcessedMessages, Write
+from qdo.system.sqlite import Format, open_database, translated
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ DEFAULT_PATH = "qdo-data/churn.db"
 PATH_VARIABLE = "QDO_CHURN_DB"
 
 _writes = FencedWrites()
-_done = DoneMessages()
+_done = ProcessedMessages()
 
 FORMAT = Format(
     name="churn ledger",
@@ -94,10 +94,10 @@ _IN_ORDER = "SELECT commit_id, parents FROM counted WHERE queue = ? ORDER BY pla
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What was counted of one queue.
+    """The totals of one queue.
 
-    :ivar refused: writes refused because they came under an old fence.
-    :ivar before_parent: commits counted before a parent of theirs; 0 unless order was broken.
+    :ivar refused: number of writes rejected because their fence was outdated.
+    :ivar before_parent: commits counted before one of their parents; 0 unless order was broken.
     """
 
     queue: str
@@ -109,19 +109,18 @@ class Totals:
 
 
 class Ledger:
-    """The totals of every queue in a SQLite file that several processes write at once."""
+    """The totals of every queue in a SQLite file; several processes may write to it at once."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        # Not synced at every commit: a crash of the process takes nothing back, only a power
-        # cut may.
+        # Not synced at every commit: a process crash loses nothing, only a power failure may.
         self._database = open_database(path, FORMAT, durable=False)
         self._lock = threading.Lock()
 
     def count(self, message: Message) -> bool:
-        """Count a message, once and for all; return whether it was new.
+        """Count a message exactly once; return whether it was new.
 
-        :raises DeadLetter: the body is no commit record.
+        :raises DeadLetter: the body is not a commit record.
         """
         row = {
             "queue": message.queue,
@@ -137,12 +136,12 @@ class Ledger:
                 self._database.execute(_REFUSE, row)
         if write is Write.STALE:
             _log.warning(
-                "%s: a write under the old fence %d was refused", message.queue, message.fence
+                "%s: rejected a write with outdated fence %d", message.queue, message.fence
             )
         return bool(write)
 
     def _admit(self, message: Message) -> Write:
-        if message.lasting:
+        if message.stable:
             return _writes.admit(self._database, message)
         return Write.NEW if _done.record(self._database, message) else Write.REPEATED
 
@@ -164,7 +163,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        # IMMEDIATE: waits for other writers here, where nothing was read yet.
+        # IMMEDIATE: wait for other writers here, before anything has been read.
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -176,9 +175,9 @@ class Ledger:
 
 
 def count_before_parent(commits: Sequence[tuple[str, Sequence[str]]]) -> int:
-    """Return how many commits come before one of their parents.
+    """Return the number of commits that come before one of their parents.
 
-    A parent that is nowhere among the commits belongs to no message and proves nothing.
+    Parents that are not among the commits are ignored: no message exists for them.
     """
     first: dict[str, int] = {}
     for place, (commit, _) in enumerate(commits):
@@ -198,17 +197,17 @@ def _record(body: Any) -> dict[str, Any]:
             "deletions": int(body["deletions"]),
         }
     except (KeyError, TypeError, ValueError) as error:
-        raise DeadLetter(f"no commit record: {type(error).__name__}: {error}") from error
+        raise DeadLetter(f"not a commit record: {type(error).__name__}: {error}") from error
 
 
 def ledger_path() -> str:
-    """Return where the totals are kept."""
+    """Return the path of the SQLite file."""
     return os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
 
 
 @contextlib.contextmanager
 def job_context() -> Iterator[dict[str, Any]]:
-    """Yield a context that holds an open ledger."""
+    """Yield a context with an open ledger."""
     with contextlib.closing(Ledger(ledger_path())) as ledger:
         yield {"ledger": ledger}
 
@@ -220,7 +219,7 @@ app = App("churn", job_context=job_context)
 def job(message: Message, context: dict[str, Any]) -> None:
     """Add one commit to the totals of its queue."""
     ledger = context.get("ledger")
-    if ledger is None:  # named by --job alone, without the context above
+    if ledger is None:  # started by --job alone, without the context above
         ledger = context["ledger"] = Ledger(ledger_path())
     ledger.count(message)
 
@@ -231,9 +230,9 @@ def job(message: Message, context: dict[str, Any]) -> None:
 def report(path: str, form: str = "table") -> int:
     """Print the totals of every queue; return 1 if a commit was counted before its parent.
 
-    :raises NotFoundError: there is no such file.
+    :raises NotFoundError: the file does not exist.
     """
-    from qdo.cli.output import emit, say
+    from qdo.cli.output import emit, print_message
 
     if not os.path.exists(path):
         raise NotFoundError(what="ledger", name=path)
@@ -247,7 +246,7 @@ def report(path: str, form: str = "table") -> int:
         {name: name.replace("_", " ").upper() for name in names},
     )
     early = sum(each.before_parent for each in totals)
-    say(
+    print_message(
         f"{len(totals)} queues, {sum(each.commits for each in totals)} commits, "
         f"{early} counted before a parent"
     )
@@ -256,7 +255,11 @@ def report(path: str, form: str = "table") -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``python -m workers.churn``; return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m workers.churn", description=report.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m workers.churn",
+        description="Print the totals of every queue; exit with 1 if a commit was counted before "
+        "its parent.",
+    )
     parser.add_argument("command", nargs="?", choices=["report"], default="report")
     parser.add_argument("--ledger", default=ledger_path(), help="the SQLite file (%(default)s)")
     parser.add_argument("-o", "--output", choices=["table", "json", "jsonl"], default="table")

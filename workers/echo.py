@@ -1,7 +1,7 @@
-"""Prints every message: to see that messages arrive, and as the smallest job there is.
+"""Prints every message: a minimal job, and a way to check that messages arrive.
 
-    qdo-worker --app hello --job workers.echo:job
-    qdo send --app hello greetings '{"name": "Ada"}'
+qdo-worker --app hello --job workers.echo:job
+qdo send --app hello greetings '{"name": "Ada"}'
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ app = App("echo")
 
 @app.job()
 def job(message: Message, context: Any) -> None:
-    """Write id, queue, key and body of a message as one line to stdout."""
+    """Print the id, queue, key and body of a message as one line."""
     body = ujson.dumps(message.body, ensure_ascii=False, escape_forward_slashes=False)
     print(message.id, message.queue, message.key or "-", body, flush=True)

@@ -4,17 +4,17 @@
     qdo-worker workers.shell:app
     qdo send --app shell visitors '{"name": "Ada"}'
 
-The command is given to /bin/sh. On its standard input it gets the body: a line of JSON, or the
-bytes that were sent. What else is known of the message stands in its environment:
-QDO_MESSAGE_ID, _QUEUE, _POSITION, _ATTEMPT, _FENCE, _TIME, and _KEY if it has one. It never
-becomes part of the command itself. Its exit code says how the attempt ended:
+/bin/sh runs the command. Its standard input is the body: a line of JSON, or the bytes that were
+sent. The other properties of the message are in its environment: QDO_MESSAGE_ID, _QUEUE,
+_POSITION, _ATTEMPT, _FENCE, _TIME, and _KEY if the message has a key. No part of a message is
+inserted into the command itself. The exit code determines how the attempt ended:
 
 - 0: done.
-- 75 (EX_TEMPFAIL of sysexits.h): try again, as the failure policy says.
+- 75 (EX_TEMPFAIL of sysexits.h): retry, under the failure policy.
 - 65 (EX_DATAERR): a dead letter.
-- any other, or a signal: a failed attempt, which the failure policy follows.
+- any other code, or a signal: a failed attempt, under the failure policy.
 
-A command that takes too long gets SIGTERM and then SIGKILL, with everything in its process group.
+A command that exceeds its timeout gets SIGTERM and then SIGKILL, with its whole process group.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from typing import IO, ClassVar
 import ujson
 
 from qdo import App, DeadLetter, Message, QdoError, Retry
-from qdo.checks import between, filled
 from qdo.errors import SettingsError
-from workers.options import expect, option, read, require_greenlet
+from qdo.settings.checks import between, non_empty
+from workers._options import expect, option, read, require_greenlet
 
 EX_DATAERR = 65
 EX_TEMPFAIL = 75
 
 SHELL = "/bin/sh"
 SHOWN_BYTES = 2000
-"""How much of the end of a command's stderr becomes part of an error."""
+"""Length of the end of a command's stderr that becomes part of an error."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -51,7 +51,7 @@ class CommandFailedError(QdoError):
 
 
 class TryAgainError(Retry):
-    """The command asked to be run again; `str` gives what it said."""
+    """The command requested a retry; `str` returns its stderr."""
 
     def __init__(self, reason: str) -> None:
         super().__init__()
@@ -60,22 +60,22 @@ class TryAgainError(Retry):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What can be set, as QDO_SHELL_COMMAND and so on."""
+    """Options of the program: QDO_SHELL_COMMAND and so on."""
 
     PREFIX: ClassVar[str] = "QDO_SHELL_"
 
-    command: str = option("what /bin/sh is to run for each message", check=filled)
-    timeout_seconds: float = option("how long it may take", 60.0, between(0.01, 86_400))
+    command: str = option("command that /bin/sh runs for each message", check=non_empty)
+    timeout_seconds: float = option("timeout for the command", 60.0, between(0.01, 86_400))
     kill_seconds: float = option(
-        "how long it may take to end after SIGTERM, before SIGKILL", 5.0, between(0, 3600)
+        "time for the command to end after SIGTERM, before SIGKILL", 5.0, between(0, 3600)
     )
 
 
-# --- what the command gets ----------------------------------------------------------
+# --- input of the command -----------------------------------------------------------
 
 
 def standard_input(message: Message) -> bytes:
-    """Return what the command reads."""
+    """Return the standard input of the command."""
     if isinstance(message.body, bytes):
         return message.body
     text = ujson.dumps(message.body, ensure_ascii=False, escape_forward_slashes=False)
@@ -83,9 +83,9 @@ def standard_input(message: Message) -> bytes:
 
 
 def variables(message: Message) -> dict[str, str]:
-    """Return what the command finds in its environment beside that of the worker.
+    """Return the variables that a command gets in addition to the worker's environment.
 
-    :raises DeadLetter: the key cannot stand in an environment.
+    :raises DeadLetter: the key cannot be the value of an environment variable.
     """
     found = {
         "QDO_MESSAGE_ID": message.id,
@@ -97,7 +97,7 @@ def variables(message: Message) -> dict[str, str]:
     }
     if message.key is not None:
         if "\0" in message.key:
-            raise DeadLetter("its key holds a NUL character, which no environment variable can")
+            raise DeadLetter("the key has a NUL character; an environment variable cannot hold it")
         found["QDO_MESSAGE_KEY"] = message.key
     return found
 
@@ -108,8 +108,8 @@ def variables(message: Message) -> dict[str, str]:
 class Runner:
     """Runs the command.
 
-    :param environ: what commands inherit; `os.environ` when None.
-    :raises SettingsError: the shell does not understand the command.
+    :param environ: the environment that commands inherit; `os.environ` if None.
+    :raises SettingsError: the command is not valid shell syntax.
     """
 
     def __init__(self, options: Options, environ: Mapping[str, str] | None = None) -> None:
@@ -121,14 +121,14 @@ class Runner:
         _check_syntax(options.command)
 
     def run(self, message: Message) -> None:
-        """Run the command for a message, to its end.
+        """Run the command for a message and wait until it ends.
 
-        :raises DeadLetter: it exited with 65.
-        :raises TryAgainError: it exited with 75.
-        :raises CommandFailedError: it exited in another way or took too long.
+        :raises DeadLetter: the command exited with 65.
+        :raises TryAgainError: the command exited with 75.
+        :raises CommandFailedError: the command failed in another way or timed out.
         """
         environ = {**self._environ, **variables(message)}
-        # Files, not pipes: nobody has to wait for a grandchild that keeps a pipe open.
+        # Files, not pipes: a grandchild that keeps a pipe open would block the worker.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
             given.write(standard_input(message))
             given.seek(0)
@@ -144,12 +144,12 @@ class Runner:
             _judge(code, _tail(errors))
 
     def _wait(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> int:
-        """Return the exit code, negative for a signal; leave no process of the group behind."""
+        """Return the exit code, negative for a signal. On timeout or abort, kill the group."""
         try:
             return process.wait(self._options.timeout_seconds)
         except subprocess.TimeoutExpired as error:
             self._end(process)
-            ended = f"was ended: it took more than {self._options.timeout_seconds:g} s"
+            ended = f"timed out after {self._options.timeout_seconds:g} s"
             raise CommandFailedError(ended=ended, said=_said(_tail(errors))) from error
         finally:
             if process.poll() is None:  # the attempt was aborted
@@ -160,7 +160,7 @@ class Runner:
         _signal_group(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(self._options.kill_seconds)
-        # Also where the command itself has ended: what it started may have not.
+        # Even if the command itself has ended: its children may still run.
         _signal_group(process, signal.SIGKILL)
         process.wait()
 
@@ -172,17 +172,17 @@ def _check_syntax(command: str) -> None:
     if checked.returncode:
         said = " ".join(checked.stderr.decode(errors="replace").split())
         raise SettingsError(
-            name="QDO_SHELL_COMMAND", reason=f"{SHELL} does not understand it: {said}"
+            name="QDO_SHELL_COMMAND", reason=f"{SHELL} cannot parse the command: {said}"
         )
 
 
 def _ending_with(parent: int) -> Callable[[], None]:
-    """Return what makes the kernel kill a new process when the worker dies before it."""
+    """Return a preexec_fn that makes the kernel kill the command when the worker dies."""
     libc = ctypes.CDLL(None)
 
     def ask() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the kernel was asked
+        if os.getppid() != parent:  # the worker died before prctl
             os.kill(os.getpid(), signal.SIGKILL)
 
     return ask
@@ -194,7 +194,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 def _tail(errors: IO[bytes]) -> str:
-    """Return the end of what the command wrote to stderr, as one line."""
+    """Return the end of the command's stderr as one line."""
     size = errors.seek(0, os.SEEK_END)
     errors.seek(max(0, size - SHOWN_BYTES))
     return " ".join(errors.read().decode(errors="replace").split())
@@ -205,14 +205,14 @@ def _said(text: str) -> str:
 
 
 def _judge(code: int, text: str) -> None:
-    """Return where the exit code says done, raise what it says otherwise."""
+    """Return for exit code 0, otherwise raise the error or outcome of the exit code."""
     if code == 0:
         return
     if code == EX_TEMPFAIL:
-        raise TryAgainError(f"the command asks to be run again{_said(text)}")
+        raise TryAgainError(f"the command requested a retry (exit code {EX_TEMPFAIL}){_said(text)}")
     if code == EX_DATAERR:
-        raise DeadLetter(f"the command refused the message{_said(text)}")
-    ended = f"exited with {code}" if code > 0 else f"was ended by {_signal_name(-code)}"
+        raise DeadLetter(f"the command rejected the message (exit code {EX_DATAERR}){_said(text)}")
+    ended = f"exited with {code}" if code > 0 else f"was killed by {_signal_name(-code)}"
     raise CommandFailedError(ended=ended, said=_said(text))
 
 
@@ -225,9 +225,9 @@ def _signal_name(number: int) -> str:
 
 @contextlib.contextmanager
 def job_context() -> Iterator[Runner]:
-    """Yield a runner, made as the environment says.
+    """Yield a runner with the options from the environment.
 
-    :raises SettingsError: an option is missing or will not do.
+    :raises SettingsError: an option is missing or invalid.
     """
     yield Runner(read(Options))
 

@@ -1,18 +1,18 @@
-"""Delivers every message by HTTP POST, signed, in the order of its queue.
+"""Sends every message as a signed HTTP POST request, in the order of its queue.
 
     export QDO_WEBHOOK_URL='https://example.com/hooks/{queue}'
     export QDO_WEBHOOK_SECRET="$(python -m workers.webhook)"
     qdo-worker workers.webhook:app
     qdo send --app webhook orders '{"order": 1}'
 
-A request is signed as the Standard Webhooks specification says
-(https://www.standardwebhooks.com): HMAC-SHA256 over id, time and body. What follows from the
-answer:
+Requests are signed according to the Standard Webhooks specification
+(https://www.standardwebhooks.com): HMAC-SHA256 over id, time and body. The response determines
+how the attempt ends:
 
 - 2xx: done.
-- 408, 425, 429, 5xx, no answer in time, no connection: the message is tried again, after the
-  time that Retry-After asks for, else as the failure policy says; the queue waits meanwhile.
-- anything else, redirections included: a dead letter, for it would be refused again.
+- 408, 425, 429, 5xx, no response in time, no connection: the message is retried after the time in
+  Retry-After, or else after the backoff of the failure policy; until then the queue waits.
+- any other response, including redirects: a dead letter, because a retry would fail too.
 
 Needs ``pip install 'qdo[http]'``.
 """
@@ -39,9 +39,9 @@ import urllib3
 
 import qdo
 from qdo import App, DeadLetter, Message, Policy, Retry
-from qdo.checks import between
-from qdo.headers import CONTENT_TYPE, RAW
-from workers.options import expect, option, read, require_greenlet
+from qdo.encoding import CONTENT_TYPE, RAW
+from qdo.settings.checks import between
+from workers._options import expect, option, read, require_greenlet
 
 SECRET_PREFIX = "whsec_"
 SECRET_BYTES = range(16, 129)
@@ -51,7 +51,7 @@ TEMPORARY = frozenset({408, 425, 429})
 """Statuses below 500 after which the same request may succeed later."""
 MAX_RETRY_SECONDS = 86_400.0
 SHOWN_BYTES = 500
-"""How much of an answer is read and shown."""
+"""Maximum length of a response body to read and show."""
 
 
 # --- options ----------------------------------------------------------------------
@@ -60,11 +60,11 @@ SHOWN_BYTES = 500
 def _url_fault(url: str) -> str | None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return f"{url!r} is no http:// or https:// address"
+        return f"must be an http:// or https:// address, got {url!r}"
     if "{" in parts.netloc:
-        return "{queue} may stand in the path and behind it: a queue must not choose the host"
+        return "{queue} must not choose the host; use it in the path or after the path"
     if "{" in url.replace("{queue}", "") or "}" in url.replace("{queue}", ""):
-        return f"{url!r} has braces, and {{queue}} is the only name that may stand in them"
+        return f"must not have braces except in {{queue}}, got {url!r}"
     return None
 
 
@@ -76,13 +76,16 @@ def _secret_fault(text: str) -> str | None:
     if sizes and all(size in SECRET_BYTES for size in sizes):
         return None
     return (
-        f"it is no {SECRET_PREFIX} with {SECRET_BYTES[0]} to {SECRET_BYTES[-1]} bytes in base64 "
-        "behind it; `python -m workers.webhook` makes one"
+        f"must be {SECRET_PREFIX} followed by {SECRET_BYTES[0]} to {SECRET_BYTES[-1]} bytes in "
+        "base64; `python -m workers.webhook` prints a new secret"
     )
 
 
 def _keys(text: str) -> list[bytes]:
-    """Return the keys of secrets that are separated by spaces."""
+    """Return the keys of space-separated secrets.
+
+    :raises ValueError: a secret has another prefix or is not base64.
+    """
     found = []
     for secret in text.split():
         if not secret.startswith(SECRET_PREFIX):
@@ -96,20 +99,20 @@ def _keys(text: str) -> list[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What can be set, as QDO_WEBHOOK_URL and so on."""
+    """Options of the program: QDO_WEBHOOK_URL and so on."""
 
     PREFIX: ClassVar[str] = "QDO_WEBHOOK_"
 
-    url: str = option("where to POST; {queue} stands for the name of the queue", check=_url_fault)
+    url: str = option(
+        "address for POST requests; {queue} is replaced by the name of the queue", check=_url_fault
+    )
     secret: str = option(
-        "what requests are signed with; several, separated by spaces, while it is being replaced",
+        "secret that signs requests; several, separated by spaces, while it is being replaced",
         check=_secret_fault,
         secret=True,
     )
-    connect_seconds: float = option("how long to wait for a connection", 5.0, between(0.01, 3600))
-    timeout_seconds: float = option(
-        "how long a request may take in all", 30.0, between(0.01, 3600)
-    )
+    connect_seconds: float = option("timeout for a connection", 5.0, between(0.01, 3600))
+    timeout_seconds: float = option("timeout for a whole request", 30.0, between(0.01, 3600))
 
 
 def new_secret() -> str:
@@ -117,7 +120,7 @@ def new_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-# --- what is sent -----------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------
 
 
 def payload(message: Message) -> tuple[bytes, str]:
@@ -133,19 +136,19 @@ def payload(message: Message) -> tuple[bytes, str]:
 
 
 def signature(keys: list[bytes], id: str, timestamp: int, body: bytes) -> str:
-    """Return what stands in the header webhook-signature: one signature for each key."""
+    """Return the value of the header webhook-signature: one signature for each key."""
     signed = f"{id}.{timestamp}.".encode() + body
     digests = [hmac.new(key, signed, hashlib.sha256).digest() for key in keys]
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
-# --- what follows from the answer -------------------------------------------------
+# --- responses --------------------------------------------------------------------
 
 
 class UndeliveredError(Retry):
-    """The receiver could not take the message now: try it again.
+    """The receiver did not accept the message; a retry may succeed.
 
-    :ivar reason: what happened, for logs and dead letters.
+    :ivar reason: the cause, for logs and dead letters.
     """
 
     def __init__(self, reason: str, after: float | None = None) -> None:
@@ -155,19 +158,19 @@ class UndeliveredError(Retry):
 
 
 def judge(status: int, headers: Mapping[str, str], text: str, now: float) -> None:
-    """Return if the receiver took the message.
+    """Return if the receiver accepted the message, raise otherwise.
 
-    :param headers: of the answer.
+    :param headers: of the response.
     :param text: beginning of its body, to be shown.
-    :param now: Unix time in seconds, where the answer has no date.
-    :raises UndeliveredError: it may take it later.
-    :raises DeadLetter: it would refuse it again.
+    :param now: Unix time in seconds, for a response without a date.
+    :raises UndeliveredError: a retry may succeed.
+    :raises DeadLetter: the receiver would reject every retry.
     """
     if 200 <= status < 300:
         return
-    reason = f"the receiver answered {status}" + (f": {text}" if text else "")
+    reason = f"the receiver responded with {status}" + (f": {text}" if text else "")
     if status >= 500 or status in TEMPORARY:
-        # A date is one of the receiver's clock, which need not be this one.
+        # A date refers to the receiver's clock, which may differ from ours.
         sent = _moment(headers.get("date", ""))
         after = retry_after(headers.get("retry-after"), now if sent is None else sent)
         raise UndeliveredError(reason, after)
@@ -175,9 +178,9 @@ def judge(status: int, headers: Mapping[str, str], text: str, now: float) -> Non
 
 
 def retry_after(value: str | None, now: float) -> float | None:
-    """Return the seconds that a Retry-After header asks for, None without a usable one.
+    """Return the seconds of a Retry-After header, None if it is missing or invalid.
 
-    RFC 9110, section 10.2.3: whole seconds, or a date. At most a day.
+    RFC 9110, section 10.2.3: an integer of seconds, or a date. At most a day.
     """
     if value is None:
         return None
@@ -189,7 +192,7 @@ def retry_after(value: str | None, now: float) -> float | None:
 
 
 def _moment(text: str) -> float | None:
-    """Return the Unix time of a date as HTTP has them, None for what is none."""
+    """Return the Unix time of an HTTP date, None if the text is not a date."""
     try:
         return email.utils.parsedate_to_datetime(text).timestamp()
     except (ValueError, OverflowError):
@@ -200,7 +203,7 @@ def _moment(text: str) -> float | None:
 
 
 class Courier:
-    """Keeps connections to the receiver, and POSTs messages over them.
+    """Posts messages to the receiver over a pool of connections.
 
     :param clock: Unix time in seconds.
     """
@@ -210,14 +213,14 @@ class Courier:
         self._keys = _keys(options.secret)
         self._clock = clock
         limits = urllib3.Timeout(connect=options.connect_seconds, read=options.timeout_seconds)
-        # No retries of its own: the queue's policy decides about them.
+        # No retries by urllib3: the queue's policy decides.
         self._pool = urllib3.PoolManager(maxsize=100, timeout=limits, retries=False)
 
     def deliver(self, message: Message) -> None:
         """POST a message.
 
-        :raises UndeliveredError: it was not taken, and may be later.
-        :raises DeadLetter: it was refused.
+        :raises UndeliveredError: the message was not accepted; a retry may succeed.
+        :raises DeadLetter: the receiver rejected the message.
         """
         overdue = gevent.Timeout(self._options.timeout_seconds)
         try:
@@ -226,10 +229,10 @@ class Courier:
         except gevent.Timeout as error:
             if error is not overdue:
                 raise
-            reason = f"no whole answer in {self._options.timeout_seconds:g} s"
+            reason = f"no complete response within {self._options.timeout_seconds:g} s"
             raise UndeliveredError(reason) from error
         except urllib3.exceptions.HTTPError as error:
-            raise UndeliveredError(f"no answer: {error}") from error
+            raise UndeliveredError(f"no response: {error}") from error
         judge(status, headers, text, self._clock())
 
     def _post(self, message: Message) -> tuple[int, Mapping[str, str], str]:
@@ -253,7 +256,7 @@ class Courier:
             "webhook-id": message.id,
             "webhook-timestamp": str(timestamp),
             "webhook-signature": signature(self._keys, message.id, timestamp, body),
-            # Names may hold any letter, headers may not.
+            # Names may contain any character, headers may not.
             "qdo-queue": quote(message.queue, safe=" "),
             "qdo-position": str(message.position),
             "qdo-attempt": str(message.attempt),
@@ -268,13 +271,13 @@ class Courier:
 
 
 def _beginning(response: urllib3.BaseHTTPResponse) -> str:
-    """Return the beginning of an answer as text, and keep its connection if that was all."""
+    """Return the beginning of a response as text; keep its connection if it was read whole."""
     whole = False
     try:
         shown = response.read(SHOWN_BYTES + 1, decode_content=False)
         whole = len(shown) <= SHOWN_BYTES
     except urllib3.exceptions.HTTPError:
-        shown = b""  # the status has said what counts
+        shown = b""  # the status is enough
     finally:
         if whole:
             response.release_conn()
@@ -285,9 +288,9 @@ def _beginning(response: urllib3.BaseHTTPResponse) -> str:
 
 @contextlib.contextmanager
 def job_context() -> Iterator[Courier]:
-    """Yield a courier, made as the environment says.
+    """Yield a courier with the options from the environment.
 
-    :raises SettingsError: an option is missing or will not do.
+    :raises SettingsError: an option is missing or invalid.
     """
     with contextlib.closing(Courier(read(Options))) as courier:
         yield courier
@@ -296,7 +299,7 @@ def job_context() -> Iterator[Courier]:
 app = App("webhook", job_context=job_context)
 
 
-# Receivers are away for longer than databases: a little more than an hour.
+# Outages of receivers last longer than those of databases: retry for just over an hour.
 @app.job(
     executor="greenlet",
     policy=Policy(attempts=16, backoff_seconds=1.0, backoff_max_seconds=600.0),

@@ -1,4 +1,4 @@
-"""Comparable programs, each in one module that its own command line tool can load.
+"""Comparable programs, each in a module that the program's own command can load.
 
-Nothing here imports qdo: these modules run in a virtual environment of their own.
+These modules do not import qdo: they run in a separate virtual environment.
 """

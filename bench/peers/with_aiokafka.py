@@ -9,7 +9,7 @@ import sys
 import ujson
 from aiokafka import AIOKafkaConsumer
 
-from bench.peers import tally
+from bench.peers import common as tally
 from bench.peers.with_kafka import topics
 
 

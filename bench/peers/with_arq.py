@@ -10,7 +10,7 @@ from typing import Any
 from arq import create_pool, func
 from arq.connections import RedisSettings
 
-from bench.peers import tally
+from bench.peers import common as tally
 
 settings = RedisSettings.from_dsn(os.environ["BENCH_REDIS"])
 run = tally.from_environment()
@@ -21,14 +21,14 @@ async def job(context: dict[str, Any], value: dict[str, Any]) -> None:
 
 
 class WorkerSettings:
-    """What ``arq`` reads; its default ``poll_delay`` of half a second is left as it is."""
+    """The settings of ``arq``, with the default ``poll_delay`` of half a second."""
 
     functions = (func(job, name="job", keep_result=0),)
     redis_settings = settings
 
 
 async def main(command: str, count: int) -> None:
-    """Send to the queue now and then (``send``)."""
+    """Send to the queue with pauses (``send``)."""
     if command != "send":
         raise SystemExit(f"unknown command {command!r}")
     pool = await create_pool(settings)

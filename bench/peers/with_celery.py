@@ -7,7 +7,7 @@ import sys
 
 from celery import Celery
 
-from bench.peers import tally
+from bench.peers import common as tally
 
 QUEUES = int(os.environ.get("BENCH_QUEUES", "1"))
 
@@ -20,7 +20,7 @@ job = app.task(tally.from_environment(), name="job")
 
 
 def main(command: str, count: int) -> None:
-    """Fill the queues (``fill``), or send to the first one now and then (``send``)."""
+    """Fill the queues (``fill``), or send to the first one with pauses (``send``)."""
     with app.producer_pool.acquire(block=True) as producer:
         if command == "fill":
             for number in range(count):

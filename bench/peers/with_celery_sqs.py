@@ -7,7 +7,7 @@ import sys
 
 from celery import Celery
 
-from bench.peers import tally
+from bench.peers import common as tally
 
 endpoint = os.environ["BENCH_SQS"].removeprefix("http://")
 
@@ -16,7 +16,7 @@ app.conf.broker_transport_options = {
     "region": "us-east-1",
     "is_secure": False,
     "queue_name_prefix": os.environ["BENCH_PREFIX"],
-    # Its long polls are left at 10 s. Whenever it has prefetched all it may it pauses, too.
+    # Long polls take the default of 10 s. At its prefetch limit it also pauses.
     "polling_interval": float(os.environ.get("BENCH_PAUSE", "1")),
 }
 app.conf.task_ignore_result = True

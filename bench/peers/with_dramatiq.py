@@ -8,7 +8,7 @@ import sys
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 
-from bench.peers import tally
+from bench.peers import common as tally
 
 QUEUES = int(os.environ.get("BENCH_QUEUES", "1"))
 
@@ -16,7 +16,7 @@ broker = RedisBroker(url=os.environ["BENCH_REDIS"])
 dramatiq.set_broker(broker)
 
 job = tally.from_environment()
-# An actor belongs to one queue: one actor each, all of them the same function.
+# An actor belongs to one queue, so each queue has an actor with the same function.
 actors = [
     dramatiq.actor(job, actor_name=f"job-{number}", queue_name=tally.queue_name(number))
     for number in range(QUEUES)
@@ -24,7 +24,7 @@ actors = [
 
 
 def main(command: str, count: int) -> None:
-    """Fill the queues (``fill``), or send to the first one now and then (``send``)."""
+    """Fill the queues (``fill``), or send to the first one with pauses (``send``)."""
     if command == "fill":
         for number in range(count):
             actors[number % QUEUES].send(tally.body(number))

@@ -8,7 +8,7 @@ from typing import Any
 
 import faust
 
-from bench.peers import tally
+from bench.peers import common as tally
 from bench.peers.with_kafka import topics
 
 app = faust.App(

@@ -1,7 +1,7 @@
-"""librdkafka's mock broker, filled, and a consumer on confluent-kafka in batches.
+"""librdkafka's mock broker with messages, and a confluent-kafka consumer in batches.
 
-The mock broker lives inside a producer process and keeps 5 MiB a partition in memory. It
-has four partitions a topic, so sixteen ordered queues are four topics here.
+The mock broker runs inside a producer process and keeps 5 MiB per partition in memory. It has
+four partitions per topic, so sixteen ordered queues are four topics here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import ujson
 from confluent_kafka import Consumer, Producer
 
-from bench.peers import tally
+from bench.peers import common as tally
 
 PARTITIONS = 4
 
@@ -27,7 +27,7 @@ def topics() -> list[str]:
 def serve(count: int) -> None:
     """Run the mock broker with `count` messages until standard input ends.
 
-    Prints one line: the address, and how many messages were stored.
+    Prints one line: the address and the number of stored messages.
     """
     producer = Producer(
         {
@@ -49,7 +49,7 @@ def serve(count: int) -> None:
             try:
                 producer.produce(topic, body, partition=partition)
                 break
-            except BufferError:  # the producer's own buffer is full: let it send
+            except BufferError:  # the producer's buffer is full: let it send
                 producer.poll(0.1)
     unsent = producer.flush(60)
     print(json.dumps({"address": address, "stored": count - unsent}), flush=True)

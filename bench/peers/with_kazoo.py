@@ -1,7 +1,7 @@
 """Recording progress with plain kazoo: ``python -m bench.peers.with_kazoo HOSTS PATH QUEUES WAY
 SECONDS``; prints one line of JSON.
 
-`WAY` is ``set`` (one call after another) or ``async`` (many under way at once).
+`WAY` is ``set`` (one call after another) or ``async`` (many concurrent calls).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 from kazoo.client import KazooClient
 
-from bench.peers import tally
+from bench.peers import common as tally
 
 UNDER_WAY = 1000
 VALUE = b'{"last":"140000000000000000","owner":"worker-0000000001"}'

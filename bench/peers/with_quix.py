@@ -8,12 +8,12 @@ from typing import Any
 from quixstreams import Application
 from quixstreams.models.topics import TopicAdmin, TopicConfig
 
-from bench.peers import tally
+from bench.peers import common as tally
 from bench.peers.with_kafka import PARTITIONS, topics
 
 
 class MockAdmin(TopicAdmin):  # type: ignore[misc]
-    """The mock broker cannot describe a topic's configuration: say what it is."""
+    """Supplies a topic's configuration, which the mock broker cannot describe."""
 
     def inspect_topics(self, topic_names: list[str], timeout: float = 30) -> dict[str, Any]:
         return {

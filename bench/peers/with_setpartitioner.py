@@ -1,4 +1,4 @@
-"""One member of kazoo's SetPartitioner, told what to do like `bench.crew`.
+"""One member of kazoo's SetPartitioner, with the commands of `bench.support.member_process`.
 
 Used as ``python -m bench.peers.with_setpartitioner HOSTS PATH SIZE TIME_BOUNDARY``.
 """
@@ -14,11 +14,11 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
-from bench.peers import tally
+from bench.peers import common as tally
 
 
 class Crewman:
-    """The commands, one method each; what it returns is the answer."""
+    """The commands. Each method returns the answer."""
 
     def __init__(self, hosts: str, path: str, size: int, time_boundary: float) -> None:
         self._client = KazooClient(hosts=hosts, timeout=10.0)
@@ -32,7 +32,7 @@ class Crewman:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def join(self) -> dict[str, Any]:
-        """Connect and take part; say when that began and how to end the session."""
+        """Connect and join; return the start time and how to end the session."""
         began = time.monotonic_ns()
         self._client.start()
         self._thread.start()
@@ -49,7 +49,7 @@ class Crewman:
         return {"held": len(self._held), "settled": self._settled, "leads": False}
 
     def leave(self) -> dict[str, Any]:
-        """Give everything back, then end the session."""
+        """Release all queues, then end the session."""
         began = time.monotonic_ns()
         self._stopping.set()
         self._thread.join()
@@ -58,12 +58,12 @@ class Crewman:
         return {"began": began, "released": True, "seconds": (ended - began) / 1e9}
 
     def events(self) -> dict[str, Any]:
-        """Hand over what happened since the last time."""
+        """Return the events since the last call."""
         events, self._events = self._events, []
         return {"events": events}
 
     def _run(self) -> None:
-        """Do what kazoo's documentation of the recipe asks of its users."""
+        """Run the loop that kazoo's documentation of the recipe prescribes."""
         party = self._client.SetPartitioner(
             self._path, self._set, time_boundary=self._time_boundary
         )
@@ -73,7 +73,7 @@ class Crewman:
                 party.release_set()
             elif party.acquired:
                 self._take(list(party))
-                # Watches set the state, the recipe has no event to wait on: look often.
+                # Watches set the state, but the recipe has no event to wait for, so poll it often.
                 self._stopping.wait(0.002)
             elif party.allocating:
                 party.wait_for_acquire()

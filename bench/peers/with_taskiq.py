@@ -9,7 +9,7 @@ from typing import Any
 
 from taskiq_redis import ListQueueBroker
 
-from bench.peers import tally
+from bench.peers import common as tally
 
 broker = ListQueueBroker(url=os.environ["BENCH_REDIS"], queue_name="bench")
 run = tally.from_environment()
@@ -23,7 +23,7 @@ job = broker.task(task_name="job")(_job)
 
 
 async def main(command: str, count: int) -> None:
-    """Send to the queue now and then (``send``)."""
+    """Send to the queue with pauses (``send``)."""
     if command != "send":
         raise SystemExit(f"unknown command {command!r}")
     await broker.startup()

@@ -1,4 +1,4 @@
-"""Takes payments through a bank that is out of reach at times."""
+"""Takes payments through a bank that is sometimes unreachable."""
 
 import json
 import urllib.request
@@ -10,7 +10,7 @@ patient = qdo.Policy(attempts=3, backoff_seconds=10)
 
 
 def charge(account, amount, reference):
-    """Ask the bank for money; it carries out what has the same reference once."""
+    """Charge an account; the bank charges only once per reference."""
     urllib.request.urlopen(
         urllib.request.Request(
             "https://bank.example/charges",

@@ -7,7 +7,7 @@ from qdo.testing import TestKit
 
 
 class Bank:
-    """Stands in for the bank: remembers what it was asked for."""
+    """Stands in for the bank and records the charges."""
 
     def __init__(self):
         self.down = False
@@ -17,7 +17,7 @@ class Bank:
     def charge(self, account, amount, reference):
         self.calls.append(amount)
         if self.down:
-            raise ConnectionError("the bank is out of reach")
+            raise ConnectionError("the bank is unreachable")
         self.charged.setdefault(reference, (account, amount))
 
 
@@ -34,7 +34,7 @@ def kit(qdo_kit):
 
 
 # begin: retry
-def test_a_payment_waits_for_the_bank(bank, kit):
+def test_payment_waits_for_the_bank(bank, kit):
     kit.send("account-1", {"amount": 10})
     kit.send("account-1", {"amount": 20})
     bank.down = True
@@ -52,26 +52,26 @@ def test_a_payment_waits_for_the_bank(bank, kit):
 
 
 # begin: dead-letter
-def test_a_payment_that_fails_for_good_is_set_aside(bank, kit):
+def test_payment_that_keeps_failing_is_dead_lettered(bank, kit):
     kit.send("account-1", {"amount": 10})
     bank.down = True
     assert kit.run_until_settled() == 10 + 20
 
     (letter,) = kit.dead_letters("account-1")
     assert letter.attempts == 3
-    assert letter.error == "ConnectionError: the bank is out of reach"
+    assert letter.error == "ConnectionError: the bank is unreachable"
     assert kit.done("receipts") == []
     # end: dead-letter
 
 
 # begin: crash
-def test_a_crash_after_the_charge_charges_once(bank, kit):
+def test_crash_after_the_charge_charges_once(bank, kit):
     payment = kit.send("account-1", {"amount": 10})
     kit.send("account-1", {"amount": 20})
     kit.crash_at("after-job")
     kit.run_until_settled()
 
-    assert bank.calls == [10, 10, 20]  # asked twice, for nothing was recorded
+    assert bank.calls == [10, 10, 20]  # called twice: nothing was recorded
     assert len(bank.charged) == 2  # charged once
     assert kit.done("receipts")[0] == {"payment": payment}
     assert len(kit.done("receipts")) == 2
@@ -79,7 +79,7 @@ def test_a_crash_after_the_charge_charges_once(bank, kit):
 
 
 # begin: every
-def test_a_crash_at_any_step_loses_nothing(monkeypatch):
+def test_crash_at_any_step_loses_nothing(monkeypatch):
     for step in itertools.count(1):
         bank = Bank()
         monkeypatch.setattr(shop, "charge", bank.charge)
@@ -92,13 +92,13 @@ def test_a_crash_at_any_step_loses_nothing(monkeypatch):
             assert list(bank.charged.values()) == [("account-1", 10), ("account-1", 20)]
             assert len({receipt["payment"] for receipt in kit.done("receipts")}) == 2
             if kit.faults_left:
-                break  # there are fewer steps
+                break  # the run has fewer steps
     assert step > 20
     # end: every
 
 
 # begin: lease
-def test_a_worker_that_lost_its_lease_charges_nothing_twice(bank, kit):
+def test_worker_without_lease_does_not_charge_twice(bank, kit):
     kit.send("account-1", {"amount": 10})
     kit.lose_lease_at("before-job")
     kit.run_until_settled()

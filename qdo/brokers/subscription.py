@@ -1,4 +1,4 @@
-"""What the owner of a queue has with its broker: what it reads, holds and gives back."""
+"""The interface between a queue's owner and its broker: reading, holding, acknowledging."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 OPEN_POLL = "poll "
-"""Begins what is kept beside receipts for a request for messages that is open: its id follows."""
+"""Prefix of the id of an open poll, which is kept beside the receipts of held messages."""
 
 
-class ReceiptBook(Protocol):
-    """Where receipts of held messages are kept; see `qdo.worker.receipts`."""
+class ReceiptHandleStore(Protocol):
+    """Keeps receipts of held messages; see `qdo.worker.shared_memory.receipt_handles`."""
 
     def keep(self, queue: str, receipt: str) -> int: ...
 
@@ -19,76 +19,76 @@ class ReceiptBook(Protocol):
 
 
 class Reader(Protocol):
-    """Reads one queue on behalf of its owner, in order, from a position on."""
+    """Reads one queue for its owner, in order, from a position on."""
 
     def fetch(self, limit: int) -> Sequence[tuple[int, bytes, str | None, str | None]]:
         """Return the next rows, at most `limit`, none when the queue is at its tip."""
 
     def close(self) -> None:
-        """Give up what the reader holds."""
+        """Release the resources of the reader."""
 
 
 class Subscription(abc.ABC):
-    """What the owner of a queue has with a broker that must be asked for messages.
+    """The messages of a queue whose broker must be polled, for the owner of the queue.
 
-    It lasts as long as the claim: made when that begins, closed when nothing of it runs any more.
-    Nothing here waits for the broker: requests are made by greenlets of the broker's own, and
-    whoever listens (`Broker.listen`) is woken when there is something new to fetch.
+    It lasts as long as the claim: opened when that begins, closed when no job of it runs any more.
+    No method waits for the broker: greenlets of the broker make the requests, and listeners
+    (`Broker.listen`) are woken when there are new messages to fetch.
 
-    :ivar end: the position that stands for the end of a queue to which nothing can be added any
-        more, None while there may be messages to come. Known once all of them were fetched.
-    :ivar reached: a position behind all messages that were fetched and before any to come, where
-        it is worth recording although no message has it; None for none. `last` moves with it, so
-        that the time of a queue without messages does not stand still. Rarely a new one: each is
-        a write.
+    :ivar end: the position of the end of a queue that receives no more messages, None while there
+        may be more. Known once all messages were fetched.
+    :ivar fetched_through: a position behind all fetched messages and before all later ones, which
+        is worth recording although no message has it; None: no such position. `last` moves with
+        it, so that a queue without messages makes progress in time. It rarely changes, because
+        each change is a write.
     """
 
     end: int | None = None
-    reached: int | None = None
+    fetched_through: int | None = None
     may_start: Callable[[], bool] = staticmethod(lambda: True)
-    """Whether jobs may be started: not while the queue is blocked, or the lease is over and the
-    queue perhaps another worker's. Said by the engine; a broker from which one owner takes what
-    another could have is to leave it there meanwhile."""
-    in_hand: Callable[[], Collection[int]] = staticmethod(lambda: ())
-    """Positions of the messages whose jobs run; said by the engine."""
+    """Whether jobs may start: not while the queue is blocked, nor after the end of the lease, when
+    another worker may own the queue. Set by the engine. While it returns False, a mailbox must not
+    receive messages that another owner could have."""
+    in_flight: Callable[[], Collection[int]] = staticmethod(lambda: ())
+    """Returns the positions of the messages whose jobs run; set by the engine."""
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:
-        """Return a reader of the messages behind a position; `fetch` gives what is at hand.
+        """Return a reader of the messages behind a position; `fetch` returns received messages.
 
-        A fetch that leaves nothing at hand lets the broker be asked for more; while nobody
-        fetches it is not asked. The rows may be an iterator that tells its `length_hint`, and
-        that leaves out messages which were lost meanwhile.
+        A fetch that leaves no received message starts the next poll; without fetches there are no
+        polls. The rows may be an iterator with a `length_hint` that skips messages which were lost
+        meanwhile.
         """
 
     @abc.abstractmethod
     def at_tip(self) -> bool:
-        """Return whether the broker had nothing more when it was last asked."""
+        """Return whether the last poll found no more messages."""
 
     def behind_seconds(self) -> float | None:
-        """Return how old the first message is that is not done, 0 at the tip; None: not known."""
+        """Return the age of the first message that is not done, 0 at the tip; None: unknown."""
         return None
 
     def done(self, position: int) -> None:  # noqa: B027 - logs have nothing to acknowledge
-        """Take note that a message is done: acknowledge it."""
+        """Acknowledge a message."""
 
     def done_through(self, position: int) -> None:  # noqa: B027 - as above
-        """Take note that every message that was fetched up to a position is done."""
+        """Acknowledge every fetched message up to a position."""
 
     def is_held(self, position: int) -> bool:
-        """Return whether a message that was fetched is still this owner's to run."""
+        """Return whether this owner may still process a fetched message."""
         return True
 
     def unconfirmed(self) -> tuple[str, ...]:
-        """Return names of messages that are done, and may be received again nevertheless.
+        """Return the names of done messages that may still be received again.
 
-        They stand in the queue node: a later owner acknowledges them without running them.
+        The queue node records them: a later owner acknowledges them without processing them.
         """
         return ()
 
-    def ring(self) -> None:  # noqa: B027 - most need not be told
-        """Take note that somebody sent to this queue: ask the broker now, not after a pause."""
+    def poll_now(self) -> None:  # noqa: B027 - most poll often
+        """Poll at once, not after a pause: a sender sent to this queue."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ask for nothing more, and give back what is held and not done; returns at once."""
+        """Stop polling and release the messages that are not done; returns at once."""

@@ -1,1 +1,1 @@
-"""The command line: arguments in, tables or JSON out; what is shown comes from `qdo.ops`."""
+"""The command line: arguments in, tables or JSON out; the data comes from `qdo.ops`."""

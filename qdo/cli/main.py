@@ -1,4 +1,4 @@
-"""The command `qdo`: everything but running workers, which `qdo-worker` does."""
+"""The command `qdo`: everything except running workers, which `qdo-worker` does."""
 
 from __future__ import annotations
 
@@ -6,22 +6,30 @@ import sys
 
 import click
 
-from qdo.cli.shell import EXIT_CODES, LazyGroup, run, version_option
+from qdo.cli.framework import EXIT_CODES, LazyGroup, run, version_option
 
 COMMANDS = {
-    "send": ("qdo.cli.send", "send", "Send messages: one, or JSON lines from a file."),
-    "queues": ("qdo.cli.status", "queues", "List queues: owner, progress, backlog."),
-    "workers": ("qdo.cli.status", "workers", "List the registered workers."),
+    "send": ("qdo.cli.commands.send", "send", "Send messages: one, or JSON lines from a file."),
+    "queues": ("qdo.cli.commands.queues", "queues", "List queues: owner, progress, backlog."),
+    "workers": ("qdo.cli.commands.workers", "workers", "List the registered workers."),
     "dead-letters": (
-        "qdo.cli.dead_letters",
+        "qdo.cli.commands.dead_letters",
         "dead_letters",
-        "List, show, retry, discard, export what was set aside.",
+        "List, show, retry, discard and export dead letters.",
     ),
-    "seek": ("qdo.cli.seek", "seek", "Let a queue go on after another position."),
-    "unblock": ("qdo.cli.unblock", "unblock_queue", "Let a blocked queue go on."),
-    "tree": ("qdo.cli.tree", "tree", "Show the znodes of the coordinator with their values."),
-    "config": ("qdo.cli.config", "config", "List every setting with its value and origin."),
-    "demo": ("qdo.cli.demo", "demo", "Watch queues being shared out among three workers."),
+    "seek": ("qdo.cli.commands.seek", "seek", "Move a queue to another position."),
+    "unblock": ("qdo.cli.commands.unblock", "unblock_queue", "Resume a blocked queue."),
+    "tree": (
+        "qdo.cli.commands.tree",
+        "tree",
+        "Show the znodes of the coordinator with their values.",
+    ),
+    "config": (
+        "qdo.cli.commands.config",
+        "config",
+        "List every setting with its value and origin.",
+    ),
+    "demo": ("qdo.cli.commands.demo", "demo", "Watch three workers share many queues."),
 }
 
 
@@ -29,12 +37,12 @@ COMMANDS = {
     cls=LazyGroup,
     table=COMMANDS,
     epilog=EXIT_CODES,
-    help="Look after queues and the workers that share them. Data goes to stdout, words to stderr.",
+    help="Manage queues and their workers. Data goes to stdout, messages to stderr.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @version_option
 def qdo() -> None:
-    """Do nothing by itself: click shows the help."""
+    """Do nothing without a command: click shows the help."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Data on stdout: the same items as a table for people, or as JSON for programs."""
+"""Output: items on stdout, as a table for people or as JSON for programs; messages on stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 FORMATS = ("table", "json", "jsonl")
 _GAP = "  "
-_LEFT_OUT = "…"
+_ELLIPSIS = "…"
 
 
 def emit(
@@ -25,9 +25,9 @@ def emit(
 ) -> None:
     """Write items to stdout.
 
-    :param schema: name and version of what an item looks like, such as "qdo.queues/1".
-    :param form: "table", "json" (one object: schema, items) or "jsonl" (an item a line).
-    :param columns: for the table: keys of an item, and their headings.
+    :param schema: name and version of the items' schema, such as "qdo.queues/1".
+    :param form: "table", "json" (one object: schema, items) or "jsonl" (one item per line).
+    :param columns: for the table: the keys of an item and their headings.
     """
     out = sys.stdout if out is None else out
     if form == "json":
@@ -42,14 +42,14 @@ def emit(
 
 
 def cell(value: Any) -> str:
-    """Return a value as it stands in a table: "-" for nothing, no line breaks."""
+    """Return a value as a table cell: "-" for no value, no line breaks."""
     if value is None or value == "":
         return "-"
     return str(value) if isinstance(value, int | float) else " ".join(str(value).split())
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the columns of the terminal behind a stream, None when there is none."""
+    """Return the width of a stream's terminal in columns, None if it is not a terminal."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
@@ -59,15 +59,13 @@ def table(
     numeric: Sequence[bool],
     width: int | None,
 ) -> Iterable[str]:
-    """Yield the lines of a table, the widest columns cut so that lines fit into `width`.
+    """Yield the lines of a table; the widest columns are cut until lines fit into `width`.
 
-    Own code because rich takes 4 s for 10,000 rows, and this 0.1 s.
+    Not rich: it takes 4 s for 10,000 rows, this function 0.1 s.
     """
     if not rows:
         return
-    widths = [
-        max(map(_cells, column)) for column in zip(headings, *rows, strict=True)
-    ]
+    widths = [max(map(_cells, column)) for column in zip(headings, *rows, strict=True)]
     if width is not None:
         _fit(widths, [_cells(heading) for heading in headings], width)
     for row in (headings, *rows):
@@ -81,7 +79,7 @@ def _numeric_columns(items: Iterable[Mapping[str, Any]], columns: Iterable[str])
 
 
 def _fit(widths: list[int], least: Sequence[int], width: int) -> None:
-    """Take columns away from the widest until all fit, or none can give more."""
+    """Narrow the widest columns until the line fits, or every column has its least width."""
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
     while excess > 0:
         index = max(range(len(widths)), key=lambda i: widths[i] - least[i])
@@ -102,11 +100,11 @@ def _cut(text: str, width: int) -> str:
         return text
     while text and _cells(text) > width - 1:
         text = text[:-1]
-    return text + _LEFT_OUT
+    return text + _ELLIPSIS
 
 
 def _cells(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
+    """Return the width of a text on a terminal, in columns."""
     if text.isascii():
         return len(text)
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
@@ -119,13 +117,13 @@ def iso_time(seconds: float | None) -> str | None:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def say(words: str) -> None:
+def print_message(message: str) -> None:
     """Write a line for people to stderr."""
-    print(words, file=sys.stderr, flush=True)
+    print(message, file=sys.stderr, flush=True)
 
 
 def forget_stdout() -> None:
-    """Point stdout to nowhere, once its reader is gone, so that the exit stays silent."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Redirect stdout to the null device after its reader has exited: the exit stays silent."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -1,4 +1,4 @@
-"""The command `qdo-worker`: runs worker processes until told to stop."""
+"""The command `qdo-worker`: runs worker processes until a stop signal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 
 import click
 
-from qdo.cli.shell import EXIT_CODES, run, version_option, with_settings
+from qdo.cli.framework import EXIT_CODES, run, version_option, with_settings
 from qdo.loading import check_target
-from qdo.settings import Settings
+from qdo.settings.settings import Settings
 
 SIGNALS = """\b
 Signals:
-  SIGTERM, SIGINT  first: drain (take nothing new, finish, record, give back);
-                   second: abort running jobs and give their queues back;
+  SIGTERM, SIGINT  first: drain (start nothing new, finish, record, release);
+                   second: abort running jobs and release their queues;
                    third: exit at once
   SIGHUP           drain"""
 
@@ -46,13 +46,13 @@ Signals:
 )
 @version_option
 def worker(target: str | None, settings: Settings) -> int:
-    """Run a worker of an app: its jobs, for the queues that the rebalancer grants.
+    """Run workers of an app: they run its jobs for the queues that the rebalancer assigns.
 
-    Name the app as MODULE:APP, or make one around a function: --app NAME --job
-    MODULE:FUNCTION. Modules are looked up in the current folder, too.
+    Name the app as MODULE:APP, or use one function as its job: --app NAME --job
+    MODULE:FUNCTION. Modules are also searched in the current folder.
     """
     check_target(settings, target)
-    from qdo.worker.supervisor import supervise
+    from qdo.worker.supervisor.supervisor import supervise
 
     return supervise(settings, target)
 

@@ -1,14 +1,14 @@
-"""Opening a client of the coordinator, over the network or in a file of this machine.
+"""A client of the coordinator, over the network or in a file on this machine.
 
 ==========================================  ==================================================
 address                                     far side
 ==========================================  ==================================================
 ``zookeeper://h1:2181,h2:2181/a/b``         ZooKeeper servers; ``/a/b`` is prefixed to all paths
-``sqlite:PATH``, ``sqlite:PATH?chroot=/a``  a SQLite file shared by the processes of this machine
+``sqlite:PATH``, ``sqlite:PATH?chroot=/a``  a SQLite file shared by processes on this machine
 ==========================================  ==================================================
 
-Both give the same class: kazoo's client with a few additions. Everything built on it, kazoo's
-recipes included, works on either.
+Both give the same class: kazoo's client with a few additions. All code built on it, including
+kazoo's recipes, works with either.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect, Create
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from qdo.coordination.lease import clock
 from qdo.errors import CoordinatorUnreachableError, SettingsError
+from qdo.system.clock import clock
 
 _NETWORK = "zookeeper://"
 _FILE = "sqlite:"
@@ -40,7 +40,7 @@ _RETRY = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a coordinator is: `hosts` of ZooKeeper servers, or the `path` of a file."""
+    """The address of a coordinator: `hosts` of ZooKeeper servers, or the `path` of a file."""
 
     url: str
     hosts: str
@@ -49,7 +49,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Read an address as users write it; raise SettingsError for anything else."""
+        """Parse an address; raise SettingsError if it is not valid."""
         if url.startswith(_NETWORK):
             hosts, slash, chroot = url.removeprefix(_NETWORK).partition("/")
             path = None
@@ -66,18 +66,19 @@ class Address:
 def _bad_address(url: str) -> SettingsError:
     return SettingsError(
         name="coordinator",
-        reason=f"{url!r} is no coordinator; write zookeeper://HOST:PORT,HOST:PORT or sqlite:PATH",
+        reason=f"must be zookeeper://HOST:PORT,HOST:PORT or sqlite:PATH, got {url!r}",
     )
 
 
 class Client(KazooClient):
     """kazoo's client, for a coordinator on the network or in a file.
 
-    :ivar address: where the coordinator is.
-    :ivar negotiated_timeout_seconds: the session time-out that the coordinator granted, which
-        may differ from the one asked for; None before the first connection.
-    :ivar heard_at: a time since which the leader of the servers has heard of the session: when
-        the present connection was asked for, on `qdo.coordination.lease.clock`; None unknown.
+    :ivar address: the address of the coordinator.
+    :ivar negotiated_timeout_seconds: the session timeout that the coordinator granted, which
+        may differ from the requested one; None before the first connection.
+    :ivar heard_at: a time since which the leader of the servers has heard of the session: the
+        time at which the present connection was requested, on `qdo.system.clock.clock`; None if
+        unknown.
     """
 
     _connection: Any
@@ -88,33 +89,33 @@ class Client(KazooClient):
         self.address = address
         self.negotiated_timeout_seconds: float | None = None
         self.heard_at: float | None = None
-        # kazoo has no types: here and below, super() is taken for Any.
+        # kazoo has no types: here and below, super() is cast to Any.
         cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
         self._calling: Any = self.handler.lock_object()
         retry = self._conn_retry.copy()
         if address.path is None:
             self._connection = _NetworkConnection(self, retry, logger=self.logger)
         else:
-            # Imported here, so that who only talks to servers needs no SQLite.
-            from qdo.coordination.embedded import EmbeddedConnection
+            # Imported here: clients of ZooKeeper servers do not need SQLite.
+            from qdo.coordination.embedded.connection import EmbeddedConnection
 
             self._connection = EmbeddedConnection(self, retry, address.path, logger=self.logger)
 
     def _call(self, request: Any, async_object: Any) -> Any:
         """Queue a request; one caller at a time.
 
-        kazoo wakes its connection with a byte for each. Once some 280 of them wait the next one
-        blocks, and gevent lets no second greenlet write to the same socket: kazoo would take
-        that for a closed connection, report the request as failed, and still send it.
+        kazoo wakes its connection with one byte for each request. After some 280 pending bytes the
+        next write blocks, and gevent does not let a second greenlet write to the same socket. kazoo
+        would treat that as a closed connection, report the request as failed, and still send it.
         """
         with self._calling:
             return cast(Any, super())._call(request, async_object)
 
     def open(self, timeout_seconds: float = 15.0) -> None:
-        """Connect, and make the chroot if the address has one.
+        """Connect, and create the chroot if the address has one.
 
-        :raises CoordinatorUnreachableError: no connection within `timeout_seconds`; the client
-            is stopped then, within that time even where the network swallows every packet.
+        :raises CoordinatorUnreachableError: no connection within `timeout_seconds`. The client is
+            then stopped, within that time even if the network drops every packet.
         :raises DatabaseError: the file of an embedded coordinator cannot be used.
         """
         deadline = time.monotonic() + timeout_seconds
@@ -132,7 +133,7 @@ class Client(KazooClient):
             raise
 
     def _make_chroot(self, deadline: float) -> None:
-        # Not with ensure_path("/"), which makes the last part of the chroot only.
+        # Not with ensure_path("/"), which creates only the last part of the chroot.
         parts = self.chroot.split("/")[1:]
         answers = []
         for depth in range(1, len(parts) + 1):
@@ -145,7 +146,7 @@ class Client(KazooClient):
                 answer.get(timeout=max(0.001, deadline - time.monotonic()))
 
     def _abandon(self) -> None:
-        # Stopping waits for a connection attempt that may be stuck: not at our caller's cost.
+        # In the background: stopping waits for a connection attempt that may be stuck.
         self._stopped.set()
         self.handler.spawn(self._give_up)
 
@@ -160,7 +161,7 @@ class Client(KazooClient):
         self.close()
 
     def command(self, cmd: bytes = b"ruok") -> str:
-        """Send a four-letter command to the server; an embedded coordinator knows few."""
+        """Send a four-letter command; an embedded coordinator supports only a few."""
         if self.address.path is None:
             return str(cast(Any, super()).command(cmd))
         if not self.connected:
@@ -169,7 +170,7 @@ class Client(KazooClient):
 
 
 class _NetworkConnection(ConnectionHandler):
-    """kazoo's connection, which keeps the session time-out that the server granted."""
+    """kazoo's connection; it keeps the session timeout that the server granted."""
 
     last_fault: str | None = None
     client: Any
@@ -178,7 +179,7 @@ class _NetworkConnection(ConnectionHandler):
         cast(Any, super()).__init__(client, retry, logger=logger)
 
     def prepare(self) -> None:
-        """Do nothing: what can be wrong with a server shows on connecting."""
+        """Do nothing: faults of a server appear on connecting."""
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         began = clock()
@@ -201,11 +202,12 @@ def connect(
 ) -> Client:
     """Return a client for the coordinator at `url`, not started yet; see `Client.open`.
 
-    :param handler: "threading" (the default), "gevent", or a handler object of kazoo's.
-    :param session_timeout_seconds: asked for; see `Client.negotiated_timeout_seconds`.
+    :param handler: "threading" (the default), "gevent", or a handler object of kazoo.
+    :param session_timeout_seconds: the requested timeout; see
+        `Client.negotiated_timeout_seconds`.
     :param client_id: id and password of a session to resume, as `KazooClient.client_id`.
     :param options: further options of `KazooClient`.
-    :raises SettingsError: `url` is no address of a coordinator.
+    :raises SettingsError: `url` is not an address of a coordinator.
     """
     address = Address.parse(url)
     chosen = _handler(handler)

@@ -1,1 +1,1 @@
-"""What `qdo demo` shows: queues shared out among workers, one killed on the way, all checked."""
+"""The demo behind `qdo demo`: distributes queues over workers, kills one, and checks the result."""

@@ -1,4 +1,4 @@
-"""Watching a fleet from outside: which worker handles which queues, from the worker nodes."""
+"""Watching which worker owns which queues, from outside the fleet."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from functools import partial
 from typing import Any
 
 from qdo.coordination.client import Client
-from qdo.coordination.layout import Layout, WorkerNode
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.ops.status import worker_statuses
 
 
 class Fleet:
-    """What the worker nodes say, kept up to date by watches.
+    """The contents of the worker nodes, kept up to date by watches.
 
-    :ivar moves: how often a queue that had been handled by one worker was taken up by another.
+    :ivar moves: how often a queue moved from one worker to another.
     """
 
     def __init__(self, client: Client, layout: Layout) -> None:
@@ -42,7 +43,7 @@ class Fleet:
             self._client.DataWatch(self._layout.worker(name), partial(self._changed, name))
 
     def _changed(self, name: str, data: bytes | None, stat: Any) -> bool:
-        if data is None:  # the node is gone for ever, and with it the need to watch it
+        if data is None:  # the worker is gone and its node will not come back
             return False
         queues = frozenset(WorkerNode.parse(data).queues)
         with self._news:
@@ -57,17 +58,17 @@ class Fleet:
         return True
 
     def queues_of(self, worker: str) -> frozenset[str]:
-        """Return the queues that a worker handles now; none when it is gone."""
+        """Return the queues that a worker owns; empty if the worker is gone."""
         with self._news:
             return self._queues.get(worker, frozenset())
 
     def counts(self) -> dict[str, int]:
-        """Return how many queues each registered worker handles, in order of registration."""
+        """Return how many queues each registered worker owns, in order of registration."""
         with self._news:
             return {name: len(self._queues[name]) for name in sorted(self._queues)}
 
     def pids(self) -> dict[str, int]:
-        """Return the process of every worker seen so far."""
+        """Return the process ids of all workers seen so far."""
         with self._news:
             unknown = self._queues.keys() - self._pids.keys()
         if unknown:
@@ -80,9 +81,9 @@ class Fleet:
     def wait_owned(
         self, queues: Iterable[str], timeout_seconds: float, but: str = ""
     ) -> float | None:
-        """Wait until each of the queues is handled by some registered worker other than `but`.
+        """Wait until registered workers other than `but` own all the queues.
 
-        :returns: the time (CLOCK_MONOTONIC) at which that was so; None: not in this time.
+        :returns: the time (CLOCK_MONOTONIC) of that; None on a timeout.
         """
         wanted = frozenset(queues)
 

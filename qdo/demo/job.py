@@ -1,4 +1,4 @@
-"""The app of the demonstration: its job notes what it did in a ledger.
+"""The app of the demo. Its job records each message in a ledger.
 
 Run by `qdo demo` as ``qdo-worker qdo.demo.job:app``.
 """
@@ -13,16 +13,16 @@ import qdo
 from qdo.demo.ledger import Ledger
 
 COST_SECONDS = 0.05
-"""What a message costs: as long as a call of some other service takes."""
+"""Duration of a message: about as long as a call of another service."""
 LEDGER_FOLDER = "ledger"
-"""Beside the file with the messages."""
+"""Folder beside the file with the messages."""
 
 app = qdo.App("demo")
 
 
 @app.context
 def ledger() -> Iterator[Ledger]:
-    """Open this process's own file of the ledger."""
+    """Open the ledger file of this process."""
     messages = Path(app.settings.broker.removeprefix("sqlite:"))
     with Ledger(messages.parent / LEDGER_FOLDER) as opened:
         yield opened
@@ -30,7 +30,7 @@ def ledger() -> Iterator[Ledger]:
 
 @app.job()
 def note(message: qdo.Message, context: Ledger) -> None:
-    """Work for a while, then note queue and number of the message."""
+    """Work for a while, then record the queue and number of the message."""
     started = time.monotonic()
-    time.sleep(COST_SECONDS)  # under gevent other queues go on meanwhile
+    time.sleep(COST_SECONDS)  # gevent runs other queues during the sleep
     context.note(message.queue, message.body["number"], message.fence, started)

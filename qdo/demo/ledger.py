@@ -1,8 +1,8 @@
-"""Who processed what and when, written by the demo's workers, and the check of it.
+"""The record of all processed messages, written by the demo's workers, and its check.
 
-Each worker process appends to a file of its own, a line per message. A line is one write, so
-that kill -9 leaves none half written. Times are those of CLOCK_MONOTONIC, which all processes
-of a machine share.
+Each worker process appends one line per message to its own file. A line is a single write, so
+kill -9 never leaves half a line. Times are those of CLOCK_MONOTONIC, which all processes of a
+machine share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Record(NamedTuple):
 
 
 class Ledger:
-    """The file of this process."""
+    """The ledger file of this process."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ class Ledger:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def note(self, queue: str, number: int, fence: int, started: float) -> None:
-        """Append that a message has been processed just now."""
+        """Append a message that was just processed."""
         line = f"{queue} {number} {fence} {started:.6f} {time.monotonic():.6f}\n"
         os.write(self._fd, line.encode())
 
@@ -57,9 +57,9 @@ class Ledger:
 
 
 class LedgerReader:
-    """Follows the files of all processes while they grow.
+    """Reads the growing files of all processes.
 
-    :ivar records: everything read so far, the lines of a process in their order.
+    :ivar records: all lines read so far; the lines of one process are in order.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,17 +70,17 @@ class LedgerReader:
 
     @property
     def distinct(self) -> int:
-        """How many different messages have been processed."""
+        """Number of different messages that were processed."""
         return len(self._seen)
 
     def read(self) -> Sequence[Record]:
-        """Take in what has been written since the last call, and return it."""
-        fresh: list[Record] = []
+        """Return the lines that were written since the last call."""
+        new: list[Record] = []
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
-            fresh += self._read_file(path)
-        self.records += fresh
-        self._seen.update((record.queue, record.number) for record in fresh)
-        return fresh
+            new += self._read_file(path)
+        self.records += new
+        self._seen.update((record.queue, record.number) for record in new)
+        return new
 
     def _read_file(self, path: Path) -> Iterable[Record]:
         offset = self._offsets.get(path, 0)
@@ -97,14 +97,14 @@ class LedgerReader:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the ledger says.
+    """The result of checking the ledger.
 
-    :ivar processed: different messages processed.
-    :ivar repeats: times that a message was processed once more.
-    :ivar claims: how often a queue was claimed and worked on.
-    :ivar pauses: longest time between two messages of a queue, by what happened in between:
+    :ivar processed: number of different messages that were processed.
+    :ivar repeats: how often a message was processed again.
+    :ivar claims: number of claims under which messages were processed.
+    :ivar pauses: longest time between two messages of a queue, by the event in between:
         "stayed", "handed over" or "killed".
-    :ivar faults: every promise found broken, as sentences.
+    :ivar faults: every violated guarantee, as sentences.
     """
 
     processed: int
@@ -117,10 +117,10 @@ class Audit:
 def audit(
     records: Iterable[Record], sent: Mapping[str, int], killed: frozenset[int] = frozenset()
 ) -> Audit:
-    """Check a ledger against what was sent.
+    """Check a ledger against the messages sent.
 
-    :param sent: messages by queue; they are numbered from 1.
-    :param killed: pids of killed processes: only what they had done may be done again.
+    :param sent: number of messages by queue; messages are numbered from 1.
+    :param killed: ids of killed processes: only their messages may be repeated.
     """
     by_queue: dict[str, list[Record]] = defaultdict(list)
     for record in records:
@@ -167,22 +167,22 @@ def _misplaced(queue: str, history: Sequence[Record], killed: frozenset[int]) ->
 def _fault(
     before: Record | None, after: Record, highest: int, killed: frozenset[int]
 ) -> str | None:
-    """Return what is wrong with a message, given the one processed before it."""
+    """Return the guarantee that a message violates, given the message before it."""
     if after.number > highest + 1:
-        return f"it came before message {highest + 1}"
+        return f"processed before message {highest + 1}"
     if before is None:
         return None
     if after.started < before.ended:
-        return f"it began while message {before.number} was being processed"
+        return f"started while message {before.number} was being processed"
     if after.fence < before.fence:
-        return f"its fence {after.fence} is smaller than {before.fence} before it"
+        return f"fence {after.fence} is smaller than the previous fence {before.fence}"
     if after.fence == before.fence:
         if after.pid != before.pid:
-            return f"two processes used the fence {after.fence}"
+            return f"two processes used fence {after.fence}"
         if after.number != before.number + 1:
-            return f"it followed message {before.number} under the same fence"
+            return f"processed after message {before.number} under the same fence"
     elif after.number <= highest and before.pid not in killed:
-        return "it was repeated although its queue was handed over in order"
+        return "repeated after a clean handover of its queue"
     return None
 
 

@@ -1,1 +1,1 @@
-"""What operators ask and do: functions that return frozen values; printing is up to others."""
+"""Operations for operators: functions that return frozen values and print nothing."""

@@ -1,14 +1,15 @@
-"""Asking a broker what waits in its queues, for no more of them than is worth it."""
+"""Reads the backlogs of queues, within a budget of requests."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from heapq import nsmallest
 
-from qdo.brokers.base import Backlog, Broker
-from qdo.brokers.side_by_side import side_by_side
-from qdo.coordination.layout import QueueNode
+from qdo.brokers.base import Broker
+from qdo.brokers.catalog import Backlog
+from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError
+from qdo.system.parallel import run_parallel
 
 
 def ask(
@@ -18,37 +19,39 @@ def ask(
     workers: Collection[str],
     budget: int | None,
 ) -> dict[str, Backlog | None]:
-    """Return the backlogs of queues, None for one that is gone meanwhile.
+    """Return the backlogs of queues, None for a queue that no longer exists.
 
-    :param nodes: of the queues that have one.
-    :param workers: those that are registered.
-    :param budget: ask for so many at most; None: for as many as is good for this broker.
+    :param nodes: the nodes of the queues that have one.
+    :param workers: the registered workers.
+    :param budget: maximum number of backlogs to request; None: the broker's own limit.
     """
-    most = broker.backlog_budget if budget is None else budget
+    most = broker.capabilities.backlog_budget if budget is None else budget
     chosen = list(names)
     if most is not None and len(chosen) > most:
         chosen = nsmallest(most, chosen, key=lambda name: _urgency(nodes.get(name), workers))
 
-    def question(name: str) -> Backlog | None:
+    def read(name: str) -> Backlog | None:
         node = nodes.get(name, QueueNode())
         try:
-            return broker.backlog(name, broker.positions.begin(node.last, node.position))
+            return broker.catalog.backlog(
+                name, broker.positions.resume_after(node.last, node.position)
+            )
         except NotFoundError:
             return None
 
-    if broker.backlog_budget is None:  # no requests, but looks into a file
-        return {name: question(name) for name in chosen}
-    return dict(zip(chosen, side_by_side(question, chosen), strict=True))
+    if broker.capabilities.backlog_budget is None:  # reads a file, makes no requests
+        return {name: read(name) for name in chosen}
+    return dict(zip(chosen, run_parallel(read, chosen), strict=True))
 
 
 def _urgency(node: QueueNode | None, workers: Collection[str]) -> tuple[int, int]:
-    """Return what is smallest for the queue that most probably needs somebody.
+    """Return a sort key: queues that most probably need attention come first.
 
-    Messages that fail, then nobody who has it, then the longest time without progress.
+    First queues with failing messages, then queues without an owner, then those with the longest
+    time without progress.
     """
     if node is None:
         return 1, 0
-    if node.marks is not None:
+    if node.failure is not None:
         return 0, node.last
     return (2 if node.owner in workers else 1), node.last
-

@@ -1,4 +1,4 @@
-"""Dead letters: finding them, sending them again, discarding and exporting them."""
+"""Dead letters: find, retry, discard and export them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from qdo.brokers.base import Broker, DeadLetterEntry, DeadLetterRecord
-from qdo.encoding import decode_strictly
+from qdo.brokers.base import Broker
+from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord
+from qdo.encoding import ID, decode_strictly, is_raw, parsed
 from qdo.errors import NotFoundError, UsageError
-from qdo.headers import ID, is_raw, parsed
-from qdo.message import format_position
-from qdo.positions import TIMES, Positions
+from qdo.positions import TIME_POSITIONS, Positions, format_position
 
 CHUNK_LETTERS = 100
 CHUNK_BYTES = 16 * 1024 * 1024
-"""What one transaction sends again or discards, at most, beyond its first letter."""
+"""Limits of one transaction that retries or discards; its first dead letter may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which dead letters.
+    """A selection of dead letters.
 
     :ivar queues: glob of their queues.
-    :ivar error: text that the error holds, upper or lower case.
-    :ivar older_seconds: set aside at least so long ago.
-    :ivar newer_seconds: set aside at most so long ago.
+    :ivar error: text that the error contains, ignoring case.
+    :ivar older_seconds: minimum age as a dead letter.
+    :ivar newer_seconds: maximum age as a dead letter.
     """
 
     queues: str = "*"
@@ -49,10 +48,10 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """What was found of the dead letters that were asked for by name.
+class Selected:
+    """The dead letters that were found by name.
 
-    :ivar missing: the names that no dead letter has.
+    :ivar missing: the names without a dead letter.
     """
 
     letters: tuple[Letter, ...]
@@ -60,11 +59,11 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What came of one dead letter.
+class LetterResult:
+    """The result of retrying or discarding one dead letter.
 
-    :ivar done: False where it was gone meanwhile: somebody else acted.
-    :ivar position: of the message, where the letter was sent again.
+    :ivar done: False if it no longer existed: another operator was faster.
+    :ivar position: new position of the message after a retry.
     """
 
     letter: Letter
@@ -73,28 +72,26 @@ class Done:
 
 
 def find(broker: Broker, wanted: Filter, now: float) -> list[Letter]:
-    """Return the dead letters that a filter lets through, oldest first.
+    """Return the dead letters that match a filter, oldest first.
 
-    :param now: Unix time from which their ages count.
+    :param now: Unix time to which their ages refer.
     """
     older, newer = wanted.older_seconds, wanted.newer_seconds
-    entries = broker.find_dead_letters(
+    entries = broker.dead_letters.find(
         None if _is_glob(wanted.queues) else wanted.queues,
         error=wanted.error,
         since=None if newer is None else now - newer,
         until=None if older is None else now - older,
     )
-    return [
-        _letter(broker, entry) for entry in entries if fnmatchcase(entry.queue, wanted.queues)
-    ]
+    return [_letter(broker, entry) for entry in entries if fnmatchcase(entry.queue, wanted.queues)]
 
 
-def named(broker: Broker, queue: str, names: Sequence[str]) -> Named:
+def named(broker: Broker, queue: str, names: Sequence[str]) -> Selected:
     """Return the dead letters of a queue with these message ids or positions.
 
-    :raises UsageError: a name is neither, or is the id of several letters.
+    :raises UsageError: a name is neither, or is the id of several dead letters.
     """
-    letters = [_letter(broker, entry) for entry in broker.find_dead_letters(queue)]
+    letters = [_letter(broker, entry) for entry in broker.dead_letters.find(queue)]
     found: dict[int, Letter] = {}
     missing = []
     for name in names:
@@ -108,69 +105,69 @@ def named(broker: Broker, queue: str, names: Sequence[str]) -> Named:
             found[matching[0].entry.position] = matching[0]
         else:
             missing.append(name)
-    return Named(tuple(found.values()), tuple(missing))
+    return Selected(tuple(found.values()), tuple(missing))
 
 
 def _is_named(letter: Letter, name: str, broker: Broker) -> bool:
-    # Also the id that its position would give: a log line may have named it so.
+    # Also accept the id that its position would give: log lines may contain it.
     by_position = broker.positions.message_id(letter.entry.position, broker.id_node)
     return name.lower() in (letter.id, by_position, str(letter.entry.position))
 
 
 def _check_name(name: str) -> None:
-    """Raise for what can be the name of no dead letter, whatever the broker."""
+    """Raise UsageError for text that cannot name a dead letter of any broker."""
     if re.fullmatch(r"[0-9]+(:[0-9]+)?", name):
         return
     try:
         uuid.UUID(name)
     except ValueError as error:
-        reason = f"{name!r} is neither the id of a message nor a position"
+        reason = f"a dead letter must be named by its message's id or position, got {name!r}"
         raise UsageError(reason=reason) from error
 
 
 def read(broker: Broker, letter: Letter) -> DeadLetterRecord:
-    """Return everything of a dead letter.
+    """Return a complete dead letter.
 
-    :raises NotFoundError: it is gone meanwhile.
+    :raises NotFoundError: it no longer exists.
     """
-    found = broker.dead_letter(letter.entry.queue, letter.entry.position)
+    found = broker.dead_letters.get(letter.entry.queue, letter.entry.position)
     if found is None:
         raise NotFoundError(what="dead letter", name=letter.id)
     return found
 
 
-def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[Done]:
-    """Send dead letters again: each becomes the newest message of its queue, in their order.
+def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
+    """Send dead letters again in their order: each becomes the newest message of its queue.
 
-    Yields what came of each once that is certain. Where an error ends it, those that were not
-    yielded are dead letters still.
+    Yields each result as soon as it is certain. After an error, those that were not yielded are
+    still dead letters.
     """
     for chunk in _chunks(letters):
-        moved = broker.retry_dead_letters([_key(each) for each in chunk])
+        moved = broker.dead_letters.retry([_key(each) for each in chunk])
         for letter, position in zip(chunk, moved, strict=True):
-            yield Done(letter, position is not None, position)
+            yield LetterResult(letter, position is not None, position)
 
 
-def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[Done]:
-    """Delete dead letters for good; yields as `retry`."""
+def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
+    """Delete dead letters permanently; yields like `retry`."""
     for chunk in _chunks(letters):
-        gone = broker.discard_dead_letters([_key(each) for each in chunk])
+        gone = broker.dead_letters.discard([_key(each) for each in chunk])
         for letter, done in zip(chunk, gone, strict=True):
-            yield Done(letter, done)
+            yield LetterResult(letter, done)
 
 
 def sent_time(position: int, positions: Positions) -> str:
-    """Return when the message with a position was sent, in ISO 8601."""
-    return format_position(positions.last(position))
+    """Return the time at which the message with a position was sent, in ISO 8601."""
+    return format_position(positions.to_time(position))
 
 
 def exported(
-    letter: Letter, record: DeadLetterRecord, positions: Positions = TIMES
+    letter: Letter, record: DeadLetterRecord, positions: Positions = TIME_POSITIONS
 ) -> dict[str, Any]:
-    """Return everything of a dead letter as JSON can hold it.
+    """Return a complete dead letter as a JSON value.
 
-    The body is `body` where it was sent as JSON, and `body_base64` where it is bytes, or cannot
-    be decoded.
+    The key of the body is `body` if it is JSON, and `body_base64` if it is bytes or cannot be
+    decoded.
     """
     headers = parsed(record.headers)
     item: dict[str, Any] = {

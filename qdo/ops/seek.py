@@ -1,4 +1,4 @@
-"""Moving a queue to another position: what it would mean, and doing it."""
+"""Moves a queue to another position: plans it first, then executes it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import datetime
 from dataclasses import dataclass
 
 from qdo.brokers.base import Broker
-from qdo.coordination import operator
+from qdo.coordination import queue_admin as operator
+from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.layout import Layout, QueueNode
-from qdo.coordination.reads import read_nodes
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError, UnsupportedError, UsageError
-from qdo.message import position_now, position_of_time
-from qdo.positions import TIMES
+from qdo.positions import TIME_POSITIONS, position_now, position_of_time
 
 EARLIEST = "earliest"
 LATEST = "latest"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A place in a queue, as its node records it.
+class QueuePosition:
+    """A position in a queue, as its node records it.
 
     :ivar last: UUIDv1 time; 0 before the first message.
-    :ivar position: the broker's own position, None where it has none, or for a time.
+    :ivar position: the broker's own position, None if it has none, or for a time.
     """
 
     last: int
@@ -31,22 +31,23 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Seek:
-    """What a seek of one queue does.
+class SeekPlan:
+    """The effect of a seek on one queue.
 
-    :ivar before: the recorded place, None where it is garbage.
-    :ivar after: the place after which the queue goes on.
-    :ivar waiting_before: messages behind `before`; more of them afterwards are processed again,
-        fewer of them were passed over. None where the broker cannot count.
-    :ivar behind_before: age in seconds of the first message behind `before`, None where the
-        broker does not say it.
-    :ivar fault: why the node could not be read before; a seek repairs it.
-    :ivar finished: what the broker records of a queue that is done to its end.
+    :ivar before: the recorded position, None if it cannot be read.
+    :ivar after: the position after which the queue resumes.
+    :ivar waiting_before: number of messages after `before`. If `waiting_after` is larger,
+        messages are processed again; if it is smaller, messages are skipped. None if the broker
+        cannot count.
+    :ivar behind_before: age in seconds of the first message after `before`, None if the broker
+        does not report it.
+    :ivar fault: why the node could not be read; a seek repairs it.
+    :ivar finished: the broker's recorded position of a finished queue.
     """
 
     queue: str
-    before: Place | None
-    after: Place
+    before: QueuePosition | None
+    after: QueuePosition
     waiting_before: int | None
     waiting_after: int | None
     fault: str | None
@@ -60,19 +61,19 @@ def check_seekable(broker: Broker) -> None:
     if not broker.capabilities.seekable:
         raise UnsupportedError(
             broker="this broker",
-            what="go back or forth in a queue",
-            remedy="its messages are gone once they are done",
+            what="move a queue to another position",
+            remedy="it deletes messages when they are done",
         )
 
 
-def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target: str) -> Seek:
-    """Return what seeking `queue` to `target` would do; changes nothing.
+def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target: str) -> SeekPlan:
+    """Return the effect of seeking `queue` to `target`, without changing anything.
 
     :param target: "earliest", "latest", a position as the broker has them, or a time in ISO 8601
-        (UTC where it names no zone).
+        (UTC if it has no zone).
     :raises NotFoundError: the coordinator has no such queue.
     :raises UnsupportedError: the broker cannot seek.
-    :raises UsageError: `target` is none of these, lies in the future, or is no place there.
+    :raises UsageError: `target` is not one of these, is in the future, or does not exist there.
     """
     check_seekable(broker)
     found = read_nodes(client, [layout.queue(queue)])
@@ -82,13 +83,13 @@ def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target
     after = _place(target, broker, queue)
     if after.last > position_now() and after.last > _head(broker, queue):
         raise UsageError(
-            reason=f"{target!r} lies ahead: messages sent until then would never run; "
-            f"`{LATEST}` passes over those that are there"
+            reason=f"{target!r} is in the future: messages sent before then would never run; use "
+            f"`{LATEST}` to skip the present messages"
         )
-    before = None if node.fault else Place(node.last, node.position)
-    waiting_before, behind_before = _waiting(broker, queue, before or Place(node.last))
+    before = None if node.fault else QueuePosition(node.last, node.position)
+    waiting_before, behind_before = _waiting(broker, queue, before or QueuePosition(node.last))
     waiting_after, behind_after = _waiting(broker, queue, after)
-    return Seek(
+    return SeekPlan(
         queue=queue,
         before=before,
         after=after,
@@ -97,78 +98,84 @@ def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target
         fault=node.fault,
         behind_before=behind_before,
         behind_after=behind_after,
-        finished=broker.finished_text,
+        finished=broker.capabilities.end_position_text,
     )
 
 
-def execute(client: Client, layout: Layout, seek: Seek) -> None:
-    """Do what was planned; a live owner goes on from there after the message in hand."""
-    operator.seek(
-        client, layout, seek.queue, seek.after.last, seek.after.position, seek.finished
+def execute(client: Client, layout: Layout, seek: SeekPlan) -> None:
+    """Execute a plan; a live owner finishes its message in flight and resumes from there."""
+    operator.seek(client, layout, seek.queue, seek.after.last, seek.after.position, seek.finished)
+
+
+def _waiting(broker: Broker, queue: str, place: QueuePosition) -> tuple[int | None, float | None]:
+    """Return the number of messages after a position, and the age of the first one."""
+    backlog = broker.catalog.backlog(
+        queue, broker.positions.resume_after(place.last, place.position)
     )
-
-
-def _waiting(broker: Broker, queue: str, place: Place) -> tuple[int | None, float | None]:
-    """Return how many messages wait behind a place, and the age of the first."""
-    backlog = broker.backlog(queue, broker.positions.begin(place.last, place.position))
     countable = broker.capabilities.countable
     return backlog.count if countable else None, backlog.behind_seconds
 
 
-def _place(target: str, broker: Broker, queue: str) -> Place:
+def _place(target: str, broker: Broker, queue: str) -> QueuePosition:
     if target == EARLIEST:
-        return Place(broker.positions.earliest)
+        return QueuePosition(broker.positions.earliest)
     if target == LATEST:
-        return Place(_head(broker, queue))
-    if broker.positions is TIMES:
+        return QueuePosition(_head(broker, queue))
+    if broker.positions is TIME_POSITIONS:
         if target.isascii() and target.isdigit():
-            return Place(int(target))
+            return QueuePosition(int(target))
     elif (own := _own_place(target, broker, queue)) is not None:
         return own
     try:
         moment = datetime.datetime.fromisoformat(target.replace("Z", "+00:00"))
     except ValueError as error:
-        form = " such as 135471512647131000" if broker.positions is TIMES else " of the broker's"
+        form = (
+            " such as 135471512647131000"
+            if broker.positions is TIME_POSITIONS
+            else " of the broker"
+        )
         raise UsageError(
-            reason=f"{target!r} is no place in a queue: write {EARLIEST}, {LATEST}, a position"
-            f"{form}, or a time such as 2012-01-29T17:34:24Z"
+            reason=f"the target must be {EARLIEST}, {LATEST}, a position{form}, or a time such as "
+            f"2012-01-29T17:34:24Z, got {target!r}"
         ) from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.timezone.utc)
-    return Place(position_of_time(moment.timestamp()))
+    return QueuePosition(position_of_time(moment.timestamp()))
 
 
-def _own_place(target: str, broker: Broker, queue: str) -> Place | None:
-    """Return the place of a position in the broker's own form, None for what is none.
+def _own_place(target: str, broker: Broker, queue: str) -> QueuePosition | None:
+    """Return the position for a text in the broker's own form, None if it has another form.
 
-    `last` is recorded beside it: the time of the message behind it, less the smallest there is.
+    Its `last` is just before the time of the next message.
     """
-    if target == broker.finished_text:
-        if broker.goes_on(queue):
+    if target == broker.capabilities.end_position_text:
+        if broker.catalog.is_reopened(queue):
             raise UsageError(
-                reason=f"{target!r} lies ahead, for queue {queue!r} still gets messages: they would"
-                f" never run; `{LATEST}` passes over those that are there"
+                reason=f"queue {queue!r} still receives messages, which would never run after "
+                f"{target!r}; use `{LATEST}` to skip the present messages"
             )
-        return Place(position_now(), target)
+        return QueuePosition(position_now(), target)
     try:
-        position = broker.positions.begin(position_now(), target)
+        position = broker.positions.resume_after(position_now(), target)
     except ValueError:
         return None
-    if not broker.has_place(queue, position):
+    if not broker.catalog.has_position(queue, position):
         raise UsageError(
-            reason=f"queue {queue!r} has no message {target!r}: it is no position of this queue, or"
-            f" lies ahead, where messages sent until then would never run; write a position that"
-            f" was seen there, {EARLIEST}, {LATEST} or a time"
+            reason=f"queue {queue!r} has no message at {target!r}: it is not a position of this "
+            "queue, or is in the future, and messages sent before then would never run; use a "
+            f"position that has occurred in this queue, {EARLIEST}, {LATEST} or a time"
         )
     reader = broker.reader(queue, position)
     try:
         rows = list(reader.fetch(1))
     finally:
         reader.close()
-    following = broker.positions.last(rows[0][0]) if rows else position_now()
-    return Place(max(0, following - 1), target)
+    following = broker.positions.to_time(rows[0][0]) if rows else position_now()
+    return QueuePosition(max(0, following - 1), target)
 
 
 def _head(broker: Broker, queue: str) -> int:
-    """Return `last` of a queue of which everything is done."""
-    return broker.positions.last(broker.backlog(queue, broker.positions.begin(0, None)).head)
+    """Return the `last` of a queue whose messages are all done."""
+    return broker.positions.to_time(
+        broker.catalog.backlog(queue, broker.positions.resume_after(0, None)).head
+    )

@@ -1,42 +1,46 @@
-"""What is going on: queues, workers, dead letters. Reads only, and returns frozen values."""
+"""The status of queues and workers. Reads only, and returns frozen values."""
 
 from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qdo.brokers.base import Backlog, Broker
+from qdo.brokers.base import Broker
+from qdo.brokers.catalog import Backlog
+from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.layout import Layout, Marks, QueueNode, WorkerNode
-from qdo.coordination.reads import read_children, read_nodes
-from qdo.filters import EVERYTHING, QueueFilter
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.ops.backlogs import ask
+from qdo.queues import EVERYTHING, QueueFilter
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """Where a queue is and how far.
+    """The owner and the progress of a queue.
 
-    :ivar owner: worker that its node names, None while it is free.
-    :ivar owner_gone: that worker is no longer registered, so that the queue is free as well.
+    :ivar owner: worker in its node, None if the queue is free.
+    :ivar owner_gone: that worker is no longer registered: the queue is free as well.
     :ivar last: position up to which everything is done, 0 before the first message.
-    :ivar position: the broker's own position beside it, None where its positions are times.
-    :ivar backlog: messages behind `last`; None where the broker does not know the queue, cannot
-        count or was not asked, or where `last` cannot be read.
-    :ivar approximate: the broker knows the backlog only roughly.
-    :ivar behind_seconds: age of the next message, 0 at the tip; None where nobody says it.
-    :ivar oldest: position of the first of them.
+    :ivar position: the broker's own position for it, None if its positions are times.
+    :ivar backlog: messages after `last`; None if the broker does not know the queue, cannot
+        count or was not asked, or if `last` cannot be read.
+    :ivar approximate: the backlog is an estimate of the broker.
+    :ivar behind_seconds: age of the next message, 0 at the tip; None if unknown.
+    :ivar oldest: position of the first message of the backlog.
     :ivar delayed: messages that are not due yet; they are not in the backlog.
-    :ivar dead_letters: messages set aside.
-    :ivar fault: why the queue's node cannot be read; such a queue stands still.
-    :ivar untaken: none of the registered workers takes queues of this name.
+    :ivar dead_letters: number of dead letters.
+    :ivar fault: why the queue is not processed: its node cannot be read, for instance.
+    :ivar untaken: the filters of all registered workers exclude this queue.
     :ivar waits_for: queues that must be finished before this one may begin.
-    :ivar marks: of the message that fails, None while none does; the queue stands still if they
-        say that it is blocked.
-    :ivar also_blocking: of further messages that wait for an operator.
+    :ivar marks: failure record of the failing message, None if none fails. The record also tells
+        whether the message blocks the queue.
+    :ivar also_blocking: failure records of further messages that wait for an operator.
     """
 
     queue: str
@@ -48,8 +52,8 @@ class QueueStatus:
     dead_letters: int
     fault: str | None
     delayed: int = 0
-    marks: Marks | None = None
-    also_blocking: tuple[Marks, ...] = ()
+    marks: FailureRecord | None = None
+    also_blocking: tuple[FailureRecord, ...] = ()
     untaken: bool = False
     position: str | None = None
     approximate: bool = False
@@ -61,7 +65,7 @@ class QueueStatus:
 class Statuses:
     """The status of queues, by name.
 
-    :ivar unasked: how many backlogs the broker was not asked for, to save requests.
+    :ivar unasked: how many backlogs were not requested from the broker, to save requests.
     """
 
     queues: list[QueueStatus]
@@ -72,10 +76,10 @@ class Statuses:
 class WorkerStatus:
     """A registered worker.
 
-    :ivar queues: how many it handles.
-    :ivar assigned: how many the rebalancer grants it.
-    :ivar takes: which queues it may be granted.
-    :ivar details: what the process says of itself: host, pid, version, started, state, ...
+    :ivar queues: how many queues it owns.
+    :ivar assigned: how many queues the rebalancer assigns to it.
+    :ivar takes: filter of the queues that may be assigned to it.
+    :ivar details: data published by its process: host, pid, version, started, state, ...
     """
 
     worker: str
@@ -83,6 +87,38 @@ class WorkerStatus:
     assigned: int
     details: tuple[tuple[str, Any], ...]
     takes: QueueFilter = EVERYTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that was read about the queues of an app; `assemble` makes statuses of it.
+
+    :ivar names: the queues to report.
+    :ivar nodes: their queue nodes, with faults; and those of the queues they wait for.
+    :ivar workers: registered workers; None without a coordinator.
+    :ivar filters: predicates, one for each different filter of the workers that stay.
+    :ivar listed: queues that the broker lists.
+    :ivar dead_letters: number of dead letters by queue.
+    :ivar backlogs: by queue, as far as the broker was asked.
+    :ivar lags: seconds by queue, as reported by workers.
+    :ivar parents: by queue, the queues that must be finished first.
+    :ivar unasked: number of backlogs that were not requested.
+    :ivar countable: the broker can count messages.
+    :ivar end: text of the position of a finished queue, None if queues never finish.
+    """
+
+    names: Sequence[str]
+    nodes: Mapping[str, QueueNode]
+    workers: Collection[str]
+    filters: Sequence[Callable[[str], bool]]
+    listed: Collection[str]
+    dead_letters: Mapping[str, int]
+    backlogs: Mapping[str, Backlog | None]
+    lags: Mapping[str, float]
+    parents: Mapping[str, Sequence[str]]
+    unasked: int
+    countable: bool
+    end: str | None
 
 
 def queue_statuses(
@@ -94,158 +130,147 @@ def queue_statuses(
 ) -> Statuses:
     """Return the status of every queue that matches.
 
-    A queue counts that has a node or a message; one that is done to its end, or that its broker
-    has no more, only while it has dead letters. Without `client` nothing is known of owners and
-    positions, without `broker` nothing of messages.
+    Includes every queue that has a node or a message. A queue that is finished, or that the
+    broker no longer has, is included only while it has dead letters. Without `client` owners and
+    positions are unknown, without `broker` messages are.
 
-    :param budget: ask the broker for so many backlogs at most, first for those of queues that
-        most probably need somebody; None: for as many as is good for this broker.
+    :param budget: maximum number of backlogs to request from the broker, those of the queues
+        that most probably need attention first; None: the broker's own limit.
     :raises CoordinatorUnreachableError: the connection is lost.
     :raises UnreachableError: the broker cannot be read.
     """
+    return assemble(read_snapshot(client, layout, broker, glob, budget))
+
+
+def read_snapshot(
+    client: Client | None, layout: Layout, broker: Broker | None, glob: str, budget: int | None
+) -> Snapshot:
+    """Read everything that the statuses of the matching queues need; see `queue_statuses`."""
     nodes = _queue_nodes(client, layout, glob) if client else {}
     workers = _names(client, layout.workers) if client else frozenset()
-    takers = _takers(client, layout, workers) if client else []
-    listed = frozenset(broker.queues()) if broker else frozenset()
+    listed = frozenset(broker.catalog.names()) if broker else frozenset()
     stored = frozenset(_matching(listed, glob))
-    dead = broker.dead_letter_counts() if broker else {}
+    dead = broker.dead_letters.counts() if broker else {}
+    end = broker.capabilities.end_position_text if broker else None
     if broker is not None:
-        nodes = {name: _told(name, node, broker) for name, node in nodes.items()}
+        nodes = {name: _with_fault(name, node, broker) for name, node in nodes.items()}
     over = {
         name
         for name, node in nodes.items()
-        if not dead.get(name) and _is_over(node, name, stored, broker)
+        if not dead.get(name) and _is_over(node, name, stored, end)
     }
     names = sorted(stored.union(nodes, _matching(dead, glob)) - over)
     whole = [name for name in names if name in stored and nodes.get(name, _NEW).fault is None]
     backlogs = ask(broker, whole, nodes, workers, budget) if broker else {}
-    lags = _lags(client, layout) if client and broker and broker.polled else {}
-    found = [
-        _queue_status(
-            name,
-            nodes.get(name, _NEW),
-            workers,
-            broker,
-            backlogs.get(name),
-            dead.get(name, 0),
-            bool(takers) and not any(takes(name) for takes in takers),
-            lags.get(name),
-        )
-        for name in names
-    ]
-    if client is not None and broker is not None and broker.finished_text is not None:
-        found = _with_parents(found, client, layout, broker, nodes, listed)
-    return Statuses(found, len(whole) - len(backlogs))
+    parents: dict[str, Sequence[str]] = {}
+    if client is not None and broker is not None and end is not None:
+        parents = {
+            name: broker.catalog.parents(name)
+            for name in names
+            if name in listed and name not in nodes
+        }
+        others = {each for found in parents.values() for each in found if each not in nodes}
+        nodes = {**nodes, **_read_queue_nodes(client, layout, others)}
+    return Snapshot(
+        names=names,
+        nodes=nodes,
+        workers=workers,
+        filters=_filters(client, layout, workers) if client else (),
+        listed=listed,
+        dead_letters=dead,
+        backlogs=backlogs,
+        lags=_lags(client, layout) if client and broker and broker.capabilities.doorbell else {},
+        parents=parents,
+        unasked=len(whole) - len(backlogs),
+        countable=broker is not None and broker.capabilities.countable,
+        end=end,
+    )
+
+
+def assemble(snapshot: Snapshot) -> Statuses:
+    """Return the statuses of a snapshot; reads nothing."""
+    return Statuses([_queue_status(name, snapshot) for name in snapshot.names], snapshot.unasked)
 
 
 _NEW = QueueNode()
 
 
-def _told(name: str, node: QueueNode, broker: Broker) -> QueueNode:
-    """Return a node with what keeps it from being processed as its fault."""
+def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
+    node = snapshot.nodes.get(queue, _NEW)
+    backlog = snapshot.backlogs.get(queue)
+    lag = snapshot.lags.get(queue)
+    filters = snapshot.filters
+    return QueueStatus(
+        queue=queue,
+        owner=node.owner or None,
+        owner_gone=bool(node.owner) and node.owner not in snapshot.workers,
+        last=node.last,
+        backlog=backlog.count if backlog and snapshot.countable else None,
+        oldest=backlog.oldest if backlog else None,
+        dead_letters=snapshot.dead_letters.get(queue, 0),
+        fault=node.fault,
+        delayed=backlog.delayed if backlog else 0,
+        marks=node.failure,
+        also_blocking=tuple(each for each in node.blocking if each is not node.failure),
+        untaken=bool(filters) and not any(takes(queue) for takes in filters),
+        position=node.position,
+        approximate=backlog is not None and backlog.approximate,
+        behind_seconds=lag if backlog is None or lag is not None else backlog.behind_seconds,
+        waits_for=tuple(
+            name for name in snapshot.parents.get(queue, ()) if _is_pending(name, snapshot)
+        ),
+    )
+
+
+def _is_pending(parent: str, snapshot: Snapshot) -> bool:
+    """Return whether a queue exists and is not finished yet."""
+    exists = parent in snapshot.nodes or parent in snapshot.listed
+    return exists and not _is_finished(snapshot.nodes.get(parent), snapshot.end)
+
+
+def _with_fault(name: str, node: QueueNode, broker: Broker) -> QueueNode:
+    """Return a node whose fault is the reason why the queue is not processed."""
     node = node.checked(broker.positions)
-    if node.fault is None and _is_finished(node, broker) and broker.goes_on(name):
-        return replace(node, fault="it is finished, and another one of its name was made anew")
-    if node.deleted and node.fault is None and not _is_finished(node, broker):
+    finished = _is_finished(node, broker.capabilities.end_position_text)
+    if node.fault is None and finished and broker.catalog.is_reopened(name):
+        return replace(node, fault="it was finished, but a queue of the same name was created")
+    if node.deleted and node.fault is None and not finished:
         return replace(node, fault="it is marked as deleted")
     return node
 
 
-def _is_over(
-    node: QueueNode, name: str, stored: Collection[str], broker: Broker | None
-) -> bool:
-    """Return whether a queue is nobody's business any more, and only its node is left.
+def _is_over(node: QueueNode, name: str, stored: Collection[str], end: str | None) -> bool:
+    """Return whether nothing but the node is left of a queue.
 
-    One that is finished is so before a leader, if there is any, has marked it as deleted.
+    A finished queue is over even before a leader has marked it as deleted.
     """
     return (node.deleted and name not in stored) or (
-        _is_finished(node, broker) and not node.owner and node.fault is None
+        _is_finished(node, end) and not node.owner and node.fault is None
     )
 
 
-def _is_finished(node: QueueNode | None, broker: Broker | None) -> bool:
-    finished = None if broker is None else broker.finished_text
-    return node is not None and finished is not None and node.position == finished
+def _is_finished(node: QueueNode | None, end: str | None) -> bool:
+    return node is not None and end is not None and node.position == end
 
 
-def _with_parents(
-    found: Iterable[QueueStatus],
-    client: Client,
-    layout: Layout,
-    broker: Broker,
-    nodes: Mapping[str, QueueNode],
-    listed: Collection[str],
-) -> list[QueueStatus]:
-    """Return statuses, those of queues that were not begun yet with what they wait for."""
-    parents = {
-        each.queue: broker.parents(each.queue)
-        for each in found
-        if each.queue in listed and each.queue not in nodes
-    }
-    others = {name for names in parents.values() for name in names if name not in nodes}
-    known = {**nodes, **_read_queue_nodes(client, layout, others)}
-
-    def awaited(name: str) -> bool:
-        return (name in known or name in listed) and not _is_finished(known.get(name), broker)
-
-    return [
-        replace(each, waits_for=tuple(filter(awaited, parents.get(each.queue, ()))))
-        for each in found
-    ]
-
-
-def _takers(
-    client: Client, layout: Layout, workers: Iterable[str]
-) -> list[Callable[[str], bool]]:
-    """Return what says whether a queue is taken, for each filter of the workers that stay."""
+def _filters(client: Client, layout: Layout, workers: Iterable[str]) -> list[Callable[[str], bool]]:
+    """Return a predicate on queue names for each different filter of the workers that stay."""
     nodes = read_nodes(client, [layout.worker(name) for name in workers])
     parsed = [WorkerNode.parse(node.data) for node in nodes]
-    return [takes.matcher() for takes in {node.takes for node in parsed if not node.draining}]
+    return [takes.matcher() for takes in {node.filter for node in parsed if not node.draining}]
 
 
 def _queue_nodes(client: Client, layout: Layout, glob: str) -> dict[str, QueueNode]:
     return _read_queue_nodes(client, layout, _matching(_names(client, layout.queues), glob))
 
 
-def _read_queue_nodes(
-    client: Client, layout: Layout, names: Iterable[str]
-) -> dict[str, QueueNode]:
+def _read_queue_nodes(client: Client, layout: Layout, names: Iterable[str]) -> dict[str, QueueNode]:
     found = read_nodes(client, [layout.queue(name) for name in names])
     return {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in found}
 
 
-def _queue_status(
-    queue: str,
-    node: QueueNode,
-    workers: frozenset[str],
-    broker: Broker | None,
-    backlog: Backlog | None,
-    dead: int,
-    untaken: bool,
-    lag: float | None,
-) -> QueueStatus:
-    countable = broker is not None and broker.capabilities.countable
-    return QueueStatus(
-        queue=queue,
-        owner=node.owner or None,
-        owner_gone=bool(node.owner) and node.owner not in workers,
-        last=node.last,
-        backlog=backlog.count if backlog and countable else None,
-        oldest=backlog.oldest if backlog else None,
-        dead_letters=dead,
-        fault=node.fault,
-        delayed=backlog.delayed if backlog else 0,
-        marks=node.marks,
-        also_blocking=tuple(each for each in node.blocking if each is not node.marks),
-        untaken=untaken,
-        position=node.position,
-        approximate=backlog is not None and backlog.approximate,
-        behind_seconds=lag if backlog is None or lag is not None else backlog.behind_seconds,
-    )
-
-
 def _lags(client: Client, layout: Layout) -> dict[str, float]:
-    """Return how far behind workers say their queues are, of those that are at all."""
+    """Return the lag of queues in seconds, as workers report it for queues that have one."""
     found: dict[str, float] = {}
     for read in read_nodes(client, _below(client, f"{layout.components}/worker")):
         behind = dict(_details(read.data)).get("behind")
@@ -261,7 +286,7 @@ def _lags(client: Client, layout: Layout) -> dict[str, float]:
 def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
     """Return every registered worker, in the order of registration.
 
-    A worker and its component node belong to one session: that is how they are matched.
+    A worker and its component node are matched by their session.
 
     :raises CoordinatorUnreachableError: the connection is lost.
     """
@@ -281,7 +306,7 @@ def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
         node = WorkerNode.parse(read.data)
         details = described.get(read.session, ())
         granted = assigned.get(name, 0)
-        statuses.append(WorkerStatus(name, len(node.queues), granted, details, node.takes))
+        statuses.append(WorkerStatus(name, len(node.queues), granted, details, node.filter))
     return statuses
 
 

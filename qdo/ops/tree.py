@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.reads import read_children, read_nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Znode:
     """A node of the coordinator.
 
-    :ivar value: its data as text; bytes that are no UTF-8 appear as ``\\xNN``.
-    :ivar ephemeral: it ends with the session that made it.
+    :ivar value: its data as text; bytes that are not UTF-8 appear as ``\\xNN``.
+    :ivar ephemeral: it is deleted with the session that created it.
     """
 
     path: str
@@ -27,9 +27,9 @@ class Znode:
 
 
 def subtree(client: Client, root: str) -> list[Znode]:
-    """Return the node at `root` and all below it, parents before children, by name.
+    """Return the node at `root` and all nodes below it, parents before children, by name.
 
-    Empty when there is no such node. Nodes that come or go meanwhile may be missing.
+    Empty if there is no such node. Nodes that are created or deleted meanwhile may be missing.
 
     :raises CoordinatorUnreachableError: the connection is lost.
     """
@@ -37,9 +37,7 @@ def subtree(client: Client, root: str) -> list[Znode]:
     level = paths
     while level:
         below = read_children(client, level)
-        level = [
-            f"{path.rstrip('/')}/{name}" for path, names in below.items() for name in names
-        ]
+        level = [f"{path.rstrip('/')}/{name}" for path, names in below.items() for name in names]
         paths += level
     nodes = [
         Znode(

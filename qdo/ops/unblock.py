@@ -1,27 +1,30 @@
-"""Letting a queue go on that failing messages block."""
+"""Resumes a queue that failing messages block."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from qdo.coordination import operator
+from qdo.coordination import queue_admin as operator
 from qdo.coordination.client import Client
-from qdo.coordination.layout import Layout, Marks
-from qdo.coordination.operator import Which
+from qdo.coordination.queue_admin import Which
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.progress import FailureRecord
 
-Verdict: TypeAlias = Literal["retry", "skip", "dead-letter"]
+Decision: TypeAlias = Literal["retry", "skip", "dead-letter"]
 
 
 def unblock(
-    client: Client, layout: Layout, queue: str, verdict: Verdict, which: Which = "first"
-) -> tuple[Marks, ...]:
-    """Decide on messages that block a queue; return what was known of them.
+    client: Client, layout: Layout, queue: str, decision: Decision, which: Which = "first"
+) -> tuple[FailureRecord, ...]:
+    """Decide about messages that block a queue; return their failure records.
 
-    Its owner, or the next one, acts upon it: "retry" runs a message again, with its attempts
-    counted from 1; "skip" passes it over; "dead-letter" sets it aside with its error.
+    The queue's present or next owner executes the decision. "retry" runs a message again, with
+    its attempts counted from 1; "skip" skips it; "dead-letter" stores it as a dead letter with
+    its error.
 
     :param which: position of the message, "first" or "all".
     :raises NotFoundError: there is no such queue.
-    :raises NotBlockedError: it is not blocked, or by no such message.
+    :raises NotBlockedError: the queue, or this message, is not blocked.
     """
-    return operator.unblock(client, layout, queue, verdict, which)
+
+    return operator.unblock(client, layout, queue, decision, which)

@@ -1,6 +1,6 @@
-"""What apps use to test their jobs: no server, no waiting, the same result in every run.
+"""Tools for testing the jobs of an app: no server, no waiting, the same result in every run.
 
-Names are loaded when they are first used: pytest loads this package at its start.
+Names are loaded at first use: pytest loads this package at startup.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qdo.testing.clock import Clock as Clock
-    from qdo.testing.faults import POINTS as POINTS
+    from qdo.testing.fault_points import POINTS as POINTS
     from qdo.testing.kit import TestKit as TestKit
-    from qdo.testing.world import Attempt as Attempt
+    from qdo.testing.state import Attempt as Attempt
 
 _HOMES = {
-    "Attempt": "qdo.testing.world",
+    "Attempt": "qdo.testing.state",
     "Clock": "qdo.testing.clock",
-    "POINTS": "qdo.testing.faults",
+    "POINTS": "qdo.testing.fault_points",
     "TestKit": "qdo.testing.kit",
 }
 

@@ -1,10 +1,9 @@
-"""The clock of a testing kit: it stands still until it is told to move.
+"""The clock of a testing kit: it moves only when the test moves it.
 
-What qdo itself asks for the time while an app is tested, be it how long a back-off lasts or
-when a delayed message is due, must ask this clock. The engine takes its clock as an argument;
-`qdo.message` (positions, deadlines) and `qdo.worker.outcome` (times that are recorded) ask
-the module `time`, and find a stand-in of it while a clock is `installed`. The code under test and
-its libraries find the real one.
+While an app is tested, qdo itself must use this clock, for instance for backoffs and for the due
+times of delayed messages. The engine takes its clock as an argument. `PATCHED` names the modules
+that read the time themselves: they use a replacement while a clock is `installed`. The code under
+test and its libraries use the real clock.
 """
 
 from __future__ import annotations
@@ -16,20 +15,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from qdo.errors import UsageError
-from qdo.message import GREGORIAN_OFFSET
+from qdo.positions import GREGORIAN_OFFSET
+from qdo.system.clock import clock
 
 START = 1_767_225_600.0
-"""2026-01-01T00:00:00Z: the same in every run, so that positions and ids are, too."""
+"""2026-01-01T00:00:00Z: positions and ids are the same in every run."""
 TOLERANCE_SECONDS = 0.001
-"""What is due within this is due: recorded times are rounded to milliseconds."""
-PATCHED = ("qdo.message", "qdo.worker.outcome")
-"""Modules that ask the module `time`."""
+"""Times this close are due already: recorded times are rounded to milliseconds."""
+PATCHED = {
+    "qdo.message": "clock",
+    "qdo.positions": "time",
+    "qdo.worker.engine.outcomes": "time",
+    "qdo.worker.engine.resume": "time",
+}
+"""Modules that read the time, and the global in them that is replaced."""
 
 _installed: list[Clock] = []
 
 
 class Clock:
-    """A time that moves only when told to.
+    """A time that moves only on request.
 
     :param start: Unix time at which it begins; seconds.
     """
@@ -44,7 +49,7 @@ class Clock:
         return self._start + self._passed
 
     def passed(self) -> float:
-        """Return the seconds since it began: what leases, turns and back-offs count in."""
+        """Return the seconds since it began, the time base of leases, turns and backoffs."""
         return self._passed
 
     def position(self) -> int:
@@ -52,48 +57,49 @@ class Clock:
         return round(self._start * 10_000_000) + round(self._passed * 10_000_000) + GREGORIAN_OFFSET
 
     def passed_at(self, moment: float) -> float:
-        """Return what `passed` gives at a Unix time."""
+        """Return the value of `passed` at a Unix time."""
         return moment - self._start
 
     def move(self, seconds: float) -> None:
-        """Let so much time pass.
+        """Advance by some seconds.
 
-        :raises UsageError: time cannot go back.
+        :raises UsageError: the number is negative.
         """
         if not seconds >= 0:
-            raise UsageError(reason=f"the clock cannot move by {seconds!r} s: give 0 or more")
+            raise UsageError(reason=f"the clock must move by 0 s or more, got {seconds!r}")
         self._passed += seconds
 
     def move_to(self, passed: float) -> None:
-        """Let time pass until `passed` gives this; nothing happens if it is over already."""
+        """Advance until `passed` has this value; do nothing if it is larger already."""
         self._passed = max(self._passed, passed)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Have qdo's own modules ask this clock, until the block ends.
+        """Make qdo's own modules use this clock until the block ends.
 
-        :raises UsageError: they ask another one already.
+        :raises UsageError: they already use another one.
         """
         if any(other is not self for other in _installed):
             raise UsageError(
-                reason="there is an open TestKit with another clock: close it first, or give"
-                " both the same, as in TestKit(app, clock=other.clock)"
+                reason="another TestKit is open with another clock; close it first, or share its"
+                " clock, as in TestKit(app, clock=other.clock)"
             )
-        modules = [importlib.import_module(name) for name in PATCHED]
         _installed.append(self)
-        for module in modules:
-            vars(module)["time"] = _Stand(self)
+        replacements = {"time": _TimeModule(self), "clock": self.passed}
+        for module, name in PATCHED.items():
+            vars(importlib.import_module(module))[name] = replacements[name]
         try:
             yield
         finally:
             _installed.remove(self)
-            for module in modules:
-                if not _installed:
-                    vars(module)["time"] = time
+            if not _installed:
+                originals = {"time": time, "clock": clock}
+                for module, name in PATCHED.items():
+                    vars(importlib.import_module(module))[name] = originals[name]
 
 
-class _Stand:
-    """Stands in for the module `time`."""
+class _TimeModule:
+    """Replaces the module `time`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -103,9 +109,6 @@ class _Stand:
 
     def time_ns(self) -> int:
         return 100 * (self._clock.position() - GREGORIAN_OFFSET)
-
-    def clock_gettime(self, clock: int) -> float:
-        return self._clock.passed()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)

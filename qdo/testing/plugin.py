@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures for the tests of apps. It loads qdo only where they are used."""
+"""The pytest plugin: fixtures for the tests of apps. Only tests that use them load qdo."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def qdo_kit() -> Iterator[Callable[..., TestKit]]:
-    """Make a `qdo.testing.TestKit`: ``kit = qdo_kit(app)``, with what `TestKit` takes.
+    """Make a `qdo.testing.TestKit`: ``kit = qdo_kit(app)``, with the parameters of `TestKit`.
 
-    Each is closed at the end of the test. A crash or a lost lease that was asked for and has not
-    happened fails the test: it has not tested what it says.
+    Each is closed at the end of the test. The test fails if a requested crash or lost lease has
+    not happened: it has not tested its subject.
     """
     from qdo.testing.kit import TestKit
 
@@ -33,4 +33,4 @@ def qdo_kit() -> Iterator[Callable[..., TestKit]]:
         yield make
     left = sum(kit.faults_left for kit in kits)
     if left:
-        pytest.fail(f"{left} crashes or lost leases that were asked for have not happened")
+        pytest.fail(f"qdo_kit: {left} requested crashes or lost leases have not happened")

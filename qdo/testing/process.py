@@ -1,8 +1,8 @@
-"""One worker process of a testing kit: the engine of a worker, turned by hand.
+"""One worker process of a testing kit: the engine of a worker, run step by step.
 
-Dispatcher, pipeline, outcomes and policies are those of every worker. What stands around them is
-replaced: greenlets by a list of what is to be run, the broker by one in memory, the
-coordinator by `record`. Between the steps stand fault points, none of them in the engine.
+Dispatcher, pipeline, outcomes and policies are those of every worker. Their surroundings are
+replaced: greenlets by a list of calls, the broker and the coordinator by ones in memory. Fault
+points are between the steps; the engine itself has none.
 """
 
 from __future__ import annotations
@@ -13,41 +13,42 @@ from collections.abc import Callable, Iterable
 from typing import cast
 
 from qdo.app import App
-from qdo.coordination.layout import QueueNode
-from qdo.coordination.lease import Lease
-from qdo.coordination.slots import Claim, State
-from qdo.coordination.slots import Slot as Owned
+from qdo.coordination.protocol.claims import Claim, QueueState
+from qdo.coordination.protocol.claims import OwnedQueue as Owned
+from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import UsageError
 from qdo.events import Event
+from qdo.jobs.policy import Policy
+from qdo.jobs.policy_tables import check_policies
 from qdo.message import Message
-from qdo.policies import check_policies
-from qdo.policy import Policy
-from qdo.testing.faults import Crashed, Point
-from qdo.testing.pointed import PointedBroker, Watched
-from qdo.testing.running import InlineExecutor
-from qdo.testing.world import World
-from qdo.worker import hands
-from qdo.worker.dispatcher import Dispatcher
-from qdo.worker.pipeline import Pipeline
+from qdo.testing.fault_injection import FaultyBroker, InstrumentedApp
+from qdo.testing.fault_points import Crashed, Point
+from qdo.testing.inline_executor import InlineExecutor
+from qdo.testing.state import State
+from qdo.worker.engine.context import Engine
+from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.pipeline import Pipeline
+from qdo.worker.shared_memory import in_flight as hands
 
 LEASE_SECONDS = 1e9
-"""The kit keeps the session alive: a lease only ends when the test says so."""
+"""The kit keeps the session alive: a lease ends only when the test ends it."""
 GIVE_UP = (
-    "{most} attempts did not bring the queues to rest: is there a job that always sends another"
-    " message, or asks for another attempt at once? Else allow more with most_attempts="
+    "the queues must become idle within {most} attempts; check for a job that always sends another"
+    " message or retries immediately, or allow more with most_attempts="
 )
 
 
 class Process:
-    """One worker process, which is its own registration.
+    """One worker process; it receives the engine's reports in place of a coordinator member.
 
-    :ivar name: of its worker node.
-    :ivar alive: False once it was killed; nothing it does counts any more.
-    :ivar stopping: why it gives its queues back, None while it does not.
-    :ivar running: it is on the stack: a job may be in hand.
+    :ivar name: name of its worker node.
+    :ivar alive: False after it was killed; its actions then have no effect.
+    :ivar stopping: why it releases its queues, None while it does not.
+    :ivar running: it is on the stack: a job may be running.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: State) -> None:
         settings = world.settings
         self.clock = world.clock
         self.name = f"worker-{next(world.numbers):010d}"
@@ -65,24 +66,22 @@ class Process:
         self._fault: Exception | None = None
         policy = Policy(settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds)
         check_policies(world.app.jobs, settings.policies, policy)
-        self._manager = world.app.job_context()
+        self._manager = world.app.hooks.job_context()
         context = self._manager.__enter__()
         self._memory = hands.make_memory()
         self._executor = InlineExecutor(self, settings.executor)
-        self._broker = PointedBroker(world.store, world.app.name, self.reach)
-        self._pipeline = Pipeline(
-            cast(App, Watched(world.app, self)),
+        self._broker = FaultyBroker(world.store, world.app.name, self.reach)
+        engine = Engine.build(
+            cast(App, InstrumentedApp(world.app, self)),
             self._broker,
             self._executor,
-            policy=policy,
-            policies=settings.policies,
+            settings,
+            in_flight=hands.InFlightTable(2 * settings.concurrency, self._memory),
             on_stop=self._stop,
-            hands=hands.Hands(2 * settings.concurrency, self._memory),
-            fetch=settings.fetch,
-            turn_seconds=settings.turn_seconds,
             clock=self.clock.passed,
-            chance=world.chance,
+            jitter=world.chance,
         )
+        self._pipeline = Pipeline(engine)
         self._dispatcher = Dispatcher(
             self._pipeline,
             concurrency=1,
@@ -92,14 +91,14 @@ class Process:
         )
         self._pipeline.context = context
         self._unlisten = self._broker.listen(self._woken)
-        self._woken(self._broker.queues())
+        self._woken(self._broker.catalog.names())
 
     # --- running ----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run turns until no queue is ready, or this process has come to its end.
+        """Run turns until no queue is ready, or this process ends.
 
-        :raises UsageError: the kit was used in a wrong way meanwhile.
+        :raises UsageError: the kit was used incorrectly.
         """
         self.running = True
         try:
@@ -117,18 +116,18 @@ class Process:
             raise self._fault
 
     def due(self) -> float:
-        """Return when a queue that waits goes on, by the clock; `inf` for never."""
+        """Return the time on the clock when a waiting queue resumes; `inf` for never."""
         return self._dispatcher.due()
 
     def spend(self, seconds: float) -> None:
-        """Let time pass within the job in hand; others record what turns have done so far."""
+        """Let time pass within the running job; meanwhile the progress of turns is recorded."""
         self._executor.spend(seconds)
         if seconds >= self._world.settings.checkpoint_seconds:
             self._dispatcher.note_progress()
             self._checkpoint()
 
     def fail(self, fault: Exception) -> None:
-        """End the run, and have it raise an error: one of the test, not of the job."""
+        """End the run with an error of the test, not of the job."""
         self._fault = fault
         self.alive = False
         raise Crashed
@@ -144,7 +143,7 @@ class Process:
             raise Crashed
 
     def starting(self, message: Message) -> None:
-        """Take note that a job is about to run."""
+        """Record the start of a job."""
         world = self._world
         self._began[message.queue, message.position] = self.clock.passed()
         if not world.left:
@@ -152,7 +151,7 @@ class Process:
         world.left -= 1
 
     def ended(self, event: Event) -> None:
-        """Keep what is told of an attempt."""
+        """Record an attempt that ended."""
         now = self.clock.passed()
         began = self._began.pop((event.queue, event.position), now)
         self._world.note(event, self._fences.get(event.queue, 0), now - began)
@@ -161,7 +160,7 @@ class Process:
         self._news.update(queues)
 
     def _hear(self) -> None:
-        """Claim queues that are new, and look at those with new messages."""
+        """Claim new queues, and wake those with new messages."""
         news, self._news = sorted(self._news), set()
         for queue in news:
             if queue not in self._owned:
@@ -169,7 +168,7 @@ class Process:
         self._dispatcher.wake(news)
 
     def _between_turns(self) -> None:
-        """Do what the other greenlets of a worker do: checkpoints, wake-ups, the way down."""
+        """Do the work of a worker's other greenlets: checkpoints, wake-ups, shutdown."""
         if not self.alive:
             raise Crashed
         self._checkpoint()
@@ -187,10 +186,10 @@ class Process:
         self.stopping = reason
         self._world.stops.append(reason)
 
-    # --- what the engine says ----------------------------------------------------------
+    # --- reports of the engine ---------------------------------------------------------
 
     def progress(self, claim: Claim) -> None:
-        """Have a checkpoint written after the turn."""
+        """Write a checkpoint after the turn."""
         self._dirty[claim.queue] = claim
 
     def record(self, claim: Claim) -> bool:
@@ -207,7 +206,7 @@ class Process:
         return written
 
     def finished(self, claim: Claim) -> None:
-        """Give a queue back."""
+        """Release a queue."""
         owned = self._owned.get(claim.queue)
         if owned is None or owned.claim is not claim or not self.alive:
             return
@@ -223,28 +222,32 @@ class Process:
         owned.node = node
         return True
 
-    # --- what the coordinator would say ----------------------------------------------------
+    # --- events of a coordinator -----------------------------------------------------------
 
     def _claim(self, queue: str) -> None:
         fence, node = self._world.record.claim(queue, self.name)
         owned = self._owned[queue] = Owned(queue)
-        owned.state = State.OWNED
+        owned.state = QueueState.OWNED
         owned.node = node
-        owned.claim = claim = Claim(queue, fence, node.last, self._lease, node.marks, node.above)
+        owned.claim = claim = Claim(
+            queue, fence, node.last, self._lease, node.failure, node.out_of_order
+        )
         self._fences[queue] = fence
         self.reach("after-claim", queue)
         if claim.open:
             self._dispatcher.claimed(self, claim)
 
     def moved(self, queue: str, node: QueueNode) -> None:
-        """Go on with a queue node that an operator changed."""
+        """Continue with a queue node that an operator changed."""
         owned = self._owned.get(queue)
         if owned is None or owned.claim is None:
             return
         old, owned.node = owned.claim, node
         old.open = False
-        owned.claim = Claim(queue, old.fence, node.last, self._lease, node.marks, node.above)
-        self._dispatcher.moved(self, old, owned.claim)
+        owned.claim = Claim(
+            queue, old.fence, node.last, self._lease, node.failure, node.out_of_order
+        )
+        self._dispatcher.repositioned(self, old, owned.claim)
 
     def lose(self) -> None:
         """Lose the session: another worker may own every queue from now on."""
@@ -261,7 +264,7 @@ class Process:
     # --- the end ------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Give every queue back, in good order; it may die on the way."""
+        """Release every queue cleanly; the process may die meanwhile."""
         try:
             self._release()
         except Crashed:
@@ -276,9 +279,9 @@ class Process:
             self._dispatcher.releasing(self, claim)
 
     def die(self, reason: str) -> None:
-        """Be dead from now on, as after kill -9.
+        """Die as after kill -9.
 
-        :param reason: how, for the attempts of the messages in hand; "" counts none.
+        :param reason: the reason, for the attempts of the messages in flight; "" counts none.
         """
         self.alive = False
         self._unlisten()
@@ -287,7 +290,7 @@ class Process:
         self._world.record.free(self.name)
 
     def close(self) -> None:
-        """Tear down the job context, and let go of what is left."""
+        """Close the job context and all other resources."""
         self._executor.close()
         self._unlisten()
         os.close(self._memory)

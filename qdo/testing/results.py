@@ -1,23 +1,25 @@
-"""What a test can look at after a run."""
+"""The results of a run, for a test to check."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from qdo.brokers.base import Backlog, Broker, DeadLetterRecord
-from qdo.coordination.layout import Marks
+from qdo.brokers.base import Broker
+from qdo.brokers.catalog import Backlog
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.coordination.znodes.progress import FailureRecord
 from qdo.events import OutcomeName
-from qdo.testing.faults import Step
-from qdo.testing.world import Attempt, World, body_of
+from qdo.testing.fault_points import Step
+from qdo.testing.state import Attempt, State, body_of
 
 
 class Results:
     """Messages, attempts and progress of an app under test.
 
-    :ivar broker: where messages and dead letters are, as `app.broker` while the kit is open.
+    :ivar broker: stores the messages and dead letters; `app.broker` while the kit is open.
     """
 
-    def __init__(self, world: World, broker: Broker) -> None:
+    def __init__(self, world: State, broker: Broker) -> None:
         self.broker = broker
         self._world = world
 
@@ -28,7 +30,7 @@ class Results:
 
     @property
     def faults_left(self) -> int:
-        """How many of the faults asked for have not happened: 0 at the end of a good test."""
+        """The number of requested faults that have not happened: 0 at the end of a valid test."""
         return self._world.faults.pending()
 
     @property
@@ -41,7 +43,7 @@ class Results:
     ) -> list[Attempt]:
         """Return the attempts that ended, in order, of one queue or outcome or of all.
 
-        What was under way in a crash never ended and is not among them.
+        An attempt that a crash interrupted has not ended and is not included.
         """
         return [
             each
@@ -50,7 +52,7 @@ class Results:
         ]
 
     def done(self, queue: str | None = None) -> list[Any]:
-        """Return the bodies of the messages that were done, in order; repeated ones repeat."""
+        """Return the bodies of the messages that were done, in order, including repetitions."""
         return [each.body for each in self.attempts(queue, "done")]
 
     def skipped(self, queue: str | None = None) -> list[Any]:
@@ -59,29 +61,29 @@ class Results:
 
     def dead_letters(self, queue: str | None = None) -> list[DeadLetterRecord]:
         """Return the dead letters of a queue, or of all, oldest first, as they are stored."""
-        return self.broker.dead_letters(queue)
+        return self.broker.dead_letters.records(queue)
 
-    def blocked(self) -> dict[str, Marks]:
-        """Return what is known of the message that blocks its queue, by queue."""
+    def blocked(self) -> dict[str, FailureRecord]:
+        """Return the failure records of messages that block their queue, by queue."""
         return {queue: marks for queue, marks in self._marks().items() if marks.blocked}
 
-    def failing(self) -> dict[str, Marks]:
-        """Return what is known of the message that waits for its next attempt, by queue."""
+    def failing(self) -> dict[str, FailureRecord]:
+        """Return the failure records of messages that wait for a retry, by queue."""
         return {queue: marks for queue, marks in self._marks().items() if not marks.blocked}
 
     def last(self, queue: str) -> int:
-        """Return the recorded `last` of a queue: up to here everything is done; 0: nothing is."""
+        """Return the recorded `last` of a queue: everything up to it is done; 0: nothing is."""
         return self._world.record.node(queue).last
 
     def waiting(self, queue: str) -> list[Any]:
-        """Return the bodies of the messages behind `last`, in order."""
+        """Return the bodies of the messages after `last`, in order."""
         return [body_of(row) for row in self._world.rows(queue, self.last(queue))]
 
     def backlog(self, queue: str) -> Backlog:
-        """Return what waits behind `last`, and how many messages are delayed."""
-        return self.broker.backlog(queue, self.last(queue))
+        """Return the backlog after `last`, and the number of delayed messages."""
+        return self.broker.catalog.backlog(queue, self.last(queue))
 
-    def _marks(self) -> dict[str, Marks]:
+    def _marks(self) -> dict[str, FailureRecord]:
         record = self._world.record
-        found = {queue: record.node(queue).marks for queue in record.queues()}
+        found = {queue: record.node(queue).failure for queue in record.queues()}
         return {queue: marks for queue, marks in found.items() if marks is not None}

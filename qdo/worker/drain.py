@@ -1,4 +1,4 @@
-"""Steps 2 and 3 of the way down (see `worker`): messages in hand end, queues are released."""
+"""Steps 2 and 3 of the shutdown (see `worker`): finish messages in flight, release queues."""
 
 from __future__ import annotations
 
@@ -9,55 +9,57 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from qdo.coordination.lease import clock
-from qdo.worker.dispatcher import Dispatcher
-from qdo.worker.registrar import Enrolled
+from qdo.system.clock import clock
+from qdo.text import join_some
+from qdo.worker.duties.membership import MemberApi
+from qdo.worker.engine.dispatcher import Dispatcher
 
 _log = logging.getLogger(__name__)
 
 ABORT_SECONDS = 3.0
-"""How long aborted jobs, and the releases after them, may take."""
+"""Time limit for aborted jobs to end and for the releases after them."""
 NAMES_SHOWN = 20
 
 
 class Drain:
-    """Gives everything back.
+    """Finishes the messages in flight and releases all queues.
 
-    :param news: set by whoever has news for the waiting worker: a turn ended, a signal came.
-    :param aborted: whether the worker was asked a second time to stop.
+    :param seconds: how long the messages in flight may take.
+    :param wakeup: set when a turn ended or a stop signal arrived.
+    :param aborted: returns whether a second stop signal arrived.
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, seconds: float, news: Event, aborted: Callable[[], bool]
+        self, dispatcher: Dispatcher, seconds: float, wakeup: Event, aborted: Callable[[], bool]
     ) -> None:
         self._dispatcher = dispatcher
         self._seconds = seconds
-        self._news = news
+        self._wakeup = wakeup
         self._aborted = aborted
         self._released: Any = None
 
-    def run(self, member: Enrolled | None) -> bool:
-        """Finish what is in hand and release all queues; return whether all was finished.
+    def run(self, member: MemberApi | None) -> bool:
+        """Finish and release; return whether every message was finished.
 
-        :param member: None while there is no registration: only jobs of lost queues may run.
+        :param member: None without a registration: then only jobs of lost queues may be running.
         """
         _log.info(
-            "step 2: %d messages in hand may finish within %g s",
-            len(self._dispatcher.in_hand()),
+            "step 2: %d messages in flight may finish within %g s",
+            len(self._dispatcher.in_flight()),
             self._seconds,
         )
         if member is not None:
             member.drain()
             self._released = gevent.spawn(member.wait_released, self._seconds + ABORT_SECONDS)
-            self._released.rawlink(lambda _: self._news.set())
+            self._released.rawlink(lambda _: self._wakeup.set())
         self._wait(self._seconds, self._aborted)
         if self._is_over():
-            _log.info("step 3: everything is recorded and released")
+            _log.info("step 3: all progress is recorded and all queues are released")
             return True
-        self._name_unfinished()
+        self._log_unfinished()
         self._dispatcher.abort()
         self._wait(ABORT_SECONDS, lambda: False)
-        self._name_stuck(member)
+        self._log_stuck(member)
         return False
 
     def _is_over(self) -> bool:
@@ -67,19 +69,22 @@ class Drain:
         return not self._dispatcher.runners
 
     def _wait(self, seconds: float, cut_short: Callable[[], bool]) -> None:
-        """Wait until all has been released and no turn is under way, or for so long."""
+        """Wait until all queues are released and no turn is under way, at most `seconds`."""
         deadline = clock() + seconds
         while not self._is_over() and not cut_short():
             left = deadline - clock()
             if left <= 0:
                 return
-            self._news.wait(left)
-            self._news.clear()
+            self._wakeup.wait(left)
+            self._wakeup.clear()
 
-    def _name_unfinished(self) -> None:
-        reason = "asked again to stop" if self._aborted() else f"{self._seconds:g} s are over"
+    def _log_unfinished(self) -> None:
+        if self._aborted():
+            reason = "second stop signal"
+        else:
+            reason = f"drain_seconds ({self._seconds:g} s) exceeded"
         now = clock()
-        for slot in self._dispatcher.in_hand():
+        for slot in self._dispatcher.in_flight():
             message = slot.message
             if message is not None:
                 _log.error(
@@ -91,18 +96,14 @@ class Drain:
                     now - slot.started_at,
                 )
 
-    def _name_stuck(self, member: Enrolled | None) -> None:
-        still = [slot.queue for slot in self._dispatcher.in_hand()]
-        if still:
-            _log.error("jobs that did not even end when aborted: %s", _listed(still))
+    def _log_stuck(self, member: MemberApi | None) -> None:
+        running = [slot.queue for slot in self._dispatcher.in_flight()]
+        if running:
+            names = join_some(running, NAMES_SHOWN)
+            _log.error("jobs of these queues did not end when aborted: %s", names)
         unreleased = member.unreleased() if member is not None else []
         if unreleased:
             _log.warning(
-                "step 3: not released, free once the session is closed: %s", _listed(unreleased)
+                "step 3: queues not released, they are free once the session is closed: %s",
+                join_some(unreleased, NAMES_SHOWN),
             )
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:NAMES_SHOWN])
-    more = len(names) - NAMES_SHOWN
-    return shown if more <= 0 else f"{shown} and {more} more"

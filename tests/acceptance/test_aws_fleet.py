@@ -1,8 +1,8 @@
 """Three workers on ZooKeeper over the queues people already have, and one of them is killed.
 
 Queues of SQS, one for each key, and a stream of Kinesis that is split midway. Every message is run,
-each key's in their order, and only those run twice that the killed process had in hand or had not
-told the service about.
+each key's in their order, and only those run twice that the killed process had in flight or had not
+reported to the service.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 import pytest
 
 from tests.support.aws.clients import client
-from tests.support.aws.kinesis_stub import KinesisStub, kinesis_stub
-from tests.support.aws.server import ServerProcess
+from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
+from tests.support.aws.server_process import ServerProcess
 from tests.support.cli import QDO, WORKER, clean_environment, command
 from tests.support.journal import ORDER_VARIABLE, PATH_VARIABLE, Journal, Run
-from tests.support.procs import Proc, wait_until
+from tests.support.processes import Proc, wait_until
 
 KEYS = 10
 MESSAGES = 1500
 WORKERS = 3
 SESSION_SECONDS = 2.5
 UNTOLD_SECONDS = 2.0
-"""What was done so long before the kill is deleted at SQS, or recorded as done: checkpoints and
+"""Messages done this long before the kill are deleted at SQS or recorded as done. Checkpoints and
 deletes wait for half a second, and a busy machine takes its time."""
 
 
@@ -76,9 +76,7 @@ class Fleet:
 
     def wait_done(self, count: int) -> None:
         """Wait until so many messages are done."""
-        wait_until(
-            lambda: len(self.journal.done()) >= count, f"{count} messages are done", 60.0
-        )
+        wait_until(lambda: len(self.journal.done()) >= count, f"{count} messages are done", 60.0)
 
     def kill_one(self) -> tuple[int, float]:
         """Kill the process that began a job last; return its id, and when it was alive last."""
@@ -109,7 +107,7 @@ def check_order(runs: Sequence[Run], messages: Sequence[dict[str, Any]]) -> None
 
 
 def check_repeated(runs: Sequence[Run], killed: int, killed_at: float) -> None:
-    """What ran twice had been in hand, or done just before, in the process that was killed."""
+    """Messages that ran twice were in flight, or just done, in the killed process."""
     by_number: dict[int, list[Run]] = {}
     for run in runs:
         by_number.setdefault(run.number, []).append(run)

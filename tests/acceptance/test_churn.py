@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support.cli import QDO, WORKER, clean_environment, command
-from tests.support.procs import Proc, children, paused, wait_until
+from tests.support.processes import Proc, children, paused, wait_until
 from tests.support.slow_churn import GATE_VARIABLE
 from tests.support.zookeeper import Ensemble
 from workers.churn import Ledger, Totals
@@ -27,7 +27,7 @@ from workers.churn import Ledger, Totals
 REPOSITORIES = 24
 COMMITS = 250
 GATED = 50
-"""The last commits of each repository, which the slow job holds back until told."""
+"""The last commits of each repository, which the slow job holds back until the gate opens."""
 SESSION_SECONDS = 2.5
 
 
@@ -107,7 +107,7 @@ class Fleet:
         )
 
     def open_gate(self) -> None:
-        """Let the slow job go on to the end."""
+        """Let the slow job finish."""
         self._gate.touch()
 
     def counted(self) -> int:
@@ -157,7 +157,7 @@ def test_one_worker(fleet: Fleet) -> None:
 
 
 def test_three_workers_one_killed_one_frozen(fleet: Fleet) -> None:
-    """One of three is killed midway; another one is stopped for three session time-outs, loses
+    """One of three is killed midway; another one is stopped for three session timeouts, loses
     its queues meanwhile, and is continued."""
     with fleet.work("tests.support.slow_churn:job", 3) as parent:
         fleet.wait_counted(0.2)
@@ -174,7 +174,7 @@ def test_three_workers_one_killed_one_frozen(fleet: Fleet) -> None:
 def test_leader_of_the_ensemble_killed(
     ensemble_url: str, zookeeper_ensemble: Ensemble, tmp_path: Path
 ) -> None:
-    """Three ZooKeeper servers lose their leader midway; workers wait and go on."""
+    """Three ZooKeeper servers lose their leader midway; workers wait and resume."""
     fleet = Fleet(tmp_path, ensemble_url)
     fleet.send()
     with fleet.work("tests.support.slow_churn:job", 3) as parent:

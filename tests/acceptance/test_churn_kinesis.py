@@ -21,16 +21,16 @@ import ujson
 
 from qdo.brokers.base import Outgoing
 from tests.acceptance.test_churn import expected, stream
-from tests.support.aws.kinesis_stub import KinesisStub
+from tests.support.aws.kinesis_server import KinesisStub
 from tests.support.cli import WORKER, clean_environment
 from tests.support.kinesis import kinesis_url, opened
-from tests.support.procs import Proc, descendants, wait_until
+from tests.support.processes import Proc, descendants, wait_until
 
 WAIT_SECONDS = 100.0
 
 
 class Journal:
-    """What the ledger of the workers says."""
+    """The entries of the workers' ledger."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

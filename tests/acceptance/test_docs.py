@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import QDO, WORKER, clean_environment
-from tests.support.pages import blocks, read, steps
+from tests.support.doc_pages import blocks, read, steps
 
 PATIENCE_SECONDS = 60.0
 
-# What differs from run to run, and what stands for it in a comparison.
+# Text that differs from run to run, and its replacement in a comparison.
 VARYING = (
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[14][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "ID"),
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"), "TIME"),
@@ -35,7 +35,7 @@ class Shell:
         self._environment = environment
 
     def run(self, command: str) -> str:
-        """Return what a command wrote on either stream; raise unless it ends well."""
+        """Return a command's output on both streams; raise an error unless it succeeds."""
         done = subprocess.run(
             ["/bin/sh", "-c", command],
             cwd=self.folder,
@@ -72,14 +72,14 @@ def shell(tmp_path: Path) -> Shell:
 
 
 def plain(text: str) -> list[str]:
-    """Return lines without what differs from run to run; queues may come in any order."""
+    """Return lines without the parts that differ between runs; queues may come in any order."""
     for pattern, word in VARYING:
         text = pattern.sub(word, text)
     return sorted(line.strip() for line in text.splitlines())
 
 
 def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
-    """Files are written, commands run, and their output is the one that is shown."""
+    """The test writes the files and runs the commands; their output must be the shown one."""
     ran = 0
     for block in blocks(read("quickstart")):
         if "caption" in block.options:
@@ -97,7 +97,7 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
         ("dead-letters", 9),
         ("sending", 3),
         ("failures", 12),
-        ("idempotence", 6),
+        ("idempotency", 6),
         ("programs", 5),
         ("outbox", 2),
     ],
@@ -116,7 +116,7 @@ def test_a_page_happens_as_shown(shell: Shell, page: str, least: int) -> None:
 
 
 def test_the_sqs_page_happens_as_shown(shell: Shell, moto_url: str, aws_prefix: str) -> None:
-    """With the server that it says; only its port, and the prefix, are the test's own."""
+    """With the server of the page; only its port and the prefix belong to the test."""
     page = list(blocks(read("sqs")))
     (start,) = [each for each in page if "moto_server" in each.text]
     exports = [each for each, _ in steps(start) if each.startswith("export ")]
@@ -133,7 +133,7 @@ def test_the_sqs_page_happens_as_shown(shell: Shell, moto_url: str, aws_prefix: 
 
 
 def test_the_kinesis_page_happens_as_shown(shell: Shell, moto_url: str, aws_stream: str) -> None:
-    """With the server that it says; only its port, and the stream, are the test's own."""
+    """With the server of the page; only its port and the stream belong to the test."""
     page = list(blocks(read("kinesis")))
     (start,) = [each for each in page if "moto_server" in each.text]
     exports = [each for each, _ in steps(start) if each.startswith("export ")]
@@ -160,7 +160,7 @@ def _renamed(stream: str) -> Callable[[re.Match[str]], str]:
 
 
 def test_the_readme_example_happens_as_shown(shell: Shell, moto_url: str, aws_prefix: str) -> None:
-    """The first thing that anybody tries works, and so does the second, with SQS."""
+    """The first commands of a new user work, and so do the second ones, with SQS."""
     app, console, sqs = blocks(read("README"))
     shell.write("hello.py", app.text)
     activate, *rest = steps(console)
@@ -196,7 +196,7 @@ def test_a_fenced_write_counts_every_message_once(shell: Shell) -> None:
 
 
 def test_positions_move_to_another_coordinator(shell: Shell) -> None:
-    """The script of the operations page lets queues go on where they were."""
+    """With the script of the operations page, queues resume at their recorded positions."""
     (script,) = [each for each in blocks(read("operations")) if each.language == "python"]
     shell.write(script.options["caption"], script.text)
     worker = f"qdo-worker --app hello --job workers.echo:job {WORK}"

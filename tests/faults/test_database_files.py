@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from qdo.brokers import open_broker
 from qdo.brokers.base import Broker, Outgoing
-from qdo.brokers.embedded_schema import MESSAGES
+from qdo.brokers.embedded.schema import MESSAGES
+from qdo.brokers.registry import open_broker
 from qdo.errors import (
     DatabaseCorruptError,
     DatabaseError,
-    DatabaseForeignError,
     DatabaseNewerError,
     DatabaseReplacedError,
+    NotAQdoDatabaseError,
 )
-from qdo.storage import Format, open_database
-from tests.support.procs import ROOT
+from qdo.system.sqlite import Format, open_database
+from tests.support.paths import ROOT
 
 
 @pytest.fixture
@@ -53,22 +53,23 @@ def run(code: str, *arguments: str, prefix: tuple[str, ...] = ()) -> list[str]:
 
 
 def test_garbage_is_refused_and_kept(path: str) -> None:
-    """A file that is no database stays byte for byte as it was."""
+    """A file that is not a database stays unchanged, byte for byte."""
     Path(path).write_bytes(os.urandom(20_000))
     before = Path(path).read_bytes()
-    with pytest.raises(DatabaseCorruptError, match="no SQLite file"):
+    with pytest.raises(DatabaseCorruptError) as caught:
         connect(path)
+    assert caught.value.details["path"] == path
     assert Path(path).read_bytes() == before
 
 
 def test_another_programs_file_is_refused_and_kept(path: str) -> None:
-    """Somebody's address book is not turned into a broker."""
+    """An unrelated database, such as an address book, is not turned into a broker."""
     theirs = sqlite3.connect(path)
     theirs.execute("CREATE TABLE people (name)")
     theirs.commit()
     theirs.close()
     before = Path(path).read_bytes()
-    with pytest.raises(DatabaseForeignError):
+    with pytest.raises(NotAQdoDatabaseError):
         connect(path)
     assert Path(path).read_bytes() == before
 
@@ -77,12 +78,13 @@ def test_a_newer_qdos_file_is_refused(path: str) -> None:
     """An older program must not write to a format that it does not know."""
     newer = Format(MESSAGES.name, MESSAGES.application_id, MESSAGES.version + 1, MESSAGES.schema)
     open_database(path, newer).close()
-    with pytest.raises(DatabaseNewerError, match="upgrade qdo"):
+    with pytest.raises(DatabaseNewerError) as caught:
         connect(path)
+    assert caught.value.details["found"] == caught.value.details["known"] + 1
 
 
 def test_damage_found_while_reading_is_reported(path: str) -> None:
-    """A page overwritten in the middle of the file: the fetch says so, it returns no rubbish."""
+    """A page overwritten in the middle of the file: the fetch raises an error, not garbage."""
     broker = connect(path)
     broker.send_many([Outgoing("q", b"%d" % number * 50) for number in range(5000)])
     broker.close()
@@ -91,8 +93,9 @@ def test_damage_found_while_reading_is_reported(path: str) -> None:
         file.seek(size // 2)
         file.write(b"\xff" * (size // 4))
     broker = connect(path)
-    with pytest.raises(DatabaseCorruptError, match="restore a copy"):
+    with pytest.raises(DatabaseCorruptError) as caught:
         broker.reader("q", 0).fetch(5000)
+    assert caught.value.details["path"] == path
     broker.close()
 
 
@@ -101,17 +104,18 @@ def test_damage_found_while_reading_is_reported(path: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 def test_a_file_deleted_under_a_sender_is_an_error(path: str, suffix: str) -> None:
-    """Nothing is acknowledged that nobody could ever read."""
+    """A send that no reader could ever see is not acknowledged."""
     broker = connect(path)
     broker.send(Outgoing("q", b"1"))
     os.unlink(path + suffix)
-    with pytest.raises(DatabaseReplacedError, match="removed or replaced"):
+    with pytest.raises(DatabaseReplacedError) as caught:
         broker.send(Outgoing("q", b"2"))
+    assert (path + suffix) in caught.value.details["reason"]
     broker.close()
 
 
 def test_a_file_deleted_under_a_reader_is_an_error(path: str) -> None:
-    """A worker does not wait for ever at the tip of a file that is gone."""
+    """A worker does not wait forever at the tip of a deleted file."""
     broker = connect(path)
     broker.send(Outgoing("q", b"1"))
     reader = broker.reader("q", 0)
@@ -126,7 +130,8 @@ def test_a_file_deleted_under_a_reader_is_an_error(path: str) -> None:
 
 _UNPRIVILEGED = """
 import os, sys
-from qdo.brokers import open_broker, embedded
+from qdo.brokers.embedded import broker as embedded
+from qdo.brokers.registry import open_broker
 from qdo.brokers.base import Outgoing
 from qdo.errors import QdoError
 if os.geteuid() == 0:
@@ -148,7 +153,7 @@ def passable() -> Iterator[Path]:
 
 
 def test_a_folder_without_write_permission(passable: Path) -> None:
-    """The error names the path; its exit code says that the broker is out of reach."""
+    """The error names the path; its exit code is that of an unreachable broker."""
     folder = passable / "closed"
     folder.mkdir(mode=0o555)
     (line,) = run(_UNPRIVILEGED, str(folder / "messages.db"))
@@ -157,7 +162,7 @@ def test_a_folder_without_write_permission(passable: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made(passable: Path) -> None:
-    """The parent folder refuses: said before anything is sent."""
+    """The parent folder denies access: reported before anything is sent."""
     folder = passable / "closed"
     folder.mkdir(mode=0o555)
     (line,) = run(_UNPRIVILEGED, str(folder / "deeper" / "messages.db"))
@@ -177,7 +182,7 @@ def test_a_folder_that_may_be_entered_but_not_read(passable: Path) -> None:
 
 _FILL = """
 import os, resource, sys
-from qdo.brokers import open_broker
+from qdo.brokers.registry import open_broker
 from qdo.brokers.base import Outgoing
 from qdo.errors import DatabaseError
 
@@ -212,7 +217,7 @@ broker.send(Outgoing("q", b"again"))
 broker.close()
 broker = open_broker(url, "app")
 bodies = [row[1].split()[0] for row in broker.reader("q", 0).fetch(100_000)]
-print("after", bodies == [*stored, b"again"], broker.backlog("q", 0).count == len(bodies))
+print("after", bodies == [*stored, b"again"], broker.catalog.backlog("q", 0).count == len(bodies))
 broker.close()
 """
 
@@ -232,8 +237,8 @@ WAYS = {"limit": "DatabaseError 3 "} | ({"disk": "DatabaseFullError 1 "} if _may
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_room_during_send(tmp_path: Path, way: str) -> None:
-    """A full disk, or a limit of file size: the send that did not fit is an error and leaves
-    no trace, a batch neither; what was acknowledged is there; with room again, it goes on."""
+    """A full disk, or a limit of file size: a send or a batch that did not fit is an error and
+    leaves no trace. Acknowledged messages stay. When there is space again, sending works."""
     prefix: tuple[str, ...] = ()
     if way == "disk":
         mount = f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$@"'
@@ -246,7 +251,7 @@ def test_no_room_during_send(tmp_path: Path, way: str) -> None:
 
 _NO_ROOM_AT_ALL = """
 import os, sys
-from qdo.brokers import open_broker
+from qdo.brokers.registry import open_broker
 from qdo.brokers.base import Outgoing
 from qdo.errors import DatabaseError
 import resource
@@ -258,12 +263,12 @@ except DatabaseError as error:
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 broker = open_broker("sqlite:" + sys.argv[1], "app")
 broker.send(Outgoing("q", b"1"))
-print(broker.queues())
+print(broker.catalog.names())
 """
 
 
 def test_no_room_to_make_the_file(path: str) -> None:
-    """Opening fails, and what it left behind does not disturb the next opening."""
+    """Opening fails, and its leftovers do not disturb the next opening."""
     assert run(_NO_ROOM_AT_ALL, path) == ["DatabaseError", "['q']"]
 
 

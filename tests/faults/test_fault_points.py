@@ -1,4 +1,4 @@
-"""A worker dies, or loses its lease, between any two steps: what the delivery rules promise.
+"""A worker dies, or loses its lease, between any two steps: the delivery rules still hold.
 
 Every step of a run with every outcome is found by running it once undisturbed. Then it is run
 again for each step, with the fault there, and once the next owners are done the messages, the dead
@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qdo
-from qdo.app import Checkpoint
-from qdo.brokers.base import DeadLetterRecord
-from qdo.ops.unblock import Verdict
-from qdo.ordering import Order
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.jobs.job import Checkpoint
+from qdo.jobs.options import Order
+from qdo.ops.unblock import Decision
 from qdo.testing import POINTS, TestKit
-from qdo.testing.broker import MemoryBroker
-from qdo.testing.faults import Step
+from qdo.testing.fault_points import Step
+from qdo.testing.memory_broker import MemoryDeadLetters
 
 QUEUES = ("a", "b")
 BODIES = ("one", "flaky", "two", "forward", "refused", "three", "bad", "unwanted", "four")
@@ -31,13 +31,13 @@ LETTERS = (b"bad", b"refused")
 ATTEMPTS = 3
 Mode: TypeAlias = Literal["interval", "slow", "message", "key", "batch"]
 MODES: list[Mode] = ["interval", "slow", "message", "key", "batch"]
-"""``slow``: jobs wait, and what is done is recorded meanwhile, as in a job that yields; ``key``:
+"""``slow``: jobs wait while progress is recorded, as in a job that yields; ``key``:
 order="key", with all messages in one lane; ``batch``: up to four messages in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A job that was started, and what was recorded of its queue by then."""
+    """A start of a job, and the recorded progress of its queue at that time."""
 
     queue: str
     position: int
@@ -49,10 +49,10 @@ class Start:
 
 @dataclass
 class Run:
-    """An app whose jobs end in every way, and what they leave behind.
+    """An app whose jobs end in every way, and the results of its jobs.
 
     :ivar starts: every start of a job, also those that ended with their process.
-    :ivar effects: what jobs did, and a sink that compares fence and position would refuse
+    :ivar effects: effects of jobs, and a sink that compares fence and position would refuse
         when it comes twice: see `totals`.
     """
 
@@ -113,7 +113,7 @@ class Run:
             self.totals[start.queue] += 1
 
     def play(self) -> None:
-        """Send everything, let it be done by whoever is alive, and have it handed over."""
+        """Send all messages, wait until the live workers have processed them, and hand over."""
         with self.kit as kit:
             for body in BODIES:
                 for queue in QUEUES:
@@ -193,7 +193,7 @@ def check_counts(run: Run) -> None:
 
 
 def test_the_run_has_every_fault_point() -> None:
-    """What is enumerated below leaves out no kind of step."""
+    """The enumeration below leaves out no kind of step."""
     for steps in STEPS.values():
         assert {step.point for step in steps} == set(POINTS)
 
@@ -218,7 +218,7 @@ def test_nothing_is_repeated_where_nothing_happens(mode: Mode) -> None:
 @pytest.mark.parametrize("host", [False, True], ids=["process", "host"])
 @pytest.mark.parametrize(("mode", "number"), EVERY_STEP)
 def test_a_crash_between_any_two_steps(mode: Mode, number: int, host: bool) -> None:
-    """Nothing is lost, order holds, and only what was not recorded is repeated, once."""
+    """Nothing is lost, order holds, and only unrecorded messages are repeated, once."""
     run = Run(mode)
     run.kit.crash_at(nth=number, host=host)
     run.play()
@@ -241,7 +241,7 @@ def test_a_crash_between_any_two_steps(mode: Mode, number: int, host: bool) -> N
 
 @pytest.mark.parametrize(("mode", "number"), EVERY_STEP)
 def test_a_lease_lost_between_any_two_steps(mode: Mode, number: int) -> None:
-    """The former owner finishes at most the message in hand, and a sink can refuse it."""
+    """The former owner finishes at most the message in flight, and a sink can reject its write."""
     run = Run(mode)
     run.kit.lose_lease_at(nth=number)
     run.play()
@@ -270,7 +270,7 @@ FAULTS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(mode=st.sampled_from(MODES), faults=FAULTS)
 def test_several_faults_in_a_run(mode: Mode, faults: list[tuple[str, int]]) -> None:
-    """Also of workers that take over: each fault repeats what was not recorded, no more."""
+    """Also for workers that take over: each fault repeats only unrecorded messages."""
     run = Run(mode)
     for kind, number in faults:
         if kind == "lease":
@@ -294,14 +294,14 @@ def test_a_dead_letter_that_cannot_be_stored_is_not_passed(
         raise ValueError("no")
 
     faults = [OSError("no space left")]
-    bury = MemoryBroker.bury
+    bury = MemoryDeadLetters.store
 
-    def failing(self: MemoryBroker, letter: DeadLetterRecord) -> None:
+    def failing(self: MemoryDeadLetters, letter: DeadLetterRecord) -> None:
         if faults:
             raise faults.pop()
         bury(self, letter)
 
-    monkeypatch.setattr(MemoryBroker, "bury", failing)
+    monkeypatch.setattr(MemoryDeadLetters, "store", failing)
     with TestKit(app) as kit:
         kit.send("q", "bad")
         kit.run_until_idle()
@@ -334,7 +334,7 @@ def test_who_has_lost_the_lease_sets_nothing_aside() -> None:
 
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
 def test_a_crash_at_any_step_of_a_blocked_queue(
-    verdict: Verdict,
+    verdict: Decision,
 ) -> None:
     """Neither the block nor the decision is forgotten once it is recorded; order holds."""
     step = 0

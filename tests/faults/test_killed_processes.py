@@ -14,19 +14,20 @@ from pathlib import Path
 import pytest
 
 import qdo
-from qdo.brokers import open_broker
+from qdo.brokers.registry import open_broker
 from qdo.coordination.client import connect
-from qdo.coordination.layout import Layout, QueueNode
-from tests.support.procs import Proc
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from tests.support.processes import Proc
 
 APP = """
 import os
 import signal
 
 import qdo
-from qdo.brokers.embedded import EmbeddedBroker
-from qdo.brokers.embedded_reader import EmbeddedReader
-from qdo.coordination.checkpoints import Checkpoints
+from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
+from qdo.brokers.embedded.reader import EmbeddedReader
+from qdo.coordination.protocol.checkpoints import Checkpoints
 from qdo.coordination.member import Member
 
 POINT, NTH = os.environ["POINT"], int(os.environ["NTH"])
@@ -55,7 +56,7 @@ def around(kind, name, what):
 
 
 around(EmbeddedReader, "fetch", "fetch")
-around(EmbeddedBroker, "bury", "dead-letter")
+around(EmbeddedDeadLetters, "store", "dead-letter")
 around(Checkpoints, "_send", "checkpoint")
 around(Checkpoints, "_recorded", "answer")
 around(Member, "finished", "release")
@@ -105,12 +106,12 @@ POINTS = [
     for when in ("before", "after")
 ] + ["within-job"]
 ONCE = {f"{when}-{what}" for what in ("checkpoint", "answer") for when in ("before", "after")}
-"""Reached once where what is done in all queues is recorded together."""
+"""Reached once, where the progress of all queues is recorded together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a job wrote."""
+    """One record written by a job."""
 
     what: str
     queue: str
@@ -119,7 +120,7 @@ class Line:
 
 
 class Mortals:
-    """The app in a folder, and what its workers leave there."""
+    """The app in a folder, and the files of its workers there."""
 
     def __init__(self, folder: Path, coordinator: str) -> None:
         self.folder = folder
@@ -151,8 +152,8 @@ class Mortals:
             found = {}
             for queue in QUEUES:
                 node = QueueNode.parse(client.get(Layout.of("mortal").queue(queue))[0])
-                letters = [letter.body for letter in broker.dead_letters(queue)]
-                found[queue] = (node.last == broker.backlog(queue, 0).head, letters)
+                letters = [letter.body for letter in broker.dead_letters.records(queue)]
+                found[queue] = (node.last == broker.catalog.backlog(queue, 0).head, letters)
             return found
         finally:
             client.stop()
@@ -168,7 +169,7 @@ def mortals(tmp_path: Path, embedded_url: str) -> Iterator[Mortals]:
 @pytest.mark.parametrize("mode", ["interval", "message", "key", "batch"])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_process_killed_at_a_step(mortals: Mortals, point: str, mode: str) -> None:
-    """Nothing is lost, each queue is in order, and only what was not recorded is repeated."""
+    """Nothing is lost, each queue is in order, and only unrecorded messages are repeated."""
     mortals.work(point, 1 if point in ONCE else 2, mode)
     assert mortals.ended() == dict.fromkeys(QUEUES, (True, [b'"bad"']))
     lines = mortals.lines()

@@ -11,7 +11,7 @@ import time
 import traceback
 from dataclasses import fields
 
-from tests.simulation.story import describe, play
+from tests.simulation.history import describe, play
 from tests.simulation.switches import Switches
 
 REGRESSIONS: tuple[int, ...] = (
@@ -62,7 +62,7 @@ def first(start: int, histories: int, switches: Switches, over: list[str]) -> in
 
 
 def survey(start: int, histories: int, switches: Switches, keep_going: bool) -> int:
-    """Play histories and say how many there were in a minute."""
+    """Play histories and print their number per minute."""
     began = time.perf_counter()
     failed: dict[str, list[int]] = {}
     steps = messages = 0

@@ -1,4 +1,4 @@
-"""What a member uses of its client, on a modelled link instead of a connection."""
+"""The part of a client that a member uses, on a modeled link instead of a connection."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ from typing import Any
 
 from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
-from qdo.coordination.machine import Answer, Children, Commit, Create, Get, Node, NoNode, Then
-from qdo.coordination.performer import Watcher
-from tests.simulation.link import Link
+from qdo.coordination.kazoo_driver import Watcher
+from qdo.coordination.protocol.machine import (
+    Callback,
+    Children,
+    Commit,
+    Create,
+    Get,
+    NodeMissing,
+    NodeRead,
+    Response,
+)
+from tests.simulation.network import Link
 from tests.simulation.server import Exists
 
 
 class _Empty(Exception):
-    """There is no event."""
+    """The queue of events is empty."""
 
 
 class _Events:
@@ -39,7 +48,7 @@ class _Events:
 
 
 class _Flag:
-    """An event object on which nobody waits."""
+    """An event object without waiting."""
 
     def __init__(self) -> None:
         self._set = False
@@ -52,7 +61,7 @@ class _Flag:
 
 
 class _Handler:
-    """What a member uses of kazoo's handler."""
+    """The part of kazoo's handler that a member uses."""
 
     queue_empty = _Empty
     event_object = _Flag
@@ -65,7 +74,7 @@ class _Handler:
 
 
 class LinkClient:
-    """What a member uses of its client."""
+    """The part of a client that a member uses."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.handler = _Handler(wake)
@@ -82,7 +91,7 @@ class LinkPerformer:
         self._put = put
         self._watchers: dict[Watcher, Callable[[str], None]] = {}
 
-    def read(self, request: Get | Children | Create, then: Then, watcher: Watcher) -> None:
+    def read(self, request: Get | Children | Create, then: Callback, watcher: Watcher) -> None:
         fired = self._watchers.get(watcher)
         if fired is None:
             fired = self._watchers[watcher] = partial(_fire, watcher)
@@ -91,31 +100,31 @@ class LinkPerformer:
         else:
             self._link.submit(request, partial(self._answer, then), fired)
 
-    def read_many(self, requests: list[tuple[Get, Then]]) -> None:
+    def read_many(self, requests: list[tuple[Get, Callback]]) -> None:
         for request, then in requests:
             self._link.submit(request, partial(self._answer, then))
 
-    def _get_watched(self, request: Get, then: Then, fired: Callable[[str], None]) -> None:
+    def _get_watched(self, request: Get, then: Callback, fired: Callable[[str], None]) -> None:
         """Read and watch in two steps if the node is missing, as a client must."""
 
-        def got(answer: Answer) -> None:
-            if isinstance(answer, NoNode):
+        def got(answer: Response) -> None:
+            if isinstance(answer, NodeMissing):
                 self._link.submit(Exists(request.path), partial(self._answer, looked), fired)
             else:
                 then(answer)
 
-        def looked(answer: Answer) -> None:
-            if isinstance(answer, Node):
+        def looked(answer: Response) -> None:
+            if isinstance(answer, NodeRead):
                 self._get_watched(request, then, fired)
             else:
                 then(answer)
 
         self._link.submit(request, partial(self._answer, got), fired)
 
-    def commit(self, request: Commit, then: Then) -> None:
+    def commit(self, request: Commit, then: Callback) -> None:
         self._link.submit(request, partial(self._answer, then))
 
-    def _answer(self, then: Then, answer: Any) -> None:
+    def _answer(self, then: Callback, answer: Any) -> None:
         self._put(partial(then, answer))
 
 

@@ -1,20 +1,20 @@
-"""A modelled worker engine: one message in hand per queue, jobs that take virtual time."""
+"""A modelled worker engine: one message in flight per queue, jobs that take virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
-from qdo.coordination.lease import Lease
-from qdo.coordination.slots import Claim
+from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.protocol.lease import Lease
 from tests.simulation.broker import Broker
-from tests.simulation.checks import Checks, marks_behind
+from tests.simulation.invariants import Checks, marks_behind
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
 
 
 class Registration(Protocol):
-    """What the engine says to the member that told it of a claim."""
+    """The engine's reports to the member that made a claim."""
 
     def progress(self, claim: Claim) -> object: ...
 
@@ -22,11 +22,11 @@ class Registration(Protocol):
 
 
 class _Work:
-    """What the engine knows of one claim.
+    """The engine's data about one claim.
 
-    :ivar position: the message in hand, None between messages.
+    :ivar position: the message in flight, None between messages.
     :ivar going: a start is scheduled.
-    :ivar next: where an operator's seek goes on once the message in hand has ended.
+    :ivar next: target of an operator's seek, effective once the message in flight has ended.
     """
 
     __slots__ = ("claim", "going", "lost", "next", "position", "releasing")
@@ -41,7 +41,7 @@ class _Work:
 
 
 class Engine:
-    """Implements the listener of one registration; see `qdo.coordination.slots.Listener`.
+    """Implements the listener of one registration; see `qdo.coordination.protocol.claims.Listener`.
 
     :param run: runs ``(function, *arguments)`` in the process, now or when it runs again.
     :param lease: the lease to look at instead of the claim's own, for a mutant.
@@ -68,7 +68,7 @@ class Engine:
         self.on_expired: Callable[[], None] | None = None
         self.work: dict[str, _Work] = {}
 
-    # --- what the member says -----------------------------------------------------------
+    # --- calls of the member -------------------------------------------------------------
 
     def claimed(self, claim: Claim) -> None:
         self.schedule.note("%s has claimed %r", self.worker, claim)
@@ -98,9 +98,9 @@ class Engine:
             if work.position is not None:
                 self.checks.dropped(work.claim)
 
-    def moved(self, old: Claim, new: Claim) -> None:
+    def repositioned(self, old: Claim, new: Claim) -> None:
         self.schedule.note("%s is moved from %r to %r", self.worker, old, new)
-        self.checks.moved(old, new)
+        self.checks.repositioned(old, new)
         work = self._find(old)
         if work is None:
             return
@@ -119,7 +119,7 @@ class Engine:
     # --- the messages -------------------------------------------------------------------
 
     def wake(self, queue: str) -> None:
-        """Take note that there are new messages in a queue."""
+        """Called when there are new messages in a queue."""
         work = self.work.get(queue)
         if work is not None:
             self._go(work, self._moment())
@@ -161,7 +161,7 @@ class Engine:
         self.schedule.note("%s ends %d of %r", self.worker, position, claim)
         self.checks.ended(claim, position)
         claim.done = position
-        claim.marks = marks_behind(position)
+        claim.failure = marks_behind(position)
         if self.member is not None:
             self.member.progress(claim)
         if work.next is not None:
@@ -172,7 +172,7 @@ class Engine:
             self._go(work, 0.0005)
 
     def _turn(self, work: _Work) -> None:
-        """Go on where an operator moved the queue."""
+        """Continue at the position to which an operator moved the queue."""
         if work.next is None:
             return
         work.claim, work.next = work.next, None

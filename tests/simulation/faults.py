@@ -1,13 +1,13 @@
-"""What befalls a fleet."""
+"""The faults of a fleet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from qdo.coordination.layout import encode_queues
-from qdo.coordination.machine import CreateOp, SetOp
+from qdo.coordination.protocol.machine import CreateOp, SetOp
+from qdo.coordination.znodes.worker_node import encode_queues
 from tests.simulation import operators
-from tests.simulation.checks import ROGUE
+from tests.simulation.invariants import ROGUE
 from tests.simulation.process import Process
 from tests.simulation.world import TIMEOUT, World
 
@@ -58,7 +58,7 @@ def stall(world: World) -> None:
 
 
 def stop(world: World) -> None:
-    """Stop a process, and let it go on some time later."""
+    """Stop a process, and continue it some time later."""
     process = world.one()
     if process is None:
         return
@@ -72,7 +72,7 @@ def stop(world: World) -> None:
 
 
 def kill(world: World) -> None:
-    """Kill a process; its parent closes its session, or nobody does; another may start."""
+    """Kill a process; its parent may or may not close its session; another may start."""
     process = world.one()
     if process is None:
         return
@@ -108,14 +108,14 @@ def _end_outage(world: World) -> None:
 
 
 def deafen(world: World) -> None:
-    """Let a process hear late what its client knows already."""
+    """Delay the news of a process about an event that its client knows already."""
     process = world.one()
     if process is not None:
         process.deafness = world.random.choice((0.05, 0.3, 1.0))
 
 
 def daze(world: World) -> None:
-    """Stop a process for longer than its session lives; when it goes on it hears that late."""
+    """Stop a process for longer than its session lives; it learns of that late."""
     process = world.one()
     if process is not None:
         process.deafness = world.random.choice((0.3, 1.0))
@@ -149,7 +149,7 @@ def write_garbage(world: World) -> None:
 
 
 def usurp(world: World) -> None:
-    """Let somebody take office as rebalancer who does nothing with it."""
+    """Make an idle impostor the leader: it never rebalances."""
     path = world.layout.rebalancer
     world.schedule.note("a rogue takes office as rebalancer")
     world.coordinator.commit(ROGUE, (SetOp(path, b'{"worker":"rogue"}', -1),))

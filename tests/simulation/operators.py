@@ -1,4 +1,4 @@
-"""What operators do to queues while workers run; see rule 10 of the protocol."""
+"""Actions of operators on queues while workers run; see rule 10 of the protocol."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from qdo.coordination.layout import QueueNode, WorkerNode
-from qdo.coordination.machine import Op, Refused, SetOp
-from tests.simulation.checks import OPERATOR
+from qdo.coordination.protocol.machine import Op, Rejected, SetOp
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from tests.simulation.invariants import OPERATOR
 from tests.simulation.world import TIMEOUT, World
 
 
 def _sought(node: QueueNode, target: int) -> QueueNode:
-    return replace(
-        node, last=target, position=None, seek=node.seek + 1, fault=None, marks=None
-    )
+    return replace(node, last=target, position=None, seek=node.seek + 1, fault=None, failure=None)
 
 
 def seek(world: World) -> None:
-    """Move a queue's `last`, as rule 10 of the protocol says."""
+    """Move a queue's `last` according to rule 10 of the protocol."""
     queue = world.random.choice(world.queues())
     end = world.broker.end(queue) // 10
     target = 10 * world.random.randint(0, end)
@@ -90,7 +89,7 @@ def _operate(
     before = QueueNode.parse(node.data)
     after = change(before)
     if after.fault:
-        return  # what cannot be read cannot be written back
+        return  # unreadable content cannot be written back
     ops: list[Op] = [SetOp(world.layout.queue(queue), after.encode(), node.version)]
     path = world.layout.worker(before.owner)
     owner = coordinator.node(path, view) if before.owner else None
@@ -117,7 +116,7 @@ def _commit_operation(
         return
     answer = world.coordinator.commit(OPERATOR, tuple(ops))
     world.schedule.note("an operator changes %s: %s", queue, answer)
-    if isinstance(answer, Refused):
+    if isinstance(answer, Rejected):
         again()
     elif not telling:
         world.send(queue)

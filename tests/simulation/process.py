@@ -1,4 +1,4 @@
-"""A worker process: it can be stopped, killed, and be slow to hear."""
+"""A worker process: it can be stopped, killed, and slow to react."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from qdo.coordination.layout import Layout
-from qdo.filters import EVERYTHING, QueueFilter
+from qdo.coordination.znodes.layout import Layout
+from qdo.queues import EVERYTHING, QueueFilter
 from tests.simulation.broker import Broker
-from tests.simulation.checks import Checks, Violation
-from tests.simulation.link import Link
-from tests.simulation.model import Coordinator
+from tests.simulation.coordinator import Coordinator
+from tests.simulation.invariants import Checks, Violation
+from tests.simulation.network import Link
 from tests.simulation.registration import SimulatedMember
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
@@ -21,7 +21,7 @@ SPINS = 20
 
 
 class Process:
-    """One operating system process; it can be stopped, killed, and be slow to hear.
+    """One operating system process; it can be stopped, killed, and slow to react.
 
     :ivar deafness: how many seconds its coordination loop may be late.
     """
@@ -77,14 +77,14 @@ class Process:
     # --- running ------------------------------------------------------------------------
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Run something of the process's own; when stopped, after it goes on."""
+        """Run a function of the process; a stopped process runs it after it resumes."""
         if self.stopped:
             self._held.append((function, arguments))
         elif not self.dead:
             function(*arguments)
 
     def receive(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Take what the client hands over; it is handled in this order, whatever comes between."""
+        """Queue a call of the client; calls are handled in this order."""
         if self.stopped or self._inbox:
             self._inbox.append((function, arguments))
         elif not self.dead:
@@ -117,7 +117,7 @@ class Process:
         if self.stopped:
             self._held.append((self.wake, ()))
             return
-        self.member.step(0.0)
+        self.member.step()
         wanted = self.member.wanted_at()
         self._spins = self._spins + 1 if wanted <= self.schedule.now else 0
         if self._spins > SPINS:
@@ -126,20 +126,20 @@ class Process:
             self._wake(max(wanted, self.schedule.now + 0.005))
 
     def renew(self) -> None:
-        """The registration is over: make another, with a client of its own."""
+        """Make another registration with a new client: the old one is over."""
         if self.dead:
             return
-        self.schedule.note("%s registers anew", self.name)
+        self.schedule.note("%s registers again", self.name)
         old = self.member
         self.member = self._new_member()
         self.schedule.after(0.05 * self.schedule.chance(), self.run, old.stop)
         if self.draining:
             self.member.drain()
 
-    # --- what befalls it ----------------------------------------------------------------
+    # --- faults -------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """kill -9: nothing of it runs any more, what it has sent may arrive."""
+        """kill -9: its code no longer runs; its sent requests may arrive."""
         self.schedule.note("%s is killed", self.name)
         self._die()
         for member in self.members:
@@ -161,10 +161,10 @@ class Process:
                 member.link.pause()
 
     def resume(self) -> None:
-        """SIGCONT: it goes on with what it knew, in no certain order."""
+        """SIGCONT: it resumes with its old knowledge, in no certain order."""
         if self.dead or not self.stopped:
             return
-        self.schedule.note("%s goes on", self.name)
+        self.schedule.note("%s resumes", self.name)
         self.stopped = False
         held, self._held = self._held, deque()
         for member in self.members:
@@ -177,7 +177,7 @@ class Process:
         self.wake()
 
     def drain(self) -> None:
-        """Leave in good order."""
+        """Drain, then leave."""
         if self.alive and not self.draining:
             self.schedule.note("%s drains", self.name)
             self.draining = True

@@ -1,4 +1,4 @@
-"""The real member and its machines on a modelled link, with a modelled engine."""
+"""The real member and its machines on a modeled link, with a modeled engine."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, cast
 from kazoo.protocol.states import KazooState
 
 from qdo.coordination.client import Client
-from qdo.coordination.layout import WORKER_STEM, WorkerNode
-from qdo.coordination.lease import Lease
+from qdo.coordination.kazoo_driver import KazooDriver
 from qdo.coordination.member import Member
-from qdo.coordination.membership import Registration
-from qdo.coordination.performer import Performer
+from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.protocol.options import MemberOptions
 from tests.simulation.client import LinkClient, LinkPerformer
 from tests.simulation.engine import Engine
-from tests.simulation.link import Link
+from tests.simulation.network import Link
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
 
 
 class SimulatedMember(Member):
-    """The real member on a link; it registers without waiting."""
+    """The real member on a modeled link; it registers without waiting."""
 
     def __init__(self, process: Process) -> None:
         self.schedule = process.schedule
@@ -42,8 +41,9 @@ class SimulatedMember(Member):
             process.layout,
             self.engine,
             component={},
-            checkpoint_seconds=process.checkpoint_seconds,
-            takes=process.takes,
+            options=MemberOptions(
+                checkpoint_seconds=process.checkpoint_seconds, filter=process.takes
+            ),
         )
         self.link = Link(
             process.coordinator,
@@ -54,28 +54,21 @@ class SimulatedMember(Member):
             on_suspended=partial(self._state_changed, KazooState.SUSPENDED),
             on_expired=partial(self._state_changed, KazooState.LOST),
         )
-        self._performer = cast(Performer, LinkPerformer(self.link, self._put))
+        self._loop.driver = cast(KazooDriver, LinkPerformer(self.link, self._loop.put))
         self.link.connect()
 
     def _on_connected(self, session: int, new: bool, heard_at: float) -> None:
         self.client.client_id = (session, b"")
         self.client.negotiated_timeout_seconds = self.link.timeout
         self.client.heard_at = heard_at
-        if new and not self._machines and not self._ended.is_set():
+        if new and not self._loop.machines and not self._ended.is_set():
             self._begin(session, heard_at)
         self._state_changed(KazooState.CONNECTED)
 
     def _begin(self, session: int, heard_at: float) -> None:
-        self._lease = Lease(self.link.timeout, heard_at)
-        registration = Registration(
-            self._layout.workers,
-            WORKER_STEM,
-            WorkerNode(takes=self._takes).encode(),
-            session,
-            self._worker_registered,
-        )
-        self._machines = [registration]
-        self._running = True
+        self._loop.lease = Lease(self.link.timeout, heard_at)
+        self._loop.machines = [self._registration(session)]
+        self._loop.running = True
 
     def _worker_registered(self, path: str) -> None:
         self.engine.worker = path.rpartition("/")[2]
@@ -90,17 +83,21 @@ class SimulatedMember(Member):
 
     @property
     def is_running(self) -> bool:
-        return self._running
+        return self._loop.running
 
     @property
     def is_released(self) -> bool:
-        return not self._running or self._released.is_set()
+        return not self._loop.running or self._released.is_set()
 
     def drain(self) -> None:
         self.engine.draining = True
         super().drain()
 
+    def step(self) -> None:
+        """Run the loop once."""
+        self._loop.step(0.0)
+
     def wanted_at(self) -> float:
         """Return when the loop wants to run again without any event."""
-        wait = self._wait_seconds() if self._running else None
+        wait = self._loop.wait_seconds() if self._loop.running else None
         return float("inf") if wait is None else self.schedule.now + wait

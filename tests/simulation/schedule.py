@@ -15,7 +15,7 @@ class Schedule:
 
     :ivar now: the virtual time in seconds.
     :ivar steps: how many actions have run.
-    :ivar trace: what happened, when tracing; None costs nothing.
+    :ivar trace: the events, when tracing; None costs nothing.
     """
 
     def __init__(self, seed: int, *, tracing: bool = False) -> None:

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from qdo.coordination.machine import Answer, Children, Get, Listing, NoNode
-from tests.simulation.model import Coordinator, Session, Transaction
-from tests.simulation.words import answer_words
+from qdo.coordination.protocol.machine import Children, ChildrenRead, Get, NodeMissing, Response
+from tests.simulation.coordinator import Coordinator, Session, Transaction
+from tests.simulation.vocabulary import answer_words
 
 Watcher = Callable[[str], None]
 
-NO_NODE = NoNode()
+NO_NODE = NodeMissing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class Server:
 
     # --- reading ------------------------------------------------------------------------
 
-    def read(self, request: Read, watcher: Watcher | None) -> Answer:
+    def read(self, request: Read, watcher: Watcher | None) -> Response:
         """Answer from the state that this server has reached, or reaches just now."""
         self._drift()
         path = request.path
         if isinstance(request, Children):
             names = self.coordinator.names(path, self.view)
-            answer: Answer = NO_NODE if names is None else Listing(names)
+            answer: Response = NO_NODE if names is None else ChildrenRead(names)
             watched = request.watch
         else:
             answer = self.coordinator.node(path, self.view) or NO_NODE
@@ -110,7 +110,7 @@ class Server:
     # --- following the leader -----------------------------------------------------------
 
     def committed(self, entry: Transaction) -> None:
-        """Take note that there is something new, which matters if it is watched."""
+        """Called at every commit; it matters only for watched nodes."""
         if self._catching_up or not (self._watches or self._child_watches):
             return
         for path, before, after in entry.changes:
@@ -153,19 +153,19 @@ class Server:
 
     @property
     def in_contact(self) -> bool:
-        """Whether the leader hears of what this server hears."""
+        """Whether the leader gets the contacts of this server."""
         return not (self.cut or self.stalled)
 
     def contact(self) -> None:
-        """Take note of a request."""
+        """Record the contact of a request."""
         if not self.cut:
             self._settle()
             self._contacts.append(self.schedule.now)
 
     def end_contact(self, *, cut: bool = False) -> None:
-        """Take note that the client, or the leader, is not heard of any more.
+        """End the contact with the client or the leader.
 
-        Clients ping each tenth of the time-out; the last ping was some time ago. A server that
+        Clients ping each tenth of the timeout; the last ping was some time ago. A server that
         is cut off can report no contact any more, others do so in their time.
         """
         gap = self.session.timeout / 10
@@ -186,7 +186,7 @@ class Server:
         return math.ceil((contact - self._phase) / half) * half + self._phase
 
     def _settle(self) -> None:
-        """Let the leader know of what has been reported by now."""
+        """Pass contacts that have been reported by now to the leader."""
         if self.cut:
             return
         now, session = self.schedule.now, self.session

@@ -1,4 +1,4 @@
-"""What can be wrong with the world around the machines, for mutants."""
+"""Faults in the environment of the state machines, for mutants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Switches:
     :ivar late_requests: requests of a lost connection land after the reconnection.
     :ivar close_living: parents close the sessions of children that are only stopped.
     :ivar keep_starting: the engine starts messages though the claim is being released.
-    :ivar ignore_lost: the engine goes on with claims that it was told are lost.
+    :ivar ignore_lost: the engine continues with claims after it was notified of their loss.
     :ivar current_lease: the engine looks at the lease of the process's present registration.
     :ivar filters: workers take only some queues; nothing is wrong with that world either.
     """

@@ -1,4 +1,4 @@
-"""What the checks know of queues and of who had them."""
+"""The checks' view of queues and of their owners."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Tenure:
 
 
 class QueueHistory:
-    """What is known of one queue; `last` is None while nobody but its owner can know it."""
+    """The known state of one queue; `last` is None while only its owner can know it."""
 
     __slots__ = ("fence", "last", "tenures")
 

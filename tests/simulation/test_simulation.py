@@ -9,23 +9,25 @@ import sys
 
 import pytest
 
-from qdo.coordination.machine import (
+from qdo.coordination.protocol.machine import (
     CheckOp,
+    CommitError,
     Committed,
     Created,
     CreateOp,
-    Fault,
-    Refused,
+    Rejected,
     SetOp,
 )
 from tests.simulation.__main__ import REGRESSIONS
-from tests.simulation.left_out import MUTANTS, Mutant
-from tests.simulation.model import Coordinator
-from tests.simulation.mutants import ROOT, check_edits
+from tests.simulation.coordinator import Coordinator
+from tests.simulation.history import play
+from tests.simulation.mutants.__main__ import check_edits
+from tests.simulation.mutants.edits import MUTANTS, Mutant
 from tests.simulation.schedule import Schedule
-from tests.simulation.story import play
+from tests.support.paths import ROOT
 
 HISTORIES = 2000
+FILTER_HISTORIES = 500
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,25 +43,25 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(300)
-def test_no_history_violates_an_invariant() -> None:
+def test_no_history_violates_an_invariant(histories: int | None) -> None:
     """Two thousand histories of crashes, stops, lost answers, expiries and seeks."""
-    run = _run("--histories", str(HISTORIES), "--json")
+    run = _run("--histories", str(histories or HISTORIES), "--json")
     assert run.stdout, run.stderr
     found = json.loads(run.stdout)
     assert found["invariant"] == "", f"{found}; python -m tests.simulation --seed {found['seed']}"
 
 
-def test_no_history_of_workers_with_filters_violates_an_invariant() -> None:
-    """The same with workers that take only some queues: nobody ever has what it does not take,
-    equal workers are balanced within one, and nobody has what no worker takes."""
-    run = _run("--histories", "500", "--switch", "filters", "--json")
+def test_no_history_with_filters_violates_an_invariant(histories: int | None) -> None:
+    """The same with workers that take only some queues: no worker ever owns any other queue,
+    equal workers are balanced within one, and a queue that matches no worker has no owner."""
+    run = _run("--histories", str(histories or FILTER_HISTORIES), "--switch", "filters", "--json")
     assert run.stdout, run.stderr
     found = json.loads(run.stdout)
     text = f"{found}; python -m tests.simulation --switch filters --seed {found['seed']}"
     assert found["invariant"] == "", text
 
 
-def test_seeds_that_failed_once_are_played_for_ever() -> None:
+def test_seeds_that_failed_once_are_played_forever() -> None:
     """Each of them found something wrong in its day."""
     for seed in REGRESSIONS:
         violation, _ = play(seed)
@@ -76,7 +78,7 @@ def test_a_seed_gives_the_same_history_again() -> None:
 def test_a_history_does_not_hang_on_the_order_of_sets() -> None:
     """The machines go through sets in no order of their own: any seed repeats anywhere."""
     script = (
-        "import sys, zlib; from tests.simulation.story import play;"
+        "import sys, zlib; from tests.simulation.history import play;"
         "print(zlib.crc32(repr([play(s, tracing=True)[1].schedule.trace"
         " for s in range(40)]).encode()))"
     )
@@ -95,7 +97,7 @@ def test_a_history_does_not_hang_on_the_order_of_sets() -> None:
 
 
 def test_a_mutant_is_found() -> None:
-    """The command says what was violated and where, and fails."""
+    """The command prints the violated invariant and its place, and fails."""
     run = _run("--histories", "200", "--json", "--switch", "close_living")
     assert run.returncode == 1
     assert json.loads(run.stdout)["invariant"] in ("1", "7")
@@ -117,15 +119,15 @@ def _coordinator() -> Coordinator:
 
 
 def test_a_transaction_is_all_or_nothing() -> None:
-    """The index of the first bad operation is told, and nothing has changed."""
+    """The error has the index of the first bad operation, and nothing has changed."""
     coordinator = _coordinator()
     answer = coordinator.commit(1, (CreateOp("/a/b", b""), SetOp("/a", b"x", 7)))
-    assert answer == Refused(1, Fault.BAD_VERSION)
+    assert answer == Rejected(1, CommitError.BAD_VERSION)
     assert coordinator.node("/a/b") is None
 
 
 def test_operations_of_a_transaction_see_each_other() -> None:
-    """As in ZooKeeper, each is judged by what those before it left."""
+    """As in ZooKeeper, each operation is checked against the result of those before it."""
     coordinator = _coordinator()
     answer = coordinator.commit(
         1, (CreateOp("/a/b", b""), SetOp("/a/b", b"x", 0), CheckOp("/a/b", 1))
@@ -134,7 +136,7 @@ def test_operations_of_a_transaction_see_each_other() -> None:
 
 
 def test_earlier_states_can_be_read() -> None:
-    """That is what a follower that lags serves."""
+    """A lagging follower serves such a state."""
     coordinator = _coordinator()
     before = coordinator.zxid
     coordinator.commit(1, (SetOp("/a", b"x", 0), CreateOp("/a/b", b"")))

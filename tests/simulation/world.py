@@ -1,15 +1,16 @@
-"""The processes of one history and what they share; how it heals."""
+"""The processes of one history and their shared objects; how the world heals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from qdo.coordination.layout import Layout, QueueNode
-from qdo.coordination.machine import CreateOp
-from qdo.filters import EVERYTHING, QueueFilter
+from qdo.coordination.protocol.machine import CreateOp
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.queues import EVERYTHING, QueueFilter
 from tests.simulation.broker import Broker
-from tests.simulation.checks import OPERATOR, Checks, Violation
-from tests.simulation.model import Coordinator
+from tests.simulation.coordinator import Coordinator
+from tests.simulation.invariants import OPERATOR, Checks, Violation
 from tests.simulation.process import Process
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
@@ -20,9 +21,9 @@ FILTERS = (
     QueueFilter(("q[1-9]*",)),
     QueueFilter(exclude=("q0",)),
 )
-"""What workers take where the switch `filters` is on; the last two take the same queues."""
+"""The filters of workers if `filters` is on; the last two take the same queues."""
 TIMEOUT = 4.0
-"""Session time-out in virtual seconds; a tick is a fifth of it."""
+"""Session timeout in virtual seconds; a tick is a fifth of it."""
 
 
 class World:

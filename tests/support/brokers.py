@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from qdo.brokers import open_broker
 from qdo.brokers.base import Broker, Row
+from qdo.brokers.registry import open_broker
 from qdo.errors import NotFoundError
-from qdo.testing.broker import MemoryBroker, MemoryStore
+from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 
 KINDS = ["embedded", "memory"]
 MAILBOXES = ["sqs"]
@@ -20,9 +20,7 @@ TICK_SECONDS = 0.005
 
 
 @contextlib.contextmanager
-def opening(
-    kind: str, folder: Path, endpoint: str = ""
-) -> Iterator[Callable[..., Broker]]:
+def opening(kind: str, folder: Path, endpoint: str = "") -> Iterator[Callable[..., Broker]]:
     """Give a function that opens a further connection to one broker; closes them in the end.
 
     :param endpoint: of a server that does as AWS does, for those that need it.
@@ -48,10 +46,10 @@ def opening(
 
 
 def rows(broker: Broker, queue: str) -> list[Row]:
-    """Return what waits in a queue, in its order; a mailbox hides it from others for a while."""
+    """Return the waiting messages of a queue, in order; a mailbox hides them for a while."""
     if broker.capabilities.peek:
         return [Row(*each) for each in broker.reader(queue, 0).fetch(100)]
-    from qdo.brokers.sqs import SqsBroker  # boto3 takes a while to import
+    from qdo.brokers.sqs.broker import SqsBroker  # boto3 takes a while to import
     from tests.support.aws.messages import received_all
 
     if not isinstance(broker, SqsBroker):

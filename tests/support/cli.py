@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 QDO = ("-m", "qdo")
 WORKER = ("-m", "qdo.cli.worker")
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a command left behind."""
+    """The result of a command."""
 
     code: int
     out: str

@@ -22,10 +22,10 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 ANSWER_SECONDS = 20.0
 
 
@@ -113,7 +113,7 @@ def _say(**line: Any) -> None:
 
 
 class _Commands:
-    """What the process can be told."""
+    """The commands that the process accepts."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -132,7 +132,7 @@ class _Commands:
         return found is not None
 
     def increment(self, path: str, times: int) -> int:
-        """Count a node up by compare-and-swap; return how often somebody else was faster."""
+        """Increment a node by compare-and-swap; return how often another process was faster."""
         from kazoo.exceptions import BadVersionError
 
         lost = 0
@@ -199,7 +199,7 @@ def main() -> None:
         name, *arguments = json.loads(line)
         try:
             _say(answer=getattr(commands, name)(*arguments))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test is told
+        except Exception as error:  # noqa: BLE001 - every error is reported to the test
             _say(error=f"{type(error).__name__}: {error}")
     client.stop()
     client.close()

@@ -10,10 +10,11 @@ from typing import Any
 import gevent
 
 from qdo.app import App
-from qdo.brokers import open_broker
-from qdo.settings import Settings
+from qdo.brokers.registry import open_broker
+from qdo.settings.settings import Settings
+from qdo.worker.process_context import ProcessContext
 from qdo.worker.worker import Worker
-from tests.support.fake_member import FakeMember, FakeRegistrar
+from tests.support.fakes.member import FakeMember, FakeRegistrar
 
 DEADLINE_SECONDS = 10.0
 
@@ -43,7 +44,8 @@ class Engine:
         self.app.use(self.settings)
         self.broker = open_broker(url, "test")
         self.registrar = FakeRegistrar(self.settings)
-        self.worker = Worker(self.app, self.settings, registrar=self.registrar, target=target)
+        process = ProcessContext(target=target)
+        self.worker = Worker(self.app, self.settings, process, self.registrar)
         self._greenlet: Any = None
 
     @property

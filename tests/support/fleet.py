@@ -11,11 +11,12 @@ from typing import Any
 from kazoo.protocol.connection import _CONNECTION_DROP
 
 from qdo.coordination.client import connect
-from qdo.coordination.layout import Layout
-from qdo.coordination.lease import clock
 from qdo.coordination.member import Member
-from qdo.coordination.slots import Claim
+from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.protocol.options import MemberOptions
+from qdo.coordination.znodes.layout import Layout
 from qdo.errors import CoordinatorUnreachableError
+from qdo.system.clock import clock
 from tests.support.zookeeper import wait_until
 
 LAYOUT = Layout.of("fleet")
@@ -48,7 +49,7 @@ class Engine:
         with self._lock:
             self.claims.pop(claim.queue, None)
 
-    def moved(self, old: Claim, new: Claim) -> None:
+    def repositioned(self, old: Claim, new: Claim) -> None:
         with self._lock:
             self.claims[new.queue] = new
 
@@ -102,8 +103,7 @@ class Fleet:
             LAYOUT,
             engine,
             component={"host": "test"},
-            checkpoint_seconds=0.02,
-            told_aside=self._told_aside,
+            options=MemberOptions(checkpoint_seconds=0.02, wait_for_deleted=self._told_aside),
         )
         engine.member = member
         member.start()
@@ -122,16 +122,16 @@ class Fleet:
         """End a member's session behind its back, as an expiry would, and replace it."""
         member, engine = self.members[index]
         client = member._client
-        # kazoo tells it only while it is connected.
+        # kazoo reports it only while it is connected.
         wait_until(lambda: client.client_id is not None, 20.0, "the member is connected")
         session = client.client_id
         while not engine.expirations:
             # The member may take its session back before the thief has closed it: again, then.
             thief = connect(self.url, client_id=session)
             with contextlib.suppress(CoordinatorUnreachableError):
-                thief.open(10.0)
+                thief.open(10.0)  # a client that cannot connect closes itself
                 thief.stop()
-            thief.close()
+                thief.close()
             with contextlib.suppress(TimeoutError):
                 wait_until(lambda: engine.expirations > 0, 2.0, "the member notices")
         assert not engine.claims
@@ -144,10 +144,10 @@ class Fleet:
         self.members[index][0]._client._call(_CONNECTION_DROP, None)
 
     def create_queues(self, names: list[str]) -> None:
-        """Create queues through whoever leads."""
+        """Create queues through the current leader."""
         self.wait(lambda: any(member.is_leader() for member, _ in self.members), "a leader")
         for member, _ in self.members:
-            member.create_queues(names)
+            member.leader.create_queues(names)
 
     def owned(self) -> dict[str, int]:
         """Return the index of the member that has each queue; fail if two have one."""
@@ -169,7 +169,7 @@ class Fleet:
         wait_until(condition, timeout_seconds, lambda: f"{what}; found {self.found()}")
 
     def found(self) -> list[Any]:
-        """Return what each member has, and how many of its queues are in each other state."""
+        """Return the queues of each member, and the number of its queues in each other state."""
         return [
             (
                 member.name,

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from qdo.brokers import open_broker
 from qdo.brokers.base import Outgoing
-from qdo.brokers.kinesis import KinesisBroker
-from qdo.brokers.kinesis_poller import Taken
+from qdo.brokers.kinesis.broker import KinesisBroker
+from qdo.brokers.kinesis.requests import Taken
+from qdo.brokers.registry import open_broker
 from qdo.brokers.subscription import Subscription
 from tests.support.aws.clients import REGION
 
@@ -39,7 +39,7 @@ def outgoing(queue: str, numbers: Iterable[int], keys: int = 0) -> list[Outgoing
 
 
 class Owner:
-    """Reads a shard as its owner does: fetches when it is woken, and says what is done."""
+    """Reads a shard as its owner does: fetches when it is woken, and reports done messages."""
 
     def __init__(
         self, broker: KinesisBroker, shard: str, after: int = 0, *, confirm: bool = True
@@ -56,7 +56,7 @@ class Owner:
             self._news.set()
 
     def back_to(self, after: int) -> None:
-        """Begin anew behind a position, as after a failure."""
+        """Start again behind a position, as after a failure."""
         self.rows = []
         self._reader = self.subscription.reader(after)
 

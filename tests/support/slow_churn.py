@@ -15,7 +15,7 @@ GATE_VARIABLE = "QDO_TEST_GATE"
 
 
 def job(message: Message, context: dict[str, Any]) -> None:
-    """Take a moment, in which other queues go on, and count the commit."""
+    """Take a moment, in which other queues continue, and count the commit."""
     time.sleep(PACE_SECONDS)
     while message.body["gated"] and not os.path.exists(os.environ[GATE_VARIABLE]):
         time.sleep(PACE_SECONDS)

@@ -39,7 +39,7 @@ def required() -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports nobody listens on; all different, as all are held until the last is found."""
+    """Return unused ports; all different, because all are held until the last is found."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for held in sockets:
@@ -133,7 +133,7 @@ class Server:
         return ""
 
     def command(self, word: str) -> str:
-        """Send a four-letter command; return "" when nobody answers."""
+        """Send a four-letter command; return "" without an answer."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
                 connection.sendall(word.encode())
@@ -156,7 +156,7 @@ class Server:
         os.kill(self.pid, signal.SIGSTOP)
 
     def cont(self) -> None:
-        """Let a frozen process go on (SIGCONT)."""
+        """Resume a frozen process (SIGCONT)."""
         os.kill(self.pid, signal.SIGCONT)
 
     def restart(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,10 +16,11 @@ import gevent
 import pytest
 
 import qdo
-from qdo import App, Message, Settings, brokers
+from qdo import App, Message, Settings
+from qdo.brokers import registry as brokers
 from qdo.encoding import encode_body
 from qdo.errors import QueueNameError, SettingsError, UnknownSettingError, UsageError
-from qdo.settings import load
+from qdo.settings.sources import load
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def test_the_most_particular_glob_wins(app: App) -> None:
 def test_one_glob_has_one_job(app: App) -> None:
     """A second job for the same glob would never run."""
     app.job()(lambda message, context: None)
-    with pytest.raises(UsageError, match=r"app 'mail' has a job for '\*' already"):
+    with pytest.raises(UsageError, match=r"'mail'.*'\*'"):
         app.job()(lambda message, context: None)
 
 
@@ -93,15 +96,15 @@ def generator(message: Message, context: Any) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (no_context, r"cannot be called with \(message, context\): write def no_context\(message"),
-        (too_much, r"too_much.* cannot be called with \(message, context\)"),
-        (asynchronous, "is a generator and would never run: write it without 'yield'"),
-        (generator, "is a generator and would never run: write it without 'yield'"),
-        ("text", "job 'text' is no function"),
+        (no_context, r"def no_context\(message, context\)"),
+        (too_much, r"def too_much\(message, context\)"),
+        (asynchronous, "asynchronous.*'yield'"),
+        (generator, "generator.*'yield'"),
+        ("text", "'text'"),
     ],
 )
 def test_functions_that_can_be_no_job(app: App, function: Any, reason: str) -> None:
-    """They are refused when they are registered, with the remedy, not when a message comes."""
+    """They are rejected at registration, with the remedy, not when a message comes."""
     with pytest.raises(UsageError, match=reason):
         app.job()(function)
     assert app.jobs == ()
@@ -109,13 +112,13 @@ def test_functions_that_can_be_no_job(app: App, function: Any, reason: str) -> N
 
 def test_the_decorator_needs_parentheses(app: App) -> None:
     """The most frequent slip has an answer of its own."""
-    with pytest.raises(UsageError, match=r"write @app\.job\(\) with parentheses"):
+    with pytest.raises(UsageError, match=r"@app\.job\(\)"):
         app.job(no_context)  # type: ignore[arg-type]
 
 
 def test_checkpoint_is_one_of_two(app: App) -> None:
-    """A misspelt checkpoint is refused."""
-    with pytest.raises(UsageError, match="checkpoint='always' is neither"):
+    """A misspelled checkpoint is rejected."""
+    with pytest.raises(UsageError, match="'always'"):
         app.job(checkpoint="always")  # type: ignore[arg-type]
 
 
@@ -124,10 +127,10 @@ def test_checkpoint_is_one_of_two(app: App) -> None:
 
 def test_default_hooks(app: App) -> None:
     """Without hooks the context is an empty dict of the worker's own, failures are ignored."""
-    with app.job_context() as one, app.job_context() as two:
+    with app.hooks.job_context() as one, app.hooks.job_context() as two:
         assert one == {}
         assert one is not two
-    app.job_failure(Message("q", 1, None), {}, ValueError())
+    app.hooks.job_failure(Message("q", 1, None), {}, ValueError())
 
 
 async def async_hook(*arguments: Any) -> None: ...
@@ -139,23 +142,23 @@ def generator_hook(*arguments: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("role", ["context", "failure", "observer"])
 def test_hooks_cannot_be_coroutines(app: App, role: str) -> None:
-    """Nobody would wait for them: they would never run."""
-    with pytest.raises(UsageError, match=r"async_hook is 'async def' and .*: write it with 'def'"):
+    """qdo would not await them: they would never run."""
+    with pytest.raises(UsageError, match=r"async_hook.*'async def'"):
         getattr(app, role)(async_hook)
 
 
 @pytest.mark.parametrize("role", ["failure", "observer"])
 def test_hooks_that_only_make_a_generator_are_refused(app: App, role: str) -> None:
     """They would never run either."""
-    with pytest.raises(UsageError, match=r"is a generator and would never run"):
+    with pytest.raises(UsageError, match=r"generator_hook.*'yield'"):
         getattr(app, role)(generator_hook)
 
 
-def test_a_context_that_is_no_context_manager_is_refused_at_the_start(app: App) -> None:
-    """A function that returns its resources instead of yielding them is told what to write."""
+def test_rejects_a_job_context_without_context_manager(app: App) -> None:
+    """If a function returns its resources instead of yielding them, the error shows the remedy."""
     app.context(lambda: {"connection": 1})
-    with pytest.raises(UsageError, match="object of type dict, which is no context manager: write"):
-        app.job_context()
+    with pytest.raises(UsageError, match=r"type dict.*'yield'"):
+        app.hooks.job_context()
 
 
 def test_hooks_given_in_code() -> None:
@@ -170,11 +173,11 @@ def test_hooks_given_in_code() -> None:
         job_context=resources,
         job_failure=lambda message, context, error: failures.append((message, context, error)),
     )
-    with app.job_context() as context:
+    with app.hooks.job_context() as context:
         assert context == "connection"
     error = ValueError("x")
     message = Message("q", 1, None)
-    app.job_failure(message, "connection", error)
+    app.hooks.job_failure(message, "connection", error)
     assert failures == [(message, "connection", error)]
 
 
@@ -189,14 +192,14 @@ def test_hooks_by_decorator(app: App) -> None:
     @app.failure
     def failed(message: Any, context: Any, error: Any) -> None: ...
 
-    manager: AbstractContextManager[Any] = app.job_context()
+    manager: AbstractContextManager[Any] = app.hooks.job_context()
     with manager as context:
         assert context == 5
-    assert app.job_failure is failed
+    assert app.hooks.job_failure is failed
 
 
 def test_hooks_are_checked(app: App) -> None:
-    """A hook that could not be called is refused at once."""
+    """A hook that could not be called is rejected at once."""
     with pytest.raises(UsageError, match=r"job_failure .* \(message, context, error\)"):
         app.failure(lambda message: None)
     with pytest.raises(UsageError, match="job_context"):
@@ -204,17 +207,17 @@ def test_hooks_are_checked(app: App) -> None:
 
 
 def test_a_second_hook_is_refused(app: App) -> None:
-    """It would take the place of the first, of which nobody would hear again."""
+    """It would silently replace the first one."""
     first = contextmanager(lambda: iter([5]))
     app.context(first)
-    with pytest.raises(UsageError, match="has a job_context already: make one that yields what"):
+    with pytest.raises(UsageError, match="job_context"):
         app.context(contextmanager(lambda: iter([6])))
     hook = app.failure(lambda message, context, error: None)
-    with pytest.raises(UsageError, match="has a job_failure already: have one call the other"):
+    with pytest.raises(UsageError, match="job_failure"):
         app.failure(lambda message, context, error: None)
-    with app.job_context() as context:
+    with app.hooks.job_context() as context:
         assert context == 5
-    assert app.job_failure is hook
+    assert app.hooks.job_failure is hook
 
 
 # --- sending ---
@@ -244,35 +247,36 @@ class Odd:
     "body", [[b"bytes"], {1, 2}, float("nan"), float("inf"), Odd(), [Odd()], "\ud800", range(3)]
 )
 def test_bodies_that_json_cannot_hold(app: App, body: Any) -> None:
-    """They are refused with what can be sent instead; nothing is stored."""
-    with pytest.raises(UsageError, match=r"the body for queue 'q' cannot be JSON: .*; send dicts"):
+    """They are rejected with the valid alternatives; nothing is stored."""
+    with pytest.raises(UsageError, match=r"'q'.*JSON"):
         app.send("q", body)
     with pytest.raises(UsageError):
         app.send_many([("q", 1), ("q", body)])
-    assert app.broker.queues() == []
+    assert app.broker.catalog.names() == []
 
 
 def test_endless_bodies() -> None:
-    """A body that holds itself is refused as well."""
+    """A body that contains itself is rejected as well."""
     body: list[Any] = []
     body.append(body)
-    with pytest.raises(UsageError, match="cannot be JSON"):
+    with pytest.raises(UsageError, match="JSON"):
         encode_body("q", body)
 
 
 @pytest.mark.parametrize("queue", ["", "a/b", ".", "..", "zookeeper", "a\0b", "x" * 201])
 def test_queue_names_that_no_znode_can_have(app: App, queue: str) -> None:
-    """They are refused before anything is stored."""
-    with pytest.raises(QueueNameError, match="cannot be a queue name"):
+    """They are rejected before anything is stored."""
+    with pytest.raises(QueueNameError) as caught:
         app.send(queue, 1)
-    assert app.broker.queues() == []
+    assert caught.value.details["name"] == queue
+    assert app.broker.catalog.names() == []
 
 
 def test_keys_and_headers_are_text(app: App) -> None:
-    """Whatever else is refused."""
-    with pytest.raises(UsageError, match="the key of a message is text, not 5"):
+    """All other types are rejected."""
+    with pytest.raises(UsageError, match=r"key.*5"):
         app.send("q", 1, key=5)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="headers map text to text"):
+    with pytest.raises(UsageError, match="headers"):
         app.send("q", 1, headers={"a": 1})  # type: ignore[dict-item]
 
 
@@ -299,7 +303,7 @@ def test_greenlets_share_one_app(app: App) -> None:
 
 
 def test_a_closed_app_opens_again(app: App) -> None:
-    """Closing is no end; sending opens the broker anew."""
+    """Closing is not final; sending opens the broker again."""
     app.send("q", 1)
     app.close()
     app.close()
@@ -326,10 +330,10 @@ def test_a_forked_child_opens_a_broker_of_its_own(app: App) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_that_is_forked_while_another_thread_opens_the_broker(
+def test_fork_while_another_thread_opens_the_broker(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody in the child would ever let go of that thread's lock."""
+    """No thread of the child would ever release that thread's lock."""
     opening, forked = threading.Event(), threading.Event()
     open_broker = brokers.open_broker
 
@@ -359,7 +363,7 @@ def test_a_child_that_is_forked_while_another_thread_opens_the_broker(
 
 
 def test_settings_in_code_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment wins over what the app says in code; it is read at first use."""
+    """The environment wins over the app's settings in code; it is read at first use."""
     app = App("a", fetch=5, attempts=5)
     monkeypatch.setenv("QDO_FETCH", "7")
     assert (app.settings.app, app.settings.fetch, app.settings.attempts) == ("a", 7, 5)
@@ -368,19 +372,19 @@ def test_settings_in_code_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_in_code_are_checked_at_once() -> None:
     """A misspelt or impossible setting does not wait for the first message."""
-    with pytest.raises(UnknownSettingError, match=r"App\('a'\) \(did you mean 'broker'\?\)"):
+    with pytest.raises(UnknownSettingError, match=r"App\('a'\).*'broker'"):
         App("a", brokr="sqlite:x")
     with pytest.raises(SettingsError, match="fetch"):
         App("a", fetch=0)
     with pytest.raises(SettingsError, match="setting app"):
         App("a/b")
-    with pytest.raises(SettingsError, match="setting app: it is empty"):
+    with pytest.raises(SettingsError, match="setting app"):
         App("")
 
 
 def test_an_app_refuses_the_settings_of_another() -> None:
     """Otherwise messages would go to the wrong app."""
-    with pytest.raises(UsageError, match=r"this is app 'a', but QDO_APP says 'b'"):
+    with pytest.raises(UsageError, match=r"'a'.*QDO_APP.*'b'"):
         App("a").use(load(environ={"QDO_APP": "b"}))
     assert App("a").use(Settings()).app == "a"
 
@@ -397,5 +401,16 @@ def test_public_names() -> None:
 @pytest.mark.parametrize("queues", [["a", "b"], 3, None])
 def test_a_job_is_for_one_glob(queues: Any) -> None:
     """A list would be taken for a glob, and end every worker at its first message."""
-    with pytest.raises(UsageError, match="one glob"):
+    with pytest.raises(UsageError, match="queues"):
         App("test").job(queues)(lambda message, context: None)
+
+
+@pytest.mark.parametrize("statement", ["import qdo", "import qdo; qdo.App('a')"])
+def test_import_of_qdo_stays_lazy(statement: str) -> None:
+    """A program that only sends loads no library of a server, an executor or a database."""
+    heavy = {"boto3", "botocore", "gevent", "kazoo", "sqlalchemy"}
+    check = f"import sys; {statement}; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == []

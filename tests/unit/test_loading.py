@@ -1,4 +1,4 @@
-"""Finding apps and jobs by name, and what is said when they cannot be found."""
+"""Finding apps and jobs by name, and the errors if they cannot be found."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_an_app_around_a_job(module: Maker) -> None:
     job = app.job_for("b1")
     assert job is not None
     assert job.function.__name__ == "greet"
-    # Which queues come to it is said by the worker's filter.
+    # The worker's filter decides which queues it gets.
     assert [each.queues for each in app.jobs] == ["*"]
-    with app.job_context() as context:
+    with app.hooks.job_context() as context:
         assert context == "resources"
-    assert app.job_failure.__name__ == "failed"
+    assert app.hooks.job_failure.__name__ == "failed"
 
 
 def test_an_app_with_its_settings(module: Maker) -> None:
@@ -95,19 +95,19 @@ def test_an_app_with_its_settings(module: Maker) -> None:
 @pytest.mark.parametrize(
     ("attribute", "reason"),
     [
-        ("gret", r"module 'jobs_for_test_\d+' has no 'gret' \(did you mean 'greet'\?\)"),
-        ("number", "it is no function but 5 of type int"),
-        ("app", "it is an app: give it without --job"),
+        ("gret", "did you mean 'greet'"),
+        ("number", "5 of type int"),
+        ("app", "qdo-worker jobs_for_test"),
     ],
 )
 def test_attributes_that_are_no_job(module: Maker, attribute: str, reason: str) -> None:
-    """What was found instead is said."""
+    """The error names the object that was found instead."""
     with pytest.raises(JobImportError, match=reason):
         load_job(f"{module(JOBS)}:{attribute}")
 
 
 def test_a_job_of_the_wrong_signature(module: Maker) -> None:
-    """It is refused before the first message."""
+    """It is rejected before the first message."""
     with pytest.raises(UsageError, match=r"write def no_context\(message, context\)"):
         load_job(f"{module(JOBS)}:no_context")
 
@@ -115,20 +115,20 @@ def test_a_job_of_the_wrong_signature(module: Maker) -> None:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("nowhere", "it has no ':'"),
-        (":f", "a part is missing"),
-        ("nowhere:", "a part is missing"),
-        ("no_such_module:f", "there is no module 'no_such_module'"),
-        ("no_such_module.jobs:f", "there is no module 'no_such_module'"),
-        ("os.no_such_part:f", "there is no module 'os.no_such_part'"),
+        ("nowhere", "':'"),
+        (":f", "':'"),
+        ("nowhere:", "':'"),
+        ("no_such_module:f", "'no_such_module'"),
+        ("no_such_module.jobs:f", "'no_such_module'"),
+        ("os.no_such_part:f", "'os.no_such_part'"),
     ],
 )
 def test_targets_that_lead_nowhere(target: str, reason: str) -> None:
     """The reason and the remedy are in one line."""
     with pytest.raises(JobImportError) as caught:
         load_job(target)
-    assert reason in str(caught.value)
-    assert "write MODULE:APP" in str(caught.value)
+    assert caught.value.details["target"] == target
+    assert reason in caught.value.details["reason"]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_targets_that_lead_nowhere(target: str, reason: str) -> None:
     ],
 )
 def test_modules_that_fail(module: Maker, source: str, reason: str) -> None:
-    """An error inside the module is told apart from one that does not exist, and located in it."""
+    """An error inside the module differs from that of a missing module, and names its place."""
     with pytest.raises(JobModuleError, match=reason) as caught:
         load_job(f"{module(source)}:f")
     assert "\n" not in str(caught.value)
@@ -155,32 +155,32 @@ def test_modules_that_fail(module: Maker, source: str, reason: str) -> None:
 def test_an_app_must_be_one(module: Maker) -> None:
     """A function is pointed to --job."""
     name = module(JOBS)
-    with pytest.raises(JobImportError, match=rf"no qdo\.App but .*: give it as --job {name}:greet"):
+    with pytest.raises(JobImportError, match=rf"--job {name}:greet"):
         load_app(f"{name}:greet")
-    with pytest.raises(JobImportError, match=r"make one with qdo\.App\(NAME\)"):
+    with pytest.raises(JobImportError, match=r"qdo\.App\(NAME\)"):
         load_app(f"{name}:number")
 
 
 def test_an_app_needs_a_job(module: Maker) -> None:
     """A worker without a job would own queues and process nothing."""
-    with pytest.raises(UsageError, match="app 'empty' has no job"):
+    with pytest.raises(UsageError, match="'empty'"):
         prepare(Settings(), f"{module(JOBS)}:empty")
 
 
 def test_an_app_of_another_name(module: Maker) -> None:
     """--app and the app's own name must agree."""
-    with pytest.raises(UsageError, match="this is app 'coded'"):
+    with pytest.raises(UsageError, match="'coded'"):
         prepare(Settings(app="other", origins={"app": "--app"}), f"{module(JOBS)}:app")
 
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(app="a"), Settings(job="m:f")])
 def test_too_little_is_named(settings: Settings) -> None:
-    """Both ways to name what to run are told."""
-    with pytest.raises(UsageError, match="MODULE:APP, or give --app NAME and --job"):
+    """The error shows both ways to name an app."""
+    with pytest.raises(UsageError, match="MODULE:APP"):
         check_target(settings, None)
 
 
 def test_too_much_is_named() -> None:
-    """An app and a job contradict each other; where the job came from is told."""
-    with pytest.raises(UsageError, match=r"both m:app and the job m:f \(from QDO_JOB\)"):
+    """An app and a job contradict each other; the error names the source of the job."""
+    with pytest.raises(UsageError, match=r"m:app.*m:f.*QDO_JOB"):
         check_target(Settings(job="m:f", origins={"job": "QDO_JOB"}), "m:app")

@@ -7,8 +7,8 @@ import uuid
 
 import pytest
 
-from qdo.message import (
-    Message,
+from qdo.message import Message
+from qdo.positions import (
     format_position,
     message_id,
     position_now,
@@ -48,7 +48,7 @@ def test_now_is_what_uuid1_says() -> None:
     assert abs(time_of_position(before) - time.time()) < 1
 
 
-def test_a_message_takes_its_id_from_the_broker_or_from_its_position() -> None:
+def test_message_id_comes_from_the_broker_or_the_position() -> None:
     """A text is the broker's own id; a number is the node of a UUID."""
     assert Message("q", SAMPLE, None, id="abc").id == "abc"
     assert Message("q", SAMPLE, None, id=7).id == message_id(SAMPLE, 7)

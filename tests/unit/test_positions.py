@@ -1,4 +1,4 @@
-"""Positions that are no times: what is recorded for them, counted for them and kept in hand."""
+"""Positions that are not times: how they are recorded, counted and kept in memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from qdo.brokers.kinesis_positions import POSITIONS as KINESIS_POSITIONS
-from qdo.brokers.sqs_positions import SQS_POSITIONS, make_position
-from qdo.coordination.crashes import InHand, marked_node
-from qdo.coordination.layout import Above, Marks, QueueNode
-from qdo.coordination.lease import Lease
-from qdo.coordination.slots import Claim, Slot
+from qdo.brokers.kinesis.positions import POSITIONS as KINESIS_POSITIONS
+from qdo.brokers.sqs.positions import SQS_POSITIONS, make_position
+from qdo.coordination.crash_attempts import InFlight, marked_node
+from qdo.coordination.protocol.claims import Claim, OwnedQueue
+from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
+from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.message import Message
 from qdo.positions import Positions
-from qdo.worker.hands import Hands, label, make_memory, read
+from qdo.worker.shared_memory.in_flight import InFlightTable, encode_label, make_memory, read
 
 MOMENT = 139_000_000_000_000_000
 SEQUENCE = 49_590_338_271_490_256_608_559_692_538_361_571_095_921_575_989_136_588_898
@@ -36,9 +37,9 @@ def kinesis(sequence: int, subsequence: int = 0, moment: int = MOMENT) -> int:
     return sequence << 96 | subsequence << 64 | moment
 
 
-def owned(node: QueueNode, positions: Positions) -> Slot:
+def owned(node: QueueNode, positions: Positions) -> OwnedQueue:
     """Return a slot that owns a queue with this node."""
-    slot = Slot("q")
+    slot = OwnedQueue("q")
     slot.node = node
     slot.claim = Claim.of("q", 1, node, Lease(10.0, 0.0), positions)
     return slot
@@ -57,7 +58,7 @@ def test_last_is_the_time_of_what_is_done_in_sqs() -> None:
 
 
 def test_last_and_position_are_recorded_for_kinesis() -> None:
-    """The next owner goes on behind the sequence number."""
+    """The next owner resumes behind the sequence number."""
     slot = owned(QueueNode(), KINESIS_POSITIONS)
     assert slot.claim is not None
     slot.claim.done = kinesis(SEQUENCE)
@@ -83,34 +84,34 @@ def test_a_seek_to_a_time_leaves_no_position() -> None:
     """A claim begins at the time then, and records nothing before something is done."""
     slot = owned(QueueNode(last=MOMENT), KINESIS_POSITIONS)
     assert slot.claim is not None
-    assert slot.claim.done == KINESIS_POSITIONS.begin(MOMENT, None)
+    assert slot.claim.done == KINESIS_POSITIONS.resume_after(MOMENT, None)
     assert slot.progressed() is slot.node
 
 
 def test_a_position_that_is_none_is_a_fault() -> None:
-    """Such a queue is not processed, and says why."""
+    """Such a queue is not processed, and its fault states the reason."""
     node = QueueNode(last=MOMENT, position="somewhere").checked(KINESIS_POSITIONS)
-    assert "position cannot be read" in str(node.fault)
+    assert "'somewhere'" in str(node.fault)
     assert QueueNode(last=MOMENT, position="somewhere").checked(Positions()).fault is None
 
 
 @pytest.mark.parametrize("position", [sqs(MOMENT + 9, 2**90), kinesis(SEQUENCE, 3)])
 def test_marks_name_wide_positions(position: int) -> None:
     """They survive writing and reading, and go when their message is done."""
-    marks = Marks(position, 2, "ValueError: no")
-    node = QueueNode(last=MOMENT, marks=marks)
+    marks = FailureRecord(position, 2, "ValueError: no")
+    node = QueueNode(last=MOMENT, failure=marks)
     assert QueueNode.parse(node.encode()) == node
     positions: Positions = SQS_POSITIONS if position > 2**300 else KINESIS_POSITIONS
     slot = owned(node, positions)
     assert slot.claim is not None
     slot.claim.done = position
-    assert slot.progressed().marks is None
+    assert slot.progressed().failure is None
 
 
 def test_runs_of_wide_positions_are_recorded() -> None:
-    """What is done beyond the watermark is not repeated after a handover."""
+    """Messages done beyond the watermark are not repeated after a handover."""
     runs = ((kinesis(SEQUENCE + 5), kinesis(SEQUENCE + 9)), (kinesis(SEQUENCE + 90),) * 2)
-    node = QueueNode(last=MOMENT, position=str(SEQUENCE), above=Above(runs))
+    node = QueueNode(last=MOMENT, position=str(SEQUENCE), out_of_order=OutOfOrderProgress(runs))
     assert QueueNode.parse(node.encode()) == node
 
 
@@ -127,10 +128,10 @@ def test_unconfirmed_names_are_recorded() -> None:
 
 
 def test_word_of_a_wide_position_outlives_its_process(memory: int) -> None:
-    """Whatever its width, and whatever was in hand before it."""
-    hands = Hands(2, memory)
+    """Whatever its width, and whatever message was in flight before it."""
+    hands = InFlightTable(2, memory)
     notes = hands.notes(SQS_POSITIONS)
-    first, second = (hands.take(label("q" * 200, "worker-0000000101")) for _ in range(2))
+    first, second = (hands.take(encode_label("q" * 200, "worker-0000000101")) for _ in range(2))
     for position in (sqs(MOMENT), sqs(MOMENT + 1, 3, 2**128 - 1)):
         notes[first] = position
         assert [each.position for each in read(memory)] == [position]
@@ -142,20 +143,20 @@ def test_word_of_a_wide_position_outlives_its_process(memory: int) -> None:
 def test_a_crash_is_counted_by_the_name_of_the_message() -> None:
     """It had another position under the owner before."""
     earlier, now = sqs(MOMENT + 5), sqs(MOMENT + 99)
-    node = QueueNode(last=MOMENT, owner="worker-1", marks=Marks(earlier, 3))
-    in_hand = InHand("q", "worker-1", now, in_line=False)
+    node = QueueNode(last=MOMENT, owner="worker-1", failure=FailureRecord(earlier, 3))
+    in_hand = InFlight("q", "worker-1", now, in_line=False)
     marked = marked_node(node, in_hand, "it died", SQS_POSITIONS)
     assert marked is not None
-    assert marked.marks == Marks(earlier, 4, "it died", crashed=True)
-    other = InHand("q", "worker-1", sqs(MOMENT + 99, 8), in_line=False)
+    assert marked.failure == FailureRecord(earlier, 4, "it died", crashed=True)
+    other = InFlight("q", "worker-1", sqs(MOMENT + 99, 8), in_line=False)
     several = marked_node(node, other, "it died", SQS_POSITIONS)
     assert several is not None
-    assert several.marks == node.marks
-    assert several.above is not None
+    assert several.failure == node.failure
+    assert several.out_of_order is not None
 
 
 def test_messages_ask_the_broker_for_id_and_time() -> None:
-    """Their positions are no times."""
+    """Their positions are not times."""
     message = Message("q", sqs(MOMENT, 7, 5), None, id=SQS_POSITIONS)
     assert message.id == "00000000-0000-0000-0000-000000000005"
     assert message.time == Message("q", MOMENT, None).time

@@ -1,8 +1,7 @@
 """Runs ``async def`` jobs on one asyncio loop, many at once.
 
-The loop has a native thread of its own, so it never holds up the worker's event loop. gevent's
-patches would give it a selector and threads made of greenlets, which nobody runs there: it is
-built on the originals.
+The loop has a native thread of its own, so it never blocks the worker's event loop. It uses the
+original selector and threads: gevent's versions need an event loop that does not run there.
 """
 
 from __future__ import annotations
@@ -17,36 +16,31 @@ from typing import TYPE_CHECKING, Any
 from gevent import monkey
 
 from qdo.message import Message
+from qdo.system.loop_mailbox import LoopMailbox, leave_gevent
+from qdo.system.native import native_lock, start_thread
 from qdo.worker.executors.base import Executor, JobCall
-from qdo.worker.executors.native import (
-    Mailbox,
-    Pending,
-    allocate_lock,
-    leave_gevent,
-    start_thread,
-)
-from qdo.worker.executors.waiting import Wait
+from qdo.worker.executors.wait import Pending, TurnWait
 
 if TYPE_CHECKING:
-    from qdo.app import Job
+    from qdo.jobs.job import Job
 
 HELPERS = 32
-"""Native threads for `asyncio.to_thread`, `run_in_executor` and name look-ups."""
+"""Maximum native threads for `asyncio.to_thread`, `run_in_executor` and name lookups."""
 LEAVE_SECONDS = 2.0
-"""How long a loop that is blocked by a job is waited for at the end."""
+"""How long `close` waits for a loop that a job blocks."""
 
 
 class AsyncioExecutor(Executor):
-    """An asyncio loop on a thread of its own, started with the first job."""
+    """Runs coroutines on an asyncio loop, whose thread starts with the first job."""
 
     def __init__(self) -> None:
-        self._mailbox = Mailbox()
+        self._mailbox = LoopMailbox()
         self._running = 0
         self._loop: JobLoop | None = None
-        self._ended = allocate_lock()
+        self._ended = native_lock()
 
     def bind(self, job: Job) -> JobCall:
-        """Return a call that runs the coroutine on the loop and waits for its end."""
+        """Return a call that runs the coroutine on the loop and waits until it ends."""
 
         def call(message: Message, context: Any) -> None:
             loop = self._started()
@@ -56,18 +50,18 @@ class AsyncioExecutor(Executor):
             self._running += 1
             try:
                 loop.call_soon_threadsafe(run.begin, job.function, message, context)
-                Wait(job, message, run.pending, run.interrupt, asyncio.CancelledError).run()
+                TurnWait(job, message, run.pending, run.interrupt, asyncio.CancelledError).run()
             finally:
                 self._running -= 1
 
         return call
 
     def under_way(self) -> int:
-        """Return how many jobs run now."""
+        """Return how many jobs are running."""
         return self._running
 
     def close(self) -> None:
-        """End the loop, unless a job blocks it; then it goes with the process."""
+        """Stop the loop. If a job blocks it, it ends with the process."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._ended.acquire(timeout=LEAVE_SECONDS)
@@ -79,7 +73,7 @@ class AsyncioExecutor(Executor):
         if self._loop is None:
             self._loop = JobLoop()
             self._ended.acquire()
-            start_thread(self._run, (self._loop,))
+            start_thread(self._run, self._loop)
         return self._loop
 
     def _run(self, loop: JobLoop) -> None:
@@ -87,7 +81,7 @@ class AsyncioExecutor(Executor):
         try:
             asyncio.set_event_loop(loop)
             loop.run_forever()
-            loop.run_until_complete(_cancel_the_rest())
+            loop.run_until_complete(_cancel_remaining())
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
@@ -104,10 +98,10 @@ class _Run:
         self._task: asyncio.Task[Any] | None = None
 
     def begin(self, function: Callable[..., Any], message: Message, context: Any) -> None:
-        """Start it; on the loop's thread, like everything below but `interrupt`."""
-        self._task = self._loop.create_task(self._whole(function, message, context))
+        """Start the coroutine. Call it on the loop's thread."""
+        self._task = self._loop.create_task(self._call(function, message, context))
 
-    async def _whole(self, function: Callable[..., Any], message: Message, context: Any) -> None:
+    async def _call(self, function: Callable[..., Any], message: Message, context: Any) -> None:
         error: BaseException | None = None
         try:
             await function(message, context)
@@ -117,7 +111,7 @@ class _Run:
         error = None
 
     def interrupt(self) -> None:
-        """Cancel the coroutine, at its next wait; from the worker's thread."""
+        """Cancel the coroutine at its next wait. Call it on the worker's thread."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -126,7 +120,11 @@ class _Run:
 
 
 class JobLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop whose helpers are native threads."""
+    """An asyncio loop whose default executor uses native threads.
+
+    gevent's `ThreadPoolExecutor` cannot replace `_Helpers`: asyncio accepts only futures of
+    `concurrent.futures`, and gevent's executor returns its own (checked with gevent 26.9).
+    """
 
     def __init__(self) -> None:
         super().__init__(_selector())
@@ -135,7 +133,7 @@ class JobLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Run a function in a native thread, or in an executor that was given."""
+        """Run a function in a native thread, or in `executor` if it is not None."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         future: asyncio.Future[Any] = self.create_future()
@@ -152,25 +150,25 @@ class JobLoop(asyncio.SelectorEventLoop):
             result, error = None, None
             try:
                 result = func(*args)
-            except BaseException as raised:  # noqa: BLE001 - it belongs to who awaits it
+            except BaseException as raised:  # noqa: BLE001 - the awaiting coroutine raises it
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop was closed
                 self.call_soon_threadsafe(settle, result, error)
 
         self._helpers.submit(work)
         return future
 
     def close(self) -> None:
-        """End the loop and its idle helpers."""
+        """Close the loop and end its idle threads."""
         self._helpers.end()
         super().close()
 
 
 class _Helpers:
-    """Up to `HELPERS` native threads, made when all others are busy."""
+    """Up to `HELPERS` native threads, started when all others are busy."""
 
     def __init__(self) -> None:
-        self._guard = allocate_lock()
+        self._guard = native_lock()
         self._work: deque[Callable[[], None]] = deque()
         self._idle: list[Any] = []
         self._threads = 0
@@ -183,7 +181,7 @@ class _Helpers:
                 self._idle.pop().release()
             elif self._threads < HELPERS:
                 self._threads += 1
-                start_thread(self._run, ())
+                start_thread(self._run)
 
     def end(self) -> None:
         with self._guard:
@@ -192,7 +190,7 @@ class _Helpers:
                 self._idle.pop().release()
 
     def _run(self) -> None:
-        wake = allocate_lock()
+        wake = native_lock()
         wake.acquire()
         while True:
             with self._guard:
@@ -208,15 +206,15 @@ class _Helpers:
         leave_gevent()
 
 
-async def _cancel_the_rest() -> None:
-    """End the tasks that jobs have left behind."""
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
+async def _cancel_remaining() -> None:
+    """Cancel the tasks that jobs left behind."""
+    remaining = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in remaining:
         task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
+    await asyncio.gather(*remaining, return_exceptions=True)
 
 
 def _selector() -> Any:
-    """Return a selector as Python made it, before gevent's patches."""
+    """Return an original selector of Python, without gevent's patches."""
     kind = "EpollSelector" if sys.platform == "linux" else "DefaultSelector"
     return monkey.get_original("selectors", kind)()

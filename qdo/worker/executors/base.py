@@ -1,17 +1,17 @@
-"""Where a job runs, behind one interface.
+"""The interface of executors, which run jobs.
 
 =========  =====================================  =========================================
-executor   a job runs                             at the end of its time (`timeout_seconds`)
+executor   a job runs                             when its `timeout_seconds` are over
 =========  =====================================  =========================================
 greenlet   in the greenlet of its queue's turn    JobInterrupt is raised where it waits
 thread     in a native thread                     JobInterrupt is raised at its next step of
-                                                  Python; a call into C is not reached
+                                                  Python; a call into C is not interrupted
 process    in a child process                     the process is killed
-asyncio    on an asyncio loop of its own thread   its task is cancelled
+asyncio    on an asyncio loop in its own thread   its task is cancelled
 =========  =====================================  =========================================
 
-Whatever the executor, the call returns only when nothing of the job runs any more: until then
-its queue starts no other message and is not given back. An aborted call (`JobAborted`) obeys
+With every executor, the call returns only when nothing of the job runs anymore. Until then
+its queue starts no other message and is not released. An aborted call (`JobAborted`) follows
 the same rule.
 """
 
@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qdo.errors import JobTimeoutError
 from qdo.message import Message
-from qdo.stopping import JobInterrupt as JobInterrupt
+from qdo.outcomes import JobInterrupt as JobInterrupt
 
 if TYPE_CHECKING:
-    from qdo.app import Job
+    from qdo.jobs.job import Job
 
 JobCall: TypeAlias = Callable[[Message, Any], Any]
-"""A job as the pipeline calls it: message and context in; what it returns is ignored, what
-it raises says how the attempt ended."""
+"""A job as the pipeline calls it, with message and context. Its return value is ignored; an
+exception determines how the attempt ended."""
 
 
 class NotStarted(BaseException):
-    """The job was not started: when its place was free, the queue might not be worked on."""
+    """The job was not started: once it could run, its queue could not be processed anymore."""
 
 
 class Executor(abc.ABC):
@@ -42,23 +42,31 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def bind(self, job: Job) -> JobCall:
-        """Return what the pipeline calls for every message.
+        """Return the call that the pipeline makes for every message.
 
-        The call blocks only its greenlet. It returns when the job has ended and raises what
-        the job raised, `JobTimeoutError` when its time was over, `JobCrashedError` when its
-        process died, `NotStarted` when it could not start it while that was allowed. Bound
-        once per job and worker, not per message.
+        The call blocks only its greenlet. It returns when the job has ended. It raises the
+        job's exception, `JobTimeoutError` when its time was over, `JobCrashedError` when its
+        process died, or `NotStarted` when it could not start the job while that was allowed.
+        A job is bound once per worker, not per message.
         """
 
     def under_way(self) -> int:
-        """Return how many jobs run outside the event loop's thread."""
+        """Return how many jobs are running outside the event loop's thread."""
         return 0
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End what was started for running jobs; no call is made after it."""
+        """End threads and processes that were started for jobs; no call follows."""
 
 
 def timed_out(job: Job, message: Message) -> JobTimeoutError:
     """Return the error of an attempt whose time was over."""
     return JobTimeoutError(job=job.name, id=message.id, seconds=job.timeout_seconds)
+
+
+class JobAborted(BaseException):
+    """Ends a job that the worker cannot wait for; its message has not failed."""
+
+
+class MessageExpired(JobAborted):
+    """Ends the job of a message that the broker took back; it will be received again."""

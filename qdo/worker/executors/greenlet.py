@@ -1,4 +1,4 @@
-"""Runs a job in the greenlet that has the turn of its queue."""
+"""Runs a job in the greenlet of its queue's turn."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from qdo.message import Message
 from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, timed_out
 
 if TYPE_CHECKING:
-    from qdo.app import Job
+    from qdo.jobs.job import Job
 
 
 class GreenletExecutor(Executor):
     """Calls the job directly: the turn's greenlet is the job's greenlet.
 
-    Jobs that wait (sockets, sleep, locks) let the others run, because the process is
-    monkey-patched. A job that computes holds them all up; the watchdog names it. Its deadline
-    is looked at by the event loop, so only a job that waits meets with it.
+    Jobs that wait (sockets, sleep, locks) let other jobs run, because the process is
+    monkey-patched. A job that computes blocks them all; the watchdog names it. The event loop
+    checks the deadline, so it interrupts only a job that waits.
     """
 
     def bind(self, job: Job) -> JobCall:
-        """Return the function itself: one more frame per message would cost 8 % of the rate."""
+        """Return the function itself: another frame per message would cost 8 % of the rate."""
         return job.function if job.timeout_seconds is None else _timed(job, job.timeout_seconds)
 
     def close(self) -> None:
-        """Do nothing: a greenlet ends with its turn."""
+        """Do nothing: a job's greenlet ends with its turn."""
 
 
 def _timed(job: Job, seconds: float) -> JobCall:
@@ -35,7 +35,7 @@ def _timed(job: Job, seconds: float) -> JobCall:
 
     def call(message: Message, context: Any) -> None:
         message.limit(seconds)
-        interrupt = JobInterrupt(f"{seconds:g} s are over")
+        interrupt = JobInterrupt(f"the job's timeout of {seconds:g} s is over")
         timer = gevent.Timeout.start_new(seconds, interrupt)
         try:
             function(message, context)

@@ -1,10 +1,10 @@
 """Runs jobs in native threads, for libraries that block and code that computes.
 
-One thread per job under way, made when needed and kept; there are never more than jobs under
-way at once, that is `concurrency`.
+Each running job has a thread. Threads are started on demand and reused; there are never more than
+jobs running at once, that is `concurrency`.
 
 A job is interrupted by an exception that the interpreter raises in its thread at the next step of
-Python. That must never hit the thread after its job: see `_Lane._seal`.
+Python. The exception must never reach the thread after its job: see `_JobThread._seal`.
 """
 
 from __future__ import annotations
@@ -15,74 +15,66 @@ import gevent
 from gevent import monkey
 
 from qdo.message import Message
+from qdo.system.loop_mailbox import LoopMailbox, leave_gevent
+from qdo.system.native import cancel_raise, native_lock, raise_in_thread, sleep, start_thread
 from qdo.worker.executors.base import Executor, JobCall, JobInterrupt
-from qdo.worker.executors.native import (
-    Mailbox,
-    Pending,
-    allocate_lock,
-    leave_gevent,
-    native_sleep,
-    raise_in_thread,
-    start_thread,
-    take_back,
-)
-from qdo.worker.executors.waiting import Wait
+from qdo.worker.executors.wait import Pending, TurnWait
 
 if TYPE_CHECKING:
-    from qdo.app import Job, JobFunction
+    from qdo.jobs.job import Job, JobFunction
 
 ROUSE_SECONDS = 0.02
-"""How long the event loop of a job's thread may take to show that the job waits in it."""
+"""How long the event loop of a job's thread may take to interrupt a job that waits in it."""
 
 
 class ThreadExecutor(Executor):
     """A pool of native threads."""
 
     def __init__(self) -> None:
-        self._mailbox = Mailbox()
+        self._mailbox = LoopMailbox()
         self._running = 0
-        self._idle: list[_Lane] = []
+        self._idle: list[_JobThread] = []
 
     def bind(self, job: Job) -> JobCall:
-        """Return a call that hands the message to a thread and waits for it."""
+        """Return a call that passes the message to a thread and waits for it."""
 
         def call(message: Message, context: Any) -> None:
             if job.timeout_seconds is not None:
                 message.limit(job.timeout_seconds)
-            lane = self._idle.pop() if self._idle else _Lane(self._mailbox)
+            thread = self._idle.pop() if self._idle else _JobThread(self._mailbox)
             self._running += 1
             try:
-                pending = lane.begin(job.function, message, context)
-                Wait(job, message, pending, lane.interrupt, JobInterrupt).run()
+                pending = thread.begin(job.function, message, context)
+                TurnWait(job, message, pending, thread.interrupt, JobInterrupt).run()
             finally:
                 self._running -= 1
-                if lane.interrupted:
-                    lane.end()
+                if thread.interrupted:
+                    thread.end()
                 else:
-                    self._idle.append(lane)
+                    self._idle.append(thread)
 
         return call
 
     def under_way(self) -> int:
-        """Return how many jobs run now."""
+        """Return how many jobs are running."""
         return self._running
 
     def close(self) -> None:
-        """End the idle threads; one whose job never ends goes with the process."""
-        for lane in self._idle:
-            lane.end()
+        """End the idle threads; a thread whose job never ends goes with the process."""
+        for thread in self._idle:
+            thread.end()
         self._idle.clear()
         if not self._running:
             self._mailbox.close()
 
 
-class _Lane:
-    """A native thread that runs one job after the other, until one was interrupted."""
+class _JobThread:
+    """A native thread that runs one job after the other, until one is interrupted."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: LoopMailbox) -> None:
         self._mailbox = mailbox
         self._work: tuple[JobFunction, Message, Any, Pending] | None = None
-        self._wake = allocate_lock()
+        self._wake = native_lock()
         self._wake.acquire()
         self._sealed = True
         self._wanted = False
@@ -91,13 +83,13 @@ class _Lane:
         self._serial = 0
         self._hub: Any = None
         self._greenlet: Any = None
-        self._ident: int = start_thread(self._run, ())
+        self._ident: int = start_thread(self._run)
 
     # --- on the event loop's thread ---
 
     @property
     def interrupted(self) -> bool:
-        """Whether its last job was told to end; its thread is not used again then."""
+        """Whether its last job was interrupted; the thread is then not reused."""
         return self._wanted
 
     def begin(self, function: JobFunction, message: Message, context: Any) -> Pending:
@@ -111,8 +103,9 @@ class _Lane:
     def interrupt(self) -> None:
         """Raise JobInterrupt in the job, unless it has ended.
 
-        Code that waits in gevent's manner, as patched libraries do, waits in its thread's own
-        event loop: that loop raises it. Where it does not turn, the job is at work.
+        Code that waits through gevent, as patched libraries do, waits in the event loop of its
+        own thread: that loop raises it. If the loop does not run, the job is busy, and the
+        interpreter raises it.
         """
         self._wanted = True
         self._delivered = False
@@ -123,7 +116,7 @@ class _Lane:
             gevent.spawn_later(ROUSE_SECONDS, self._strike, self._serial)
 
     def _strike(self, serial: int) -> None:
-        """Have the interpreter raise it at the next step of Python."""
+        """Raise JobInterrupt at the job's next step of Python."""
         self._interrupting = True
         if not self._sealed and not self._delivered and serial == self._serial:
             self._delivered = True
@@ -165,49 +158,48 @@ class _Lane:
                 error = raised
             self._seal()
         except JobInterrupt as late:
-            # It came between the end of the job and the seal: nobody can tell any more whether
-            # the job returned.
+            # It came between the end of the job and the seal: whether the job returned is unknown.
             self._seal()
             error = late if error is None else error
         pending.finish(error)
         error = None
 
     def _rouse(self, serial: int) -> None:
-        """Raise it in the job, which waits: this thread's event loop calls."""
+        """Raise JobInterrupt in the waiting job; called by this thread's event loop."""
         if not self._sealed and not self._delivered and serial == self._serial:
             self._delivered = True
             self._greenlet.throw(JobInterrupt)
 
     def _on_loop_error(self, context: Any, kind: Any, value: Any, trace: Any) -> None:
-        """Pass on an interruption that hit this thread's event loop while the job waited in it."""
+        """Pass to the job an interruption that was raised in this thread's event loop."""
         if isinstance(kind, type) and issubclass(kind, JobInterrupt):
             self._hub.loop.run_callback(self._greenlet.throw, JobInterrupt)
         else:
             type(self._hub).handle_error(self._hub, context, kind, value, trace)
 
     def _unseal(self) -> None:
-        """Open the job to interruptions, and raise one that was wanted before it began."""
+        """Allow interruptions; raise one that was requested before the job began."""
         ident = self._ident
         self._sealed = False
         if self._wanted:
             self._delivered = True
-            take_back(ident)
+            cancel_raise(ident)
             raise JobInterrupt
 
     def _seal(self) -> None:
-        """Close the job to interruptions: none comes after this has returned.
+        """Forbid interruptions: none is raised after this returns.
 
-        The loop's thread says that it interrupts before it looks whether that is still allowed;
-        this thread forbids it before it looks whether somebody is about to. Whichever is first,
-        both see it. What was asked for and not raised yet is taken back; what is raised just
-        here is dropped, for the job has ended.
+        The loop's thread sets `_interrupting` before it checks `_sealed`. This thread sets
+        `_sealed` before it checks `_interrupting`. In either order, at least one of them sees
+        the other. A requested interruption that was not raised yet is cancelled. One that is
+        raised here is dropped, because the job has ended.
         """
         while True:
             try:
                 self._sealed = True
                 while self._interrupting:
-                    native_sleep(0)
-                take_back(self._ident)
+                    sleep(0)
+                cancel_raise(self._ident)
                 return
             except JobInterrupt:
                 continue

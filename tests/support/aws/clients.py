@@ -1,4 +1,4 @@
-"""Credentials that mean nothing, and boto3 clients for servers on loopback."""
+"""Dummy credentials, and boto3 clients for servers on loopback."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
 REAL = "QDO_TEST_AWS"
-"""Set to 1, the environment is left as it is: tests on AWS itself need its credentials."""
+"""If set to 1, the environment is unchanged: tests on AWS itself need its credentials."""
 
 _MEANINGLESS = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",
     "AWS_DEFAULT_REGION": REGION,
-    # Neither files nor servers of this machine may say anything else.
+    # No file or server of this machine may override this.
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "AWS_EC2_METADATA_DISABLED": "true",
-    # A proxy of the machine must not stand between tests and loopback.
+    # Tests must not reach loopback through a proxy of the machine.
     "NO_PROXY": "127.0.0.1,localhost",
 }
 _TELLING = ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_REGION")
 
 
 def stand_in(environment: MutableMapping[str, str]) -> None:
-    """Put credentials that mean nothing in the place of any others in an environment."""
+    """Replace the credentials in an environment with dummy ones."""
     for name in _TELLING:
         environment.pop(name, None)
     environment.update(_MEANINGLESS)
 
 
 def surroundings() -> dict[str, str]:
-    """Return this process' environment with credentials that mean nothing."""
+    """Return this process' environment with dummy credentials."""
     environment = dict(os.environ)
     stand_in(environment)
     return environment
 
 
 def client(service: str, endpoint: str, *, region: str = REGION, **config: Any) -> Any:
-    """Return a boto3 client of a server on loopback that asks once and waits 10 seconds.
+    """Return a boto3 client of a loopback server, without retries and with a timeout of 10 seconds.
 
     :param config: settings of `botocore.config.Config`, over these.
     """

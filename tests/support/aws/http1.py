@@ -1,7 +1,7 @@
-"""The least of HTTP/1.1 that servers of the tests need: fast, kept alive, one thread.
+"""The part of HTTP/1.1 that servers of the tests need: fast, with keep-alive, on one thread.
 
-A request is handed over once it is whole; its answer may come at any later time. Requests of one
-connection are answered one after another, those of all connections side by side.
+A request is processed once it is complete; its response may follow at any time. Requests of one
+connection are answered one after another, those of different connections concurrently.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
 
 
 class Request:
-    """A request as it came.
+    """A request as received.
 
     :ivar head: the request line and the headers, without the empty line behind them.
     :ivar body: without the marks of chunks.
@@ -51,7 +51,7 @@ class Request:
         kind: str = "application/x-amz-json-1.0",
         headers: str = "",
     ) -> None:
-        """Answer; without effect when the connection is gone.
+        """Send the response; does nothing if the connection is gone.
 
         :param headers: more of them, each with its end of line.
         """
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         self._proceed()
 
     def answer(self, data: bytes) -> None:
-        """Send a whole answer and go on with the next request."""
+        """Send a complete response and continue with the next request."""
         self._busy = False
         if self.transport is None:
             return
@@ -105,13 +105,13 @@ class Connection(asyncio.Protocol):
             self._proceed()
 
     def cut(self, data: bytes) -> None:
-        """Send the beginning of an answer and end the connection."""
+        """Send the beginning of a response and end the connection."""
         if self.transport is not None:
             self.transport.write(data)
             self.transport.close()
 
     def reset(self) -> None:
-        """End the connection so that the other side sees it break."""
+        """Abort the connection, so that the client gets an error."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
             pass
 
     def _next(self) -> bool:
-        """Take one request out of the buffer, if there is a whole one."""
+        """Remove one complete request from the buffer, if there is one."""
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             return False
@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
 
 
 def unchunk(data: bytes, start: int) -> tuple[bytes, int] | None:
-    """Return a chunked body and where it ends, None while it is not whole."""
+    """Return a chunked body and its end, None while it is incomplete."""
     parts: list[bytes] = []
     while True:
         line = data.find(b"\r\n", start)
@@ -167,7 +167,7 @@ def unchunk(data: bytes, start: int) -> tuple[bytes, int] | None:
 async def serve(
     handle: Handler, register: set[Connection], port: int
 ) -> Callable[[], Awaitable[None]]:
-    """Listen on loopback and say where; return what serves for ever.
+    """Listen on loopback and print the address; return a coroutine that serves forever.
 
     :param register: will hold the connections that are open.
     :param port: 0 for one that is free.

@@ -1,7 +1,7 @@
 """Streams of Kinesis as values: shards, records, iterators, resharding. No I/O, no clock.
 
-moto moves the records of a shard into its children when it is split, copies them when it is merged,
-and never says that a shard has ended. AWS does none of this, and neither does this.
+moto moves the records of a shard into its children at a split, copies them at a merge, and never
+reports the end of a shard. Unlike moto, this module behaves like AWS.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ANSWER_BYTES = 10 * 1_048_576
 
 
 class KinesisError(Exception):
-    """An answer that refuses a request."""
+    """An error response."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -112,7 +112,7 @@ class Stream:
 
     def _add(self, first: int, last: int, parents: list[str]) -> Shard:
         shard = Shard(f"shardId-{self._made:012d}", first, last, self._next(), parents)
-        self._made += 1  # not how many there are: shards whose records are all gone are not
+        self._made += 1  # not the number of shards: a shard without records is not listed
         self.shards[shard.name] = shard
         return shard
 
@@ -121,7 +121,7 @@ class Stream:
         return self._sequence
 
     def trim(self, now: float) -> None:
-        """Let go of what is older than the retention."""
+        """Delete records that are older than the retention period."""
         kept_from = now - self.retention_hours * 3600
         for shard in list(self.shards.values()):
             shard.records = [record for record in shard.records if record.time >= kept_from]
@@ -154,7 +154,7 @@ class Stream:
         return shard.name, record.sequence
 
     def check_entry(self, entry: Json) -> int:
-        """Return the size of a record; raise for one that cannot be stored."""
+        """Return the size of a record; raise an error if it cannot be stored."""
         key = entry.get("PartitionKey", "")
         if not 1 <= len(key) <= 256:
             raise KinesisError("ValidationException", "partitionKey: 1 to 256 characters")
@@ -195,7 +195,7 @@ class Stream:
     # --- reading
 
     def iterator(self, asked: Json, now: float) -> str:
-        """Return an iterator: the sequence number of the first record it may give."""
+        """Return an iterator: the sequence number of the first record that it may return."""
         shard = self.shard(asked["ShardId"])
         return self._written(shard, self._first(shard, asked, now), now)
 
@@ -220,7 +220,7 @@ class Stream:
         return b64encode(text.encode()).decode()
 
     def read(self, shard: Shard, first: int, limit: int, now: float) -> Json:
-        """Return records, and an iterator of those behind them."""
+        """Return records, and an iterator of the records after them."""
         waiting = [record for record in shard.records if record.sequence >= first]
         given: list[Record] = []
         size = 0

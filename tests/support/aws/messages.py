@@ -1,21 +1,21 @@
-"""Looking at the messages of SQS as no worker would: by receiving them for the test alone."""
+"""Reading the messages of SQS queues for a test, by receiving them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from qdo.brokers.base import Row
-from qdo.brokers.sqs import SqsBroker
-from qdo.brokers.sqs_messages import RECEIVED_ATTRIBUTES, received
-from qdo.brokers.sqs_positions import make_position
+from qdo.brokers.sqs.broker import SqsBroker
+from qdo.brokers.sqs.codec import RECEIVED_ATTRIBUTES, decode_received
+from qdo.brokers.sqs.positions import make_position
 
 HIDE_SECONDS = 60
 
 
 def raw_messages(client: Any, url: str) -> list[dict[str, Any]]:
-    """Receive all messages of a queue, which are hidden for a minute then.
+    """Receive all messages of a queue, which hides them for a minute.
 
-    Those of a FIFO queue are deleted: else they would hide others of their groups.
+    Messages of a FIFO queue are deleted. Otherwise they would block others of their groups.
     """
     found: list[dict[str, Any]] = []
     while messages := client.receive_message(
@@ -36,7 +36,11 @@ def received_all(broker: SqsBroker, queue: str) -> list[Row]:
     """Receive all messages of a queue as rows."""
     url = broker.sqs_queues.url(queue)
     return [
-        Row(make_position(each.sent, each.sequence, each.message_id), each.body, each.key,
-            each.headers)
-        for each in map(received, raw_messages(broker.client, url))
+        Row(
+            make_position(each.sent, each.sequence, each.message_id),
+            each.body,
+            each.key,
+            each.headers,
+        )
+        for each in map(decode_received, raw_messages(broker.client, url))
     ]

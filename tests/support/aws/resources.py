@@ -1,4 +1,4 @@
-"""Queues and streams that a test makes at AWS, and that are gone when it ends, however it ends."""
+"""Queues and streams that a test creates at AWS, and that are always deleted at its end."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import boto3
 from botocore.exceptions import ClientError
 
-from tests.support.procs import wait_until
+from tests.support.processes import wait_until
 
 LISTED_SECONDS = 120.0
 GONE = ("AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "ResourceNotFoundException")
 
 
 class Resources:
-    """Makes and deletes; a context manager.
+    """Creates and deletes resources. A context manager.
 
-    All names begin with `prefix`, which nobody else has: what qdo itself makes below it, such as
-    its dead-letter queues, is deleted, too.
+    All names begin with a unique `prefix`. Resources that qdo creates with this prefix, such as
+    its dead-letter queues, are deleted, too.
 
-    :param endpoint: of a server that does as AWS does, None for AWS itself.
+    :param endpoint: of a server that behaves like AWS, None for AWS itself.
     """
 
     def __init__(self, region: str, endpoint: str | None = None) -> None:
@@ -35,7 +35,7 @@ class Resources:
         self._streams: list[str] = []
 
     def queue(self, name: str) -> str:
-        """Make a queue, FIFO where its name ends so; return its URL when it can be used."""
+        """Create a queue, FIFO if its name ends so; return its URL once it is usable."""
         attributes = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
         made = self.sqs.create_queue(
             QueueName=self.prefix + name,
@@ -44,14 +44,14 @@ class Resources:
         )
         url = str(made["QueueUrl"])
         self._queues.append(url)
-        # AWS lists a queue some time after it was made, and wants a second before it is used.
+        # AWS lists a queue some time after its creation, and requires a second before its use.
         wait_until(lambda: url in self._listed(), f"{name} is listed", LISTED_SECONDS)
         if not self._stands_in:
             threading.Event().wait(1.0)
         return url
 
     def stream(self, name: str, shards: int) -> str:
-        """Make a stream, wait until it can be used, and return its name."""
+        """Create a stream, wait until it is usable, and return its name."""
         full = self.prefix + name
         self.kinesis.create_stream(StreamName=full, ShardCount=shards)
         self._streams.append(full)
@@ -61,7 +61,7 @@ class Resources:
         return full
 
     def close(self) -> None:
-        """Delete everything; one that cannot be deleted keeps none of the others."""
+        """Delete everything; a failure does not prevent the other deletes."""
         faults = []
         for url in {*self._queues, *self._listed()}:
             faults += _tried(self.sqs.delete_queue, QueueUrl=url)

@@ -1,4 +1,4 @@
-"""FIFO queues of the stub: groups, deduplication, and receives that are repeated."""
+"""FIFO queues of the stub: groups, deduplication and repeated receives."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ATTEMPT_SECONDS = 300
 class _Attempt:
     at: float
     messages: list[tuple[Message, str, float]]
-    """With the handle and the end of visibility that each had."""
+    """With the handle and the visibility deadline of each message."""
 
 
 @dataclass(slots=True)
 class _Group:
-    # Ordered ones find their first key at once, however many went before it.
+    # Ordered dicts find their first key at once, even after many deletes.
     messages: OrderedDict[int, Message] = field(default_factory=OrderedDict)
     taken: int = 0
 
@@ -85,7 +85,7 @@ class FifoQueue(Queue):
         return [message for message, _, _ in found.messages]
 
     def delete(self, handle: str, now: float) -> None:
-        """Delete what is in flight with this handle; a handle that has expired is refused."""
+        """Delete the in-flight message of a handle; reject an expired handle."""
         message = self._of(handle)
         if message is None:
             return
@@ -129,7 +129,7 @@ class FifoQueue(Queue):
         super()._unhide(message)
 
     def _judge(self, name: str, group: _Group) -> None:
-        """Note whether a group can be received from."""
+        """Record whether a group can be received from."""
         head = next(iter(group.messages.values()))
         if group.taken == 0 and not head.hidden:
             self._ready.setdefault(name)

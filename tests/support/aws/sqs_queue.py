@@ -1,7 +1,7 @@
-"""Queues of the stub: what is visible when, to whom, and in which order.
+"""Queues of the stub: visibility and order of messages.
 
-No I/O and no clock: the time comes in as an argument, in Unix seconds. Semantics are those that
-the documentation of SQS promises, and where it says nothing, those that AWS was seen to have.
+No I/O and no clock: the time is an argument, in Unix seconds. The semantics are those of the SQS
+documentation, or else the observed behavior of AWS.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Queue(abc.ABC):
         self.renew()
 
     def renew(self) -> None:
-        """Read again what receives look up often in the attributes."""
+        """Cache attributes that receives need often."""
         policy = json.loads(self.attributes.get("RedrivePolicy") or "{}")
         self.max_receives = int(policy.get("maxReceiveCount", 0))
         self.dead_letter_arn = str(policy.get("deadLetterTargetArn", ""))
@@ -85,7 +85,7 @@ class Queue(abc.ABC):
     # --- sending and receiving
 
     def add(self, message: Message, delay: int, now: float) -> None:
-        """Take a message in, to be visible after `delay` seconds."""
+        """Add a message that is visible after `delay` seconds."""
         self.messages[message.number] = message
         self._enter(message)
         if delay:
@@ -96,7 +96,7 @@ class Queue(abc.ABC):
     def receive(
         self, now: float, limit: int, visibility: int, attempt: str | None = None
     ) -> list[Message]:
-        """Hand out up to `limit` messages, hidden for `visibility` seconds."""
+        """Return up to `limit` messages, and hide them for `visibility` seconds."""
         self.settle(now)
         limit = min(limit, self._room())
         taken: list[Message] = []
@@ -131,7 +131,7 @@ class Queue(abc.ABC):
         """Delete the message of a receipt handle."""
 
     def change(self, handle: str, seconds: int, now: float) -> None:
-        """Let a message be visible in so many seconds."""
+        """Make a message visible after a number of seconds."""
         message = self._of(handle)
         if message is None:
             raise invalid(
@@ -156,7 +156,7 @@ class Queue(abc.ABC):
         self.settle(now)
 
     def _of(self, handle: str) -> Message | None:
-        """Return the message of a handle, None when it is gone."""
+        """Return the message of a handle, None if it is gone."""
         name, _, rest = handle.rpartition("/")[0].rpartition("/")[0].rpartition("/")
         if not rest.isdigit():
             raise SqsError("ReceiptHandleIsInvalid", "The input receipt handle is invalid.")
@@ -170,7 +170,7 @@ class Queue(abc.ABC):
     # --- time
 
     def settle(self, now: float) -> None:
-        """Show what has become visible by now."""
+        """Make messages visible whose time has come."""
         while self._changes and self._changes[0][0] <= now:
             at, _, number = heapq.heappop(self._changes)
             message = self.messages.get(number)
@@ -204,7 +204,7 @@ class Queue(abc.ABC):
         del self.messages[message.number]
         self._leave(message)
 
-    # --- what differs
+    # --- differences
 
     @abc.abstractmethod
     def has_visible(self) -> bool:
@@ -224,11 +224,11 @@ class Queue(abc.ABC):
 
     @abc.abstractmethod
     def _visible(self) -> Iterator[Message]:
-        """Yield what can be handed out; each is taken, removed or put back meanwhile."""
+        """Yield receivable messages; each is taken, removed or put back meanwhile."""
 
     @abc.abstractmethod
     def _put_back(self, message: Message) -> None:
-        """Take back what was yielded and is not handed out."""
+        """Take back messages that were yielded but not delivered."""
 
 
 class StandardQueue(Queue):

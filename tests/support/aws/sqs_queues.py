@@ -56,10 +56,10 @@ class Queues:
         return f"arn:aws:sqs:{self.region}:{ACCOUNT}:{name}"
 
     def made(self, queue: Queue) -> None:
-        """Take note of a new queue."""
+        """Add a new queue."""
 
     def create(self, request: Json, now: float, origin: str) -> Json:
-        """Make a queue; one that is there already must be of the same attributes."""
+        """Create a queue; an existing one must have the same attributes."""
         name, given = str(request.get("QueueName", "")), dict(request.get("Attributes") or {})
         fifo = given.pop("FifoQueue", "false") == "true"
         if not re.fullmatch(r"[\w-]{1,80}|[\w-]{1,75}\.fifo", name, flags=re.ASCII):

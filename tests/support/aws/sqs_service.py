@@ -1,4 +1,4 @@
-"""The actions of SQS on the queues of one region, but for waiting."""
+"""The actions of SQS on the queues of one region, except waiting."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from tests.support.aws import sqs_values as values
 from tests.support.aws.sqs_fifo import FifoQueue
-from tests.support.aws.sqs_log import EntryFaults
 from tests.support.aws.sqs_queue import MOST_SECONDS, Message, Queue
 from tests.support.aws.sqs_queues import Queues
+from tests.support.aws.sqs_request_log import EntryFaults
 from tests.support.aws.sqs_values import SqsError, invalid, within
 
 BATCH_BYTES = 1_048_576
@@ -22,9 +22,9 @@ Json = dict[str, Any]
 
 
 class Service(Queues):
-    """The queues of a region, and what can be done with their messages.
+    """The queues of a region, and the actions on their messages.
 
-    :ivar sent_to: queues that whoever waits must look at.
+    :ivar sent_to: queues whose waiting polls must be checked.
     """
 
     def __init__(self, region: str, faults: EntryFaults) -> None:
@@ -54,7 +54,7 @@ class Service(Queues):
         queue.bury = self._bury
 
     def _bury(self, queue: Queue, message: Message, now: float) -> None:
-        """Move what was received too often to its dead-letter queue."""
+        """Move messages that were received too often to their dead-letter queue."""
         target = self.queues.get(queue.dead_letter_arn.rpartition(":")[2])
         if target is None:
             return
@@ -67,7 +67,7 @@ class Service(Queues):
             attributes_md5=message.attributes_md5,
             group=message.group,
             dedup_id=message.dedup_id,
-            # Time goes on counting from the first sending, but on FIFO queues.
+            # The retention period counts from the first send, except on FIFO queues.
             sent=now if isinstance(queue, FifoQueue) else message.sent,
             source_arn=self.arn(queue.name),
         )
@@ -116,7 +116,7 @@ class Service(Queues):
     def _fifo(
         self, queue: Queue, request: Json, body: str, now: float
     ) -> tuple[str | None, str | None, Message | None]:
-        """Return group, deduplication id, and what was sent with it before."""
+        """Return group, deduplication id, and the earlier message with this id."""
         group, dedup_id = request.get("MessageGroupId"), request.get("MessageDeduplicationId")
         if not isinstance(queue, FifoQueue):
             if dedup_id:

@@ -1,4 +1,4 @@
-"""Errors of SQS, and what it works out of the values of a request."""
+"""Errors of SQS, and functions of the values of a request."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _CODES = {
     "InvalidParameterValue": "InvalidParameterValue",
     "MissingParameter": "MissingParameter",
 }
-"""What the query protocol called them; botocore goes by these. All others have the prefix."""
+"""Their names in the query protocol, which botocore uses. All others have the prefix."""
 
 
 class SqsError(Exception):
-    """An answer of SQS that is an error.
+    """An error response of SQS.
 
     :ivar code: the name of its shape.
     """
@@ -43,7 +43,7 @@ class SqsError(Exception):
         return _CODES.get(self.code, _QUERY_PREFIX + self.code)
 
     def entry(self, identity: str) -> dict[str, Any]:
-        """Return it as the failure of one entry of a batch."""
+        """Return the error as the failure of one entry of a batch."""
         fault = self.status < 500
         return {"Id": identity, "SenderFault": fault, "Code": self.code, "Message": self.message}
 
@@ -61,7 +61,7 @@ def invalid(name: str, value: object, reason: str) -> SqsError:
 def within(
     request: Mapping[str, Any], name: str, default: int, low: int, high: int, code: str = ""
 ) -> int:
-    """Return a number of a request, refused outside its bounds."""
+    """Return a number of a request; reject it outside its bounds."""
     value = request.get(name)
     if value is None:
         return default
@@ -116,7 +116,7 @@ def size(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 def check_body(body: str) -> None:
-    """Refuse a body with a character that SQS does not take."""
+    """Reject a body with a character that SQS does not accept."""
     if not body:
         raise SqsError("MissingParameter", "The request must contain the parameter MessageBody.")
     if _FORBIDDEN.search(body):
@@ -124,7 +124,7 @@ def check_body(body: str) -> None:
 
 
 def check_attributes(attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse attributes that are too many, of no type or empty."""
+    """Reject attributes that are too many, have no type or are empty."""
     if len(attributes) > 10:
         raise invalid("MessageAttributes", len(attributes), "At most 10 attributes are allowed.")
     for name, value in attributes.items():
@@ -140,7 +140,7 @@ def check_attributes(attributes: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def check_entries(entries: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
-    """Refuse a batch that is none."""
+    """Reject an empty or too large batch, or one with duplicate ids."""
     if not entries:
         raise SqsError("EmptyBatchRequest", "There should be at least one entry in the request.")
     if len(entries) > 10:

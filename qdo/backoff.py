@@ -1,0 +1,36 @@
+"""Exponential backoff: the one place where delays between attempts grow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MAX_EXPONENT = 62
+"""2 ** 62 times any delay is beyond every maximum; far larger exponents overflow a float."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Delays that double from failure to failure up to a maximum, with random jitter.
+
+    The jitter keeps clients that failed together from retrying together; see "Exponential
+    Backoff And Jitter", AWS Architecture Blog, 2015.
+
+    :ivar first_seconds: the delay after the first failure, before jitter.
+    :ivar max_seconds: no delay is longer.
+    :ivar jitter: the share of a delay that is random, from 0 to 1: 1 gives a delay from 0 to
+        its full length, 0.5 one from half its length.
+    """
+
+    first_seconds: float
+    max_seconds: float
+    jitter: float = 0.5
+
+    def delay(self, failures: int, chance: float) -> float:
+        """Return the seconds to wait after so many failures in a row.
+
+        :param failures: 1 or more.
+        :param chance: a random number from 0 to 1.
+        """
+        doubled = self.first_seconds * 2.0 ** min(failures - 1, _MAX_EXPONENT)
+        ceiling = min(doubled, self.max_seconds)
+        return ceiling * (1.0 - self.jitter + self.jitter * chance)

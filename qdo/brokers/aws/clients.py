@@ -1,0 +1,123 @@
+"""Clients of boto3: one session for each process, and a client for each use.
+
+Many threads or greenlets may use a client at once. A lock protects the creation of clients, because
+they share the caches of the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from botocore.config import Config
+
+from qdo._version import __version__
+from qdo.brokers.aws.address import ServiceAddress
+from qdo.brokers.aws.credentials import checked, retrieving
+from qdo.brokers.aws.errors import BOTO_ERRORS, translation
+from qdo.brokers.aws.http import Calls, ClientCalls, HttpCalls, is_direct
+from qdo.brokers.aws.responses import check_protocol
+from qdo.brokers.aws.session import boto_session
+from qdo.errors import AwsError, SettingsError
+from qdo.text import describe
+
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 20.0
+"""Default timeout of an answer; a long poll needs a longer one than it waits."""
+ATTEMPTS = 3
+"""Default number of attempts; only for requests that may be repeated."""
+
+
+def make_client(
+    place: ServiceAddress,
+    *,
+    connections: int = 10,
+    read_seconds: float = READ_SECONDS,
+    attempts: int = ATTEMPTS,
+) -> Any:
+    """Return a new client of boto3; no request is made.
+
+    :param connections: maximum of open requests; further ones wait.
+    :param read_seconds: how long an answer may take: longer than a long poll waits.
+    :param attempts: number of attempts, by botocore's standard retries; 1 where the caller
+        retries.
+    :raises CredentialsError: the configuration files of AWS cannot be used.
+    :raises SettingsError: another setting in AWS's variables and files cannot be used.
+    """
+    config = Config(
+        region_name=place.region,
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=read_seconds,
+        max_pool_connections=connections,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        tcp_keepalive=True,
+        user_agent_extra=f"qdo/{__version__}",
+        # Services compatible with S3 seldom have a host name for each bucket.
+        s3={"addressing_style": "path" if place.endpoint else "auto"},
+    )
+    try:
+        with boto_session() as session:
+            if session.region_name is None:  # assuming a role takes requests as well
+                session._session.set_config_variable("region", place.region)
+            _credentials(session)
+            client = session.client(
+                place.service,
+                region_name=place.region,
+                endpoint_url=place.endpoint,
+                config=config,
+            )
+    except (*BOTO_ERRORS, ValueError) as error:  # an endpoint that is not a URL is a ValueError
+        fault = translation(error, place, "service", place.service)
+        if type(fault) is not AwsError:
+            raise fault from error
+        reason = f"boto3 cannot use the settings in AWS's variables and files: {describe(error)}"
+        raise SettingsError(name="broker", reason=reason) from error
+    check_protocol(client)
+    return client
+
+
+def make_calls(
+    place: ServiceAddress,
+    target: str,
+    methods: Mapping[str, str],
+    *,
+    connections: int,
+    read_seconds: float = READ_SECONDS,
+    version: str = "1.0",
+) -> Calls:
+    """Return the maker of frequent requests; no request is made now.
+
+    It does not retry. Its answers have the types of JSON or, behind a proxy, those of boto3: bytes
+    and datetimes for base64 and numbers.
+
+    :param target: prefix of the names of actions in the JSON protocol, as in ``AmazonSQS``.
+    :param methods: names of a boto3 client's methods, by action.
+    :param version: version of the service's JSON protocol.
+    :raises CredentialsError: the configuration files of AWS cannot be used.
+    :raises AwsUnreachableError: the certificates to trust cannot be read.
+    """
+    client = make_client(place, connections=connections, read_seconds=read_seconds, attempts=1)
+    with boto_session() as session:
+        if not is_direct(client):
+            return ClientCalls(client, methods)
+        credentials = _credentials(session)
+        certificates = session._session.get_config_variable("ca_bundle")
+    try:
+        return HttpCalls(
+            client,
+            credentials,
+            certificates,
+            target,
+            version=version,
+            connect_seconds=CONNECT_SECONDS,
+            read_seconds=read_seconds,
+            connections=connections,
+        )
+    except BOTO_ERRORS as error:
+        raise translation(error, place, "service", place.service) from error
+
+
+def _credentials(session: Any) -> Any:
+    """Return the credentials of a session, those of its clients; None without credentials."""
+    with retrieving():
+        return checked(session.get_credentials())

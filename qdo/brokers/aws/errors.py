@@ -1,0 +1,280 @@
+"""Translates boto3 errors into qdo errors of one line that name the remedy.
+
+Needs boto3: import it only for a broker at AWS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from qdo.brokers.aws.address import ServiceAddress
+from qdo.errors import (
+    AccessDeniedError,
+    AwsError,
+    AwsNotFoundError,
+    AwsUnreachableError,
+    ClockError,
+    CredentialsError,
+    ExpiredCredentialsError,
+    QdoError,
+    ThrottledError,
+)
+from qdo.text import closest
+
+BOTO_ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
+"""Errors that boto3's clients raise for requests; they wrap urllib3's errors."""
+
+SHOWN_CHARACTERS = 300
+"""Length to which a server's answer is cut in an error, in characters."""
+TOO_LATE, TOO_MANY = 408, 429
+"""Status codes that proxies and gateways return themselves, without an AWS error code."""
+SERVICES = {"sqs": "SQS", "kinesis": "Kinesis", "s3": "S3"}
+
+_EXPIRED = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "TokenRefreshRequired",
+}
+_CLOCK = {
+    "RequestExpired",
+    "RequestTimeTooSkewed",
+}
+_CLOCK_REASONS = ("Signature expired", "Signature not yet current")
+"""Prefixes of AWS messages about the clock that have a code of wrong credentials."""
+_CREDENTIALS = {
+    "AuthFailure",
+    "IncompleteSignature",
+    "IncompleteSignatureException",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "InvalidSecurity",
+    "InvalidSignatureException",
+    "InvalidToken",
+    "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException",
+    "NotAuthorized",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+}
+_DENIED = {
+    "403",
+    "AccessDenied",
+    "AccessDeniedException",
+    "AuthorizationError",
+    "AuthorizationErrorException",
+    "Forbidden",
+    "KMSAccessDeniedException",
+    "KmsAccessDenied",
+    "OptInRequired",
+    "UnauthorizedOperation",
+}
+_THROTTLED = {
+    "BandwidthLimitExceeded",
+    "EC2ThrottledException",
+    "KMSThrottlingException",
+    "KmsThrottled",
+    "LimitExceededException",
+    "OverLimit",
+    "PriorRequestNotComplete",
+    "ProvisionedThroughputExceededException",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "SlowDown",
+    "ThrottledException",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+    "TransactionInProgressException",
+}
+_NOT_FOUND = {
+    "404",
+    "NoSuchBucket",
+    "NoSuchKey",
+    "NonExistentQueue",
+    "QueueDoesNotExist",
+    "ResourceNotFoundException",
+}
+_REMEDIES = {
+    "sqs": "create it, or send to it with create=standard or create=fifo in the broker's address",
+    "kinesis": "create it, or correct the name and the region in the broker's address",
+    "s3": "create it, or correct its name in the broker's address",
+}
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.MetadataRetrievalError,
+    boto.InvalidConfigError,
+    boto.InvalidIMDSEndpointError,
+    boto.InvalidIMDSEndpointModeError,
+    boto.InfiniteLoopConfigError,
+    boto.RefreshWithMFAUnsupportedError,
+    boto.ProfileNotFound,
+    boto.ConfigNotFound,
+    boto.ConfigParseError,
+    boto.UnknownCredentialError,
+    boto.NoAuthTokenError,
+    boto.TokenRetrievalError,
+    boto.SSOError,
+    boto.LoginError,
+)
+_OUT_OF_REACH = (
+    boto.HTTPClientError,
+    boto.ConnectionError,
+    boto.IncompleteReadError,
+    boto.ChecksumError,
+    boto.EndpointProviderError,
+    boto.InvalidRegionError,
+    boto.UnknownEndpointError,
+    boto.UnknownRegionError,
+)
+
+
+_PERMISSIONS = {
+    "HeadBucket": "ListBucket",
+    "ListObjectsV2": "ListBucket",
+    "DeleteObjects": "DeleteObject",
+}
+"""S3 operations whose permission has a different name."""
+
+
+def permission(service: str, operation: str) -> str:
+    """Return the permission that an operation needs in a policy."""
+    if service == "sqs":
+        return operation.removesuffix("Batch")
+    return _PERMISSIONS.get(operation, operation) if service == "s3" else operation
+
+
+def code_of(error: BaseException) -> str:
+    """Return the error code of an AWS answer, without its namespace; "" if there is none."""
+    if not isinstance(error, boto.ClientError):
+        return ""
+    # AWS.SimpleQueueService.NonExistentQueue in one protocol, QueueDoesNotExist in the other.
+    return str(error.response.get("Error", {}).get("Code", "")).rsplit(".", 1)[-1]
+
+
+def is_not_found(error: BaseException) -> bool:
+    """Return whether a queue, stream, shard, bucket or object does not exist."""
+    return code_of(error) in _NOT_FOUND
+
+
+def is_throttling(error: BaseException) -> bool:
+    """Return whether AWS throttled a request."""
+    return code_of(error) in _THROTTLED
+
+
+def is_throttling_code(code: str) -> bool:
+    """Return whether an error code, such as one of a batch entry, means throttling."""
+    return code.rsplit(".", 1)[-1] in _THROTTLED
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether a retry of the same request can succeed without intervention."""
+    if isinstance(error, boto.ClientError):
+        status = _status(error)
+        return is_throttling(error) or status >= 500 or status in (TOO_LATE, TOO_MANY)
+    return isinstance(error, (*_OUT_OF_REACH, ResponseParserError))
+
+
+@contextlib.contextmanager
+def translate(place: ServiceAddress, what: str, name: str) -> Iterator[None]:
+    """Translate boto3 errors raised within the block into qdo errors.
+
+    :param what: kind of resource in the requests: queue, stream, shard, bucket.
+    :param name: name of the resource.
+    """
+    try:
+        yield
+    except BOTO_ERRORS as error:
+        raise translation(error, place, what, name) from error
+
+
+def translation(error: BaseException, place: ServiceAddress, what: str, name: str) -> QdoError:
+    """Return the qdo error for a boto3 error; see `translate`."""
+    service = SERVICES.get(place.service, place.service)
+    if isinstance(error, boto.ClientError):
+        return _of_answer(error, place, service, what, name)
+    if isinstance(error, _NO_CREDENTIALS):
+        return CredentialsError(service=service, region=place.region, reason=_line(error))
+    if isinstance(error, (*_OUT_OF_REACH, ResponseParserError)):
+        return _unreachable(place, service, _line(error))
+    return AwsError(
+        service=service,
+        action=f"a request about {what}",
+        resource=repr(name),
+        code=type(error).__name__,
+        reason=_line(error),
+    )
+
+
+def _of_answer(
+    error: boto.ClientError, place: ServiceAddress, service: str, what: str, name: str
+) -> QdoError:
+    code, reason, status = code_of(error), _reason(error), _status(error)
+    if code in _CLOCK or (code in _CREDENTIALS and reason.startswith(_CLOCK_REASONS)):
+        return ClockError(service=service, region=place.region, reason=f"{code}: {reason}")
+    if code in _EXPIRED:
+        return ExpiredCredentialsError(service=service, region=place.region, reason=reason)
+    if code in _CREDENTIALS:
+        return CredentialsError(service=service, region=place.region, reason=f"{code}: {reason}")
+    action = f"{place.service}:{permission(place.service, str(error.operation_name))}"
+    resource = f"{what} {name!r}"
+    if code in _THROTTLED or status == TOO_MANY:
+        return ThrottledError(
+            service=service, action=action, resource=resource, reason=f"{code}: {reason}"
+        )
+    if code in _NOT_FOUND:
+        remedy = _REMEDIES.get(place.service, "create it")
+        return AwsNotFoundError(
+            what=f"{service} {what}", name=name, region=place.region, remedy=remedy
+        )
+    if status >= 500 or status == TOO_LATE:
+        return _unreachable(place, service, f"it answered {status} {code}: {reason}")
+    kind = AccessDeniedError if code in _DENIED else AwsError
+    return kind(service=service, action=action, resource=resource, code=code, reason=reason)
+
+
+def _unreachable(place: ServiceAddress, service: str, reason: str) -> AwsUnreachableError:
+    return AwsUnreachableError(
+        service=service,
+        region=place.region,
+        reason=reason,
+        hint="" if place.endpoint else _region_hint(place.region),
+    )
+
+
+def _region_hint(region: str) -> str:
+    """Return a hint for a region that boto3 does not know, which may merely be new."""
+    from qdo.brokers.aws.session import regions
+
+    known = regions()
+    if region in known:
+        return ""
+    near = closest(region, known)
+    advice = f": did you mean {near!r}?" if near else ""
+    return f"; boto3 knows no region {region!r}{advice}"
+
+
+def _status(error: boto.ClientError) -> int:
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status if isinstance(status, int) else 0
+
+
+def _reason(error: boto.ClientError) -> str:
+    message = error.response.get("Error", {}).get("Message")
+    return _one_line(str(message)) if message else "no reason was given"
+
+
+def _line(error: BaseException) -> str:
+    return _one_line(str(error)) or type(error).__name__
+
+
+def _one_line(text: str) -> str:
+    """Return a text on one line, cut: a proxy may answer with an entire HTML page."""
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}..."

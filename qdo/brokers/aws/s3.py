@@ -1,0 +1,119 @@
+"""Bodies that are too large for SQS, as objects in a bucket of S3.
+
+An object is stored before the message that points to it, and deleted after that message. An
+interruption can leave an unused object, but never a message without its body. A rule of the bucket
+that expires objects after the queue's retention deletes unused objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from qdo.brokers.aws.address import BodyPointer, ServiceAddress
+from qdo.brokers.aws.clients import make_client
+from qdo.brokers.aws.errors import translate
+from qdo.errors import AccessDeniedError, ObjectTooLargeError
+
+log = logging.getLogger(__name__)
+
+DELETE_CHUNK = 1000
+"""Maximum of objects that one request deletes."""
+READ_SECONDS = 60.0
+MAX_S3_BODY = 64 * 1024 * 1024
+"""Maximum bytes of a body: it is held in memory."""
+CONNECTIONS = 100
+"""How many queues of one worker may read bodies at once: urllib3 warns of each further one."""
+
+
+class Objects:
+    """The objects of one bucket. Safe to use from several threads or greenlets.
+
+    Pointers to other buckets are not followed. Otherwise a sender could make the worker read and
+    delete any object that its credentials allow.
+
+    :param place: of SQS; S3 is used in the same region, or at the same endpoint.
+    :param connections: number of connections that are kept for further requests.
+    """
+
+    def __init__(self, place: ServiceAddress, bucket: str, connections: int = CONNECTIONS) -> None:
+        self._place = ServiceAddress("s3", place.region, place.endpoint)
+        self._bucket = bucket
+        self._client: Any = make_client(
+            self._place, connections=connections, read_seconds=READ_SECONDS
+        )
+
+    def is_ours(self, pointer: BodyPointer) -> bool:
+        """Return whether a pointer may be followed."""
+        return pointer.bucket == self._bucket
+
+    def put(self, queue: str, body: bytes) -> BodyPointer:
+        """Store a body and return its place.
+
+        :param queue: the first part of the object's name, for operators who list the bucket.
+        """
+        key = f"{queue}/{uuid.uuid4()}"
+        with translate(self._place, "bucket", self._bucket):
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
+        return BodyPointer(self._bucket, key)
+
+    def get(self, pointer: BodyPointer) -> bytes | None:
+        """Return a body, None when the object does not exist: its message was deleted, too.
+
+        :raises AwsNotFoundError: the bucket does not exist.
+        :raises ObjectTooLargeError: it would take too much memory.
+        """
+        with translate(self._place, "bucket", self._bucket):
+            try:
+                answer = self._client.get_object(Bucket=pointer.bucket, Key=pointer.key)
+            except self._client.exceptions.NoSuchKey:
+                return None
+            stream, size = answer["Body"], answer.get("ContentLength")
+            body = b""
+            if size is None:  # some services that are compatible with S3 do not send it
+                body = stream.read(MAX_S3_BODY + 1)
+                size = len(body)
+            elif size <= MAX_S3_BODY:
+                body = stream.read()
+            if size > MAX_S3_BODY:
+                stream.close()
+                raise ObjectTooLargeError(
+                    name=f"{pointer.bucket}/{pointer.key}", size=size, limit=MAX_S3_BODY
+                )
+        return body
+
+    def delete(self, pointers: Iterable[BodyPointer]) -> None:
+        """Delete objects whose messages are deleted; log those that cannot be deleted.
+
+        :raises QdoError: S3 does not answer, or denies it; see `errors.translation`.
+        """
+        keys = [{"Key": pointer.key} for pointer in pointers if self.is_ours(pointer)]
+        for start in range(0, len(keys), DELETE_CHUNK):
+            chunk = keys[start : start + DELETE_CHUNK]
+            with translate(self._place, "bucket", self._bucket):
+                answer = self._client.delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": chunk, "Quiet": True}
+                )
+            for failed in answer.get("Errors", ()):
+                log.warning(
+                    "S3 object %s of bucket %s is unused but cannot be deleted: %s",
+                    failed.get("Key"),
+                    self._bucket,
+                    failed.get("Message") or failed.get("Code"),
+                )
+
+    def check(self) -> None:
+        """Raise the error of a bucket that cannot be used, when the broker is opened."""
+        # A role without permission to list the bucket may read and write its objects.
+        with (
+            contextlib.suppress(AccessDeniedError),
+            translate(self._place, "bucket", self._bucket),
+        ):
+            self._client.head_bucket(Bucket=self._bucket)
+
+    def close(self) -> None:
+        """Close connections."""
+        self._client.close()

@@ -1,0 +1,84 @@
+"""The queues of a broker: their names, order, parents, ends and backlogs."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qdo.jobs.options import Order
+
+if TYPE_CHECKING:
+    from qdo.jobs.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The messages that wait in a queue after a position."""
+
+    count: int
+    oldest: int | None
+    """Position of the first waiting message, None when there is none."""
+    head: int
+    """Position of the newest message ever sent, 0 when there was none."""
+    delayed: int = 0
+    """Messages that are not due yet; they are not in `count`."""
+    approximate: bool = False
+    """The count is an estimate; where the broker is not `countable`, 1 stands for any number."""
+    behind_seconds: float | None = None
+    """Age of the next message to read, 0 at the tip; None where the broker does not report it."""
+
+
+class QueueCatalog(abc.ABC):
+    """The queues of a broker, and its data about each."""
+
+    list_seconds: float = 10.0
+    """How often the leading worker compares the broker's queues with the queue nodes."""
+    child_start: int = 0
+    """`last` of a new queue that has parents, when the app already had queues."""
+
+    @abc.abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of all queues."""
+
+    @abc.abstractmethod
+    def backlog(self, queue: str, after: int) -> Backlog:
+        """Return the backlog of a queue: its messages behind position `after`."""
+
+    def order(self, queue: str) -> Order:
+        """Return the strictest order in which a queue can be processed.
+
+        Called only where the broker has `Capabilities.mixed_order`.
+
+        :raises: as `names`.
+        """
+        return "queue"
+
+    def parents(self, queue: str) -> Sequence[str]:
+        """Return the queues that must be finished before this one may begin."""
+        return ()
+
+    def is_reopened(self, queue: str) -> bool:
+        """Return whether a listed queue still receives messages, so that it has no end.
+
+        A queue node that says finished then belongs to an earlier queue of the same name.
+        """
+        return False
+
+    def has_position(self, queue: str, position: int) -> bool:
+        """Return whether a queue has, or had, a message at a position of the broker's own form.
+
+        :raises: as `names`.
+        """
+        return True
+
+    def config_warnings(self, policies: Mapping[str, Policy]) -> Sequence[str]:
+        """Return necessary changes to queues at the broker: sentences with the remedy.
+
+        Called only where the broker has `Capabilities.checks_config`.
+
+        :param policies: failure policy of each queue.
+        :raises: as `names`.
+        """
+        return ()

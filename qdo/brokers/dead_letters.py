@@ -1,0 +1,134 @@
+"""Dead letters as every broker stores and lists them."""
+
+from __future__ import annotations
+
+import abc
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qdo.encoding import ID, RETRIED, parsed, with_header
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRecord:
+    """A message that failed for the last time, with its error."""
+
+    queue: str
+    position: int
+    body: bytes
+    key: str | None
+    headers: str | None
+    error: str
+    traceback: str
+    attempts: int
+    worker: str
+    fence: int
+    dead_at: float = field(default=0.0)
+    """Unix time in seconds."""
+
+    def entry(self) -> DeadLetterEntry:
+        """Return the dead letter without its body and traceback."""
+        return DeadLetterEntry(
+            queue=self.queue,
+            position=self.position,
+            key=self.key,
+            headers=self.headers,
+            error=self.error,
+            attempts=self.attempts,
+            worker=self.worker,
+            fence=self.fence,
+            dead_at=self.dead_at,
+            body_bytes=len(self.body),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterEntry:
+    """A dead letter without its body and traceback, which may be large."""
+
+    queue: str
+    position: int
+    key: str | None
+    headers: str | None
+    error: str
+    attempts: int
+    worker: str
+    fence: int
+    dead_at: float
+    body_bytes: int
+
+
+class DeadLetterStore(abc.ABC):
+    """The dead letters of a broker's queues."""
+
+    @abc.abstractmethod
+    def store(self, record: DeadLetterRecord) -> None:
+        """Store a dead letter durably, unless its position already has one."""
+
+    @abc.abstractmethod
+    def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
+        """Return the dead letters of a queue, or of all, oldest first."""
+
+    def get(self, queue: str, position: int) -> DeadLetterRecord | None:
+        """Return one dead letter, None when it does not exist."""
+        found = (each for each in self.records(queue) if each.position == position)
+        return next(found, None)
+
+    def counts(self) -> Mapping[str, int]:
+        """Return the number of dead letters of each queue that has any."""
+        return Counter(record.queue for record in self.records())
+
+    def find(
+        self,
+        queue: str | None = None,
+        *,
+        error: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[DeadLetterEntry]:
+        """Return the dead letters of a queue, or of all, without bodies, oldest first.
+
+        :param error: text that the error contains, in any case.
+        :param since: Unix time; only messages that died then or later.
+        :param until: Unix time; only messages that died then or earlier.
+        """
+        entries = (record.entry() for record in self.records(queue))
+        return [each for each in entries if matches(each, error, since, until)]
+
+    @abc.abstractmethod
+    def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
+        """Move dead letters to the end of their queues, in the given order, all or none.
+
+        One transaction stores each as a message and removes the dead letter. The message keeps
+        its id and gets a header that counts its retries: see `qdo.headers`.
+
+        :param keys: queue and position of each.
+        :return: the new position of each, None where the dead letter does not exist.
+        """
+
+    @abc.abstractmethod
+    def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
+        """Delete dead letters for good; return for each whether it existed.
+
+        :param keys: queue and position of each.
+        """
+
+
+def matches(
+    entry: DeadLetterEntry, error: str | None, since: float | None, until: float | None
+) -> bool:
+    """Return whether a dead letter passes the filters of `DeadLetterStore.find`."""
+    return (
+        (error is None or error.casefold() in entry.error.casefold())
+        and (since is None or entry.dead_at >= since)
+        and (until is None or entry.dead_at <= until)
+    )
+
+
+def retried_headers(headers: str | None, own_id: str) -> str | None:
+    """Return the headers of a message that is retried: its first id and its retry count."""
+    known = parsed(headers) or {}
+    before = known.get(RETRIED, "")
+    times = int(before) if before.isdecimal() else 0
+    return with_header(headers, qdo_id=known.get(ID, own_id), qdo_retried=str(times + 1))

@@ -1,0 +1,205 @@
+"""The embedded broker: a SQLite file that the processes of one machine share.
+
+A message is on disk when `send()` returns its id. Positions are the UUIDv1 times of the commits:
+unique, and increasing in the order of the commits over the whole file.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from qdo.brokers.base import Broker, Capabilities, Outgoing
+from qdo.brokers.embedded.catalog import EmbeddedCatalog
+from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
+from qdo.brokers.embedded.delayed import DelayScheduler, send_with_options
+from qdo.brokers.embedded.fork_guard import unforked
+from qdo.brokers.embedded.listener import LOOK_SECONDS, CommitListener
+from qdo.brokers.embedded.reader import EmbeddedReader
+from qdo.brokers.embedded.schema import MESSAGES
+from qdo.brokers.embedded.transaction import Transaction
+from qdo.brokers.embedded.writer import Writer
+from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
+from qdo.errors import MessageTooLargeError, UsageError
+from qdo.positions import format_position, message_id, position_now, position_of_time
+from qdo.queues import check_queue_name
+from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
+
+log = logging.getLogger(__name__)
+
+RETIRE_CHUNK = 1000
+"""Messages that one transaction deletes: a few milliseconds for a writer that waits."""
+AHEAD_SECONDS = 3600.0
+"""Done messages dated further ahead are logged: they cannot be deleted for a long time."""
+
+_RETIRE = """
+DELETE FROM messages WHERE queue = :queue AND position IN (
+    SELECT position FROM messages WHERE queue = :queue AND position <= :upto
+    ORDER BY position LIMIT :chunk)
+"""
+
+
+class EmbeddedBroker(Broker):
+    """Queues of one app in a SQLite file.
+
+    Safe to use from several threads, or from greenlets once gevent has patched the process.
+
+    :raises DatabaseError: the file cannot be used; see its subclasses.
+    """
+
+    capabilities = Capabilities(
+        ordered=True,
+        seekable=True,
+        countable=True,
+        delay=True,
+        peek=True,
+        max_body_bytes=MAX_BODY_BYTES,
+        dedup=True,
+    )
+
+    def __init__(self, path: str, app: str, clock: Callable[[], int] = position_now) -> None:
+        self._path = path
+        self._app = app
+        self._wakeups = f"{path}.wakeups"
+        self._clock = clock
+        self._known_names: set[str] = set()
+        self._logged_ahead = False
+        self._listeners: list[CommitListener] = []
+        with unforked:  # the file has no guard until there is a writer
+            self._reading = open_database(path, MESSAGES)
+            try:
+                with translated(path):
+                    (self.id_node,) = self._reading.execute("SELECT node FROM file").fetchone()
+                self._watch = ReplacedFileCheck(path)
+                self._writer = Writer(path, app, self._wakeups, clock)
+                self.catalog = EmbeddedCatalog(self._reading, path, app)
+                self.dead_letters = EmbeddedDeadLetters(
+                    self._reading, path, app, self._writer, self.id_node
+                )
+            except BaseException:
+                self._reading.close()
+                raise
+
+    @property
+    def commits(self) -> int:
+        """How many transactions this broker object has committed."""
+        return self._writer.commits
+
+    @property
+    def waiting(self) -> int:
+        """How many calls of this process wait for their commit."""
+        return self._writer.waiting
+
+    def send(self, message: Outgoing) -> str:
+        return self.send_many((message,))[0]
+
+    def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        size = sum(map(self._checked_size, messages))
+        if not messages:
+            return []
+        if _plain(messages):
+            positions = self._writer.run(lambda transaction: transaction.append(messages), size)
+            return self._ids(positions)
+        return self._writer.run(self._on_terms(messages), size)
+
+    async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        size = sum(map(self._checked_size, messages))
+        if not messages:
+            return []
+        if _plain(messages):
+            append = self._writer.arun(lambda transaction: transaction.append(messages), size)
+            return self._ids(await append)
+        return await self._writer.arun(self._on_terms(messages), size)
+
+    def _on_terms(self, messages: Sequence[Outgoing]) -> Callable[[Transaction], list[str]]:
+        return lambda transaction: send_with_options(transaction, messages, self.id_node)
+
+    def _ids(self, positions: Iterable[int]) -> list[str]:
+        return [message_id(position, self.id_node) for position in positions]
+
+    def reader(self, queue: str, after: int) -> EmbeddedReader:
+        return EmbeddedReader(
+            self._reading, self._path, self._watch, self._app, check_queue_name(queue), after
+        )
+
+    def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
+        delays = DelayScheduler(self._reading, self._path, self._app, self._writer, self._clock)
+        while delays.step() == 0:
+            pass  # due messages must be readable on return, also for a worker in burst
+        with translated(self._path):
+            listener = CommitListener(
+                self._reading, self._path, self._app, self._wakeups, wake, LOOK_SECONDS, delays.step
+            )
+        self._listeners.append(listener)
+        return listener.stop
+
+    def trim(self, queue: str, last: int, older_than: float) -> int:
+        now = time.time()
+        upto = min(last, position_of_time(now - older_than))
+        oldest = self.catalog.backlog(queue, 0).oldest
+        if oldest is None or oldest > upto:
+            if oldest is not None and position_of_time(now + AHEAD_SECONDS) < oldest <= last:
+                self._log_ahead(oldest)
+            return 0  # without taking the write lock: most calls find nothing
+        total = 0
+        while True:
+            deleted = self._writer.run(lambda transaction: _retire(transaction, queue, upto))
+            total += deleted
+            if deleted < RETIRE_CHUNK:
+                return total
+
+    def _log_ahead(self, position: int) -> None:
+        """Log once that messages are dated ahead; positions never decrease."""
+        if not self._logged_ahead:
+            self._logged_ahead = True
+            log.warning(
+                "%s: messages are dated %s and later, because the clock of this machine was ahead"
+                " when some were sent, or is behind now; they are not deleted before that time,"
+                " although they are done",
+                self._path,
+                format_position(position),
+            )
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.stop()
+        with unforked:
+            self._reading.close()
+        self._writer.close()  # last: the file's guard goes with it
+
+    def _checked_size(self, message: Outgoing) -> int:
+        """Return the size of a body; raise an error if the message cannot be stored."""
+        if message.queue not in self._known_names:
+            self._known_names.add(check_queue_name(message.queue))
+        for word, text in (("key", message.key), ("headers", message.headers)):
+            if text is not None and not _is_storable(text):
+                raise UsageError(
+                    reason=f"the {word} of a message for queue {message.queue!r} cannot be"
+                    f" encoded in UTF-8: {text!r}"
+                )
+        size = len(message.body)
+        if size > MAX_BODY_BYTES:
+            raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_BODY_BYTES)
+        return size
+
+
+def _plain(messages: Sequence[Outgoing]) -> bool:
+    """Return whether no message has options; a generator takes twice as long."""
+    for message in messages:  # noqa: SIM110
+        if message.terms is not None:
+            return False
+    return True
+
+
+def _retire(transaction: Transaction, queue: str, upto: int) -> int:
+    parameters = {"queue": transaction.queue_id(queue), "upto": upto, "chunk": RETIRE_CHUNK}
+    return transaction.connection.execute(_RETIRE, parameters).rowcount
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a stray surrogate
+        return False
+    return True

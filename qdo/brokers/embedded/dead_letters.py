@@ -1,0 +1,158 @@
+"""Dead letters in the embedded broker's file."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import time
+from collections.abc import Sequence
+
+from qdo.brokers.base import Outgoing
+from qdo.brokers.dead_letters import (
+    DeadLetterEntry,
+    DeadLetterRecord,
+    DeadLetterStore,
+    matches,
+    retried_headers,
+)
+from qdo.brokers.embedded.fork_guard import unforked
+from qdo.brokers.embedded.transaction import Transaction
+from qdo.brokers.embedded.writer import Writer
+from qdo.positions import message_id
+from qdo.queues import check_queue_name
+from qdo.system.sqlite import translated
+
+_STORE = """
+INSERT INTO dead_letters (queue, position, body, key, headers,
+                          error, traceback, attempts, worker, fence, dead_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, position) DO NOTHING
+"""
+_ALL = """
+SELECT queues.name, position, body, key, headers,
+       error, traceback, attempts, worker, fence, dead_at
+FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
+WHERE queues.app = :app AND (:queue IS NULL OR queues.name = :queue)
+  AND (:position IS NULL OR position = :position)
+ORDER BY dead_at, position
+"""
+_ENTRIES = """
+SELECT queues.name, position, key, headers,
+       error, attempts, worker, fence, dead_at, length(body)
+FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
+WHERE queues.app = :app AND (:queue IS NULL OR queues.name = :queue)
+  AND (:since IS NULL OR dead_at >= :since) AND (:until IS NULL OR dead_at <= :until)
+ORDER BY dead_at, position
+"""
+_COUNTS = """
+SELECT queues.name, count(*) FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
+WHERE queues.app = ? GROUP BY dead_letters.queue
+"""
+_TAKE = """
+SELECT dead_letters.queue, body, key, headers
+FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
+WHERE queues.app = ? AND queues.name = ? AND position = ?
+"""
+_REMOVE = "DELETE FROM dead_letters WHERE queue = ? AND position = ?"
+_DISCARD = """
+DELETE FROM dead_letters
+WHERE queue = (SELECT id FROM queues WHERE app = ? AND name = ?) AND position = ?
+"""
+
+
+def _store(transaction: Transaction, record: DeadLetterRecord) -> None:
+    values = (
+        transaction.queue_id(record.queue),
+        record.position,
+        record.body,
+        record.key,
+        record.headers,
+        _storable(record.error),
+        _storable(record.traceback),
+        record.attempts,
+        record.worker,
+        record.fence,
+        record.dead_at or time.time(),
+    )
+    transaction.connection.execute(_STORE, values)
+
+
+class EmbeddedDeadLetters(DeadLetterStore):
+    """The dead letters of one app. Safe to use from several threads.
+
+    :param node: see `Broker.id_node`.
+    """
+
+    def __init__(
+        self, reading: sqlite3.Connection, path: str, app: str, writer: Writer, node: int
+    ) -> None:
+        self._reading = reading
+        self._path = path
+        self._app = app
+        self._writer = writer
+        self._node = node
+
+    def store(self, record: DeadLetterRecord) -> None:
+        check_queue_name(record.queue)
+        self._writer.run(lambda transaction: _store(transaction, record), len(record.body))
+
+    def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
+        return self._read(queue, None)
+
+    def get(self, queue: str, position: int) -> DeadLetterRecord | None:
+        found = self._read(queue, position)
+        return found[0] if found else None
+
+    def _read(self, queue: str | None, position: int | None) -> list[DeadLetterRecord]:
+        wanted = {"app": self._app, "queue": queue, "position": position}
+        with unforked, translated(self._path):
+            found = self._reading.execute(_ALL, wanted).fetchall()
+        return list(itertools.starmap(DeadLetterRecord, found))
+
+    def counts(self) -> dict[str, int]:
+        with unforked, translated(self._path):
+            return dict(self._reading.execute(_COUNTS, (self._app,)).fetchall())
+
+    def find(
+        self,
+        queue: str | None = None,
+        *,
+        error: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[DeadLetterEntry]:
+        wanted = {"app": self._app, "queue": queue, "since": since, "until": until}
+        with unforked, translated(self._path):
+            found = self._reading.execute(_ENTRIES, wanted).fetchall()
+        # SQLite would compare errors in any case for ASCII only.
+        entries = itertools.starmap(DeadLetterEntry, found)
+        return [each for each in entries if matches(each, error, None, None)]
+
+    def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
+        return self._writer.run(
+            lambda transaction: [_retry(transaction, *key, self._node) for key in keys]
+        )
+
+    def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
+        return self._writer.run(lambda transaction: [_discard(transaction, *key) for key in keys])
+
+
+def _retry(transaction: Transaction, queue: str, position: int, node: int) -> int | None:
+    execute = transaction.connection.execute
+    found = execute(_TAKE, (transaction.app, queue, position)).fetchone()
+    if found is None:
+        return None
+    queue_id, body, key, headers = found
+    message = Outgoing(queue, body, key, retried_headers(headers, message_id(position, node)))
+    (moved,) = transaction.append((message,))
+    execute(_REMOVE, (queue_id, position))
+    return moved
+
+
+def _discard(transaction: Transaction, queue: str, position: int) -> bool:
+    parameters = (transaction.app, queue, position)
+    return transaction.connection.execute(_DISCARD, parameters).rowcount > 0
+
+
+def _storable(text: str) -> str:
+    """Return text with stray surrogates escaped, because UTF-8 cannot encode them."""
+    return text.encode("utf-8", "backslashreplace").decode()

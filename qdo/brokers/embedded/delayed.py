@@ -1,0 +1,206 @@
+"""Delayed messages and deduplication keys.
+
+A delayed message waits in a separate table until it is due. Then a listener moves it into its
+queue, where it gets its position. This is one transaction, so after a crash the message is in
+exactly one of the two tables.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from qdo.brokers.base import Outgoing, SendOptions
+from qdo.brokers.embedded.fork_guard import unforked
+from qdo.brokers.embedded.transaction import Transaction
+from qdo.brokers.embedded.writer import Writer
+from qdo.encoding import with_header
+from qdo.errors import DatabaseError
+from qdo.positions import message_id, new_id, position_of_time
+from qdo.system.sqlite import translated
+
+log = logging.getLogger(__name__)
+
+MOVE_MESSAGES = 1000
+MOVE_BYTES = 8 * 1024 * 1024
+"""Limits of one transaction that moves messages, because it blocks other writers. The first
+message may be larger."""
+TRIM = 16
+"""Number of expired keys to delete for each stored key, so expired keys never accumulate."""
+RETRY_SECONDS = 5.0
+"""Delay before the retry after due messages could not be moved."""
+LOOK_PAUSE_SECONDS = 0.01
+"""Minimum time between two checks for an earlier due time. A check at every wakeup would make
+listening to a busy sender 8 % more expensive."""
+_SECOND = 10_000_000
+
+_SENT = "SELECT id FROM dedup WHERE queue = ? AND key = ? AND until > ?"
+_REMEMBER = "INSERT OR REPLACE INTO dedup (queue, key, id, until) VALUES (?, ?, ?, ?)"
+_TRIM = """
+DELETE FROM dedup WHERE (queue, key) IN (
+    SELECT queue, key FROM dedup WHERE until <= ? ORDER BY until LIMIT ?)
+"""
+_NEXT = "SELECT due FROM delayed WHERE app = ? ORDER BY due LIMIT 1"
+_STORE = """
+INSERT INTO delayed (app, due, queue, id, key, headers, body) VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+_COUNT = "UPDATE queues SET delayed = delayed + ? WHERE id = ?"
+_DUE = """
+SELECT delayed.number, delayed.queue, queues.name, delayed.id,
+       delayed.key, delayed.headers, delayed.body
+FROM delayed JOIN queues ON queues.id = delayed.queue
+WHERE delayed.app = ? AND delayed.due <= ? ORDER BY delayed.due, delayed.number LIMIT ?
+"""
+_REMOVE = "DELETE FROM delayed WHERE number = ?"
+
+
+def send_with_options(
+    transaction: Transaction, messages: Sequence[Outgoing], node: int
+) -> list[str]:
+    """Add messages in the given order, some with send options; return their ids."""
+    return [_send(transaction, message, node) for message in messages]
+
+
+def _send(transaction: Transaction, message: Outgoing, node: int) -> str:
+    options = message.terms
+    if options is None or options.dedup_key is None:
+        return _store(transaction, message, options, node)
+    queue = transaction.queue_id(message.queue)
+    execute = transaction.connection.execute
+    now = transaction.now()
+    sent = execute(_SENT, (queue, options.dedup_key, now)).fetchone()
+    if sent is not None:
+        return str(sent[0])
+    execute(_TRIM, (now, TRIM))
+    new = _store(transaction, message, options, node)
+    until = now + round(options.dedup_seconds * _SECOND)
+    execute(_REMEMBER, (queue, options.dedup_key, new, until))
+    return new
+
+
+def _store(
+    transaction: Transaction, message: Outgoing, options: SendOptions | None, node: int
+) -> str:
+    if options is not None and options.due is not None:
+        due = position_of_time(options.due)
+        if due > transaction.now():
+            return _delay(transaction, message, due)
+    return message_id(transaction.append((message,))[0], node)
+
+
+def _delay(transaction: Transaction, message: Outgoing, due: int) -> str:
+    """Store a delayed message. It has no position yet, so its id is random."""
+    queue = transaction.queue_id(message.queue)
+    execute = transaction.connection.execute
+    earliest = execute(_NEXT, (transaction.app,)).fetchone()
+    # Listeners sleep until the earliest due time: only an earlier message needs to wake them.
+    transaction.rings = transaction.rings or earliest is None or due < earliest[0]
+    identifier = new_id()
+    values = (transaction.app, due, queue, identifier, message.key, message.headers, message.body)
+    execute(_STORE, values)
+    execute(_COUNT, (1, queue))
+    return identifier
+
+
+class _Due(NamedTuple):
+    number: int
+    queue: int
+    name: str
+    id: str
+    key: str | None
+    headers: str | None
+    body: bytes
+
+    def outgoing(self) -> Outgoing:
+        return Outgoing(self.name, self.body, self.key, with_header(self.headers, qdo_id=self.id))
+
+
+def move_due(transaction: Transaction, now: int) -> int:
+    """Move due messages into their queues, in order of due time; return their number.
+
+    Messages beyond the limits are left for the next transaction.
+    """
+    due = _take(transaction, now)
+    if not due:
+        return 0  # another listener moved them and woke the owners
+    transaction.append([each.outgoing() for each in due])
+    transaction.connection.executemany(_REMOVE, [(each.number,) for each in due])
+    for queue, count in Counter(each.queue for each in due).items():
+        transaction.connection.execute(_COUNT, (-count, queue))
+    return len(due)
+
+
+def _take(transaction: Transaction, now: int) -> list[_Due]:
+    taken: list[_Due] = []
+    size = 0
+    found = transaction.connection.execute(_DUE, (transaction.app, now, MOVE_MESSAGES))
+    for row in found:
+        taken.append(_Due(*row))
+        size += len(taken[-1].body)
+        if size > MOVE_BYTES:
+            break
+    found.close()
+    return taken
+
+
+class DelayScheduler:
+    """Moves delayed messages of an app into their queues when they are due."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: str,
+        app: str,
+        writer: Writer,
+        clock: Callable[[], int],
+    ) -> None:
+        self._connection = connection
+        self._path = path
+        self._app = app
+        self._writer = writer
+        self._clock = clock
+        self._not_before = 0.0
+        self._look_at = 0.0
+        self._next: int | None = None
+
+    def step(self) -> float | None:
+        """Move due messages; return the seconds until the next is due, None without one.
+
+        Checks for due messages before taking the write lock, because another listener may have
+        moved them already.
+        """
+        now = time.monotonic()
+        if now < self._not_before:
+            return self._not_before - now
+        try:
+            if now < self._look_at:
+                left = self._left()
+                if left is None or left > 0:
+                    pause = self._look_at - now
+                    return pause if left is None else min(left, pause)
+            left = self._look(now)
+            if left is None or left > 0:
+                return left
+            self._writer.run(lambda transaction: move_due(transaction, self._clock()), MOVE_BYTES)
+            return self._look(now)
+        except DatabaseError as error:
+            log.warning(
+                "delayed messages were not moved; retrying in %g s: %s", RETRY_SECONDS, error
+            )
+            self._not_before = time.monotonic() + RETRY_SECONDS
+            return RETRY_SECONDS
+
+    def _look(self, now: float) -> float | None:
+        """Find the next due time; return the seconds until then, None without one."""
+        self._look_at = now + LOOK_PAUSE_SECONDS
+        with unforked, translated(self._path):
+            found = self._connection.execute(_NEXT, (self._app,)).fetchone()
+        self._next = None if found is None else found[0]
+        return self._left()
+
+    def _left(self) -> float | None:
+        return None if self._next is None else max(0.0, (self._next - self._clock()) / _SECOND)

@@ -1,0 +1,114 @@
+"""Forking a process that has SQLite files open.
+
+SQLite records, per process and file, which locks it holds. A forked child inherits these records
+but not the locks, and its own connections would rely on them. Then the last connection of the
+parent would delete the write-ahead log while the child uses it. A transaction that was under way
+at the fork would block the child's writes forever. So forks wait for transactions to end, and the
+child takes the locks that SQLite believes it holds.
+
+A fork also copies the state of SQLite's mutexes. If another thread held a mutex at the fork, if
+only to read, the child could never take it. So forks also wait while a connection is in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import weakref
+from collections.abc import Callable
+
+from qdo.system.native import native_lock, native_rlock
+
+# https://www.sqlite.org/fileformat2.html#the_lock_byte_page: the shared lock of a database, and
+# the lock on the index of its log, which marks the database as in use.
+_DATABASE_LOCK = (0x40000002, 510)
+_INDEX_LOCK = (128, 1)
+
+unforked = native_rlock()
+"""Delays forks while a connection is opened, closed or used for reading. The connection that
+writes has a `ForkGuard` instead, so that readers need not wait for its commits.
+
+Hold it from the opening of a file until the file has a guard. Never hold it while waiting for
+another thread. A fork takes it first and then the guards, so code that holds a guard must not take
+it.
+"""
+
+_kept: list[int] = []
+"""Never closed: closing any descriptor of a file releases all locks of the process on it."""
+
+
+class ForkGuard:
+    """Delays forks during the transactions on a file. Hold it around each transaction.
+
+    Create it while holding `unforked`, which also serializes the forks of several threads.
+
+    :param forget: called in a forked child, and again in the child's own children.
+    """
+
+    def __init__(self, path: str, forget: Callable[[], None]) -> None:
+        self._path = path
+        self._forget = forget
+        self._lock = native_lock()
+        self._closed = False
+        _guards.add(weakref.ref(self, _guards.discard))
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+
+    def close(self) -> None:
+        """Stop locking the file in forked children, because it is closed.
+
+        Call it while holding the guard. A fork that is waiting for the guard then finds it closed.
+        """
+        self._closed = True
+
+    def begin_in_child(self) -> None:
+        """Take the locks that SQLite believes it holds, and release everything else."""
+        self._lock.release()
+        if self._closed:
+            return
+        self._forget()
+        for path, (start, length) in (
+            (self._path, _DATABASE_LOCK),
+            (f"{self._path}-shm", _INDEX_LOCK),
+        ):
+            # If the file is gone, nothing is shared, and `ReplacedFileCheck` reports it.
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                _kept.append(descriptor)
+                fcntl.lockf(descriptor, fcntl.LOCK_SH, length, start)
+
+
+_guards: set[weakref.ref[ForkGuard]] = set()
+_held: list[ForkGuard] = []
+"""The guards held for the fork that is under way."""
+
+
+def _before() -> None:
+    unforked.acquire()
+    for reference in list(_guards):
+        guard = reference()
+        if guard is not None:
+            guard.__enter__()
+            _held.append(guard)
+
+
+def _in_parent() -> None:
+    while _held:
+        _held.pop().__exit__()
+    unforked.release()
+
+
+def _in_child() -> None:
+    try:
+        while _held:
+            _held.pop().begin_in_child()
+    finally:
+        unforked.release()
+
+
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

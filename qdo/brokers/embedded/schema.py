@@ -1,0 +1,97 @@
+"""The tables of the embedded broker.
+
+`messages` is one B-tree in the order in which workers read it, and contains the bodies. On 2 cores,
+2.0 million rows of 100 bytes are fetched per second from 16 queues in turn, compared to 0.9 million
+from a table with a separate index.
+
+Positions are assigned under the write lock and always increase over the whole file. So one index
+search on `head`, the newest position of a queue, finds the queues that changed since an earlier
+look. The next position follows `max(head)`.
+
+A delayed message gets its position when it is due and moves into its queue. `queues.delayed` counts
+the delayed messages, so that a backlog query need not. `dedup` stores for some time which message
+was sent with a deduplication key.
+
+`number` numbers the messages of a queue. Messages are only deleted from the old end, so the
+remaining numbers have no gaps and the difference of two numbers is a count.
+"""
+
+from __future__ import annotations
+
+from qdo.system.sqlite import Format
+
+_DELAYED = """
+    CREATE TABLE delayed (
+        number INTEGER PRIMARY KEY,
+        app TEXT NOT NULL,
+        due INTEGER NOT NULL,
+        queue INTEGER NOT NULL,
+        id TEXT NOT NULL,
+        key TEXT,
+        headers TEXT,
+        body BLOB NOT NULL
+    );
+    CREATE INDEX delayed_by_due ON delayed (app, due, number);
+    CREATE TABLE dedup (
+        queue INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        id TEXT NOT NULL,
+        until INTEGER NOT NULL,
+        PRIMARY KEY (queue, key)
+    ) WITHOUT ROWID;
+    CREATE INDEX dedup_by_until ON dedup (until)
+"""
+"""`due` and `until` are UUIDv1 times, like the positions of messages."""
+
+MESSAGES = Format(
+    name="message",
+    application_id=0x71646F6D,  # "qdom"
+    version=2,
+    schema="""
+    CREATE TABLE file (
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        node INTEGER NOT NULL
+    );
+    CREATE TABLE queues (
+        id INTEGER PRIMARY KEY,
+        app TEXT NOT NULL,
+        name TEXT NOT NULL,
+        head INTEGER NOT NULL,
+        sent INTEGER NOT NULL,
+        largest INTEGER NOT NULL,
+        delayed INTEGER NOT NULL DEFAULT 0,
+        UNIQUE (app, name)
+    );
+    CREATE INDEX queues_by_head ON queues (head);
+    CREATE TABLE messages (
+        queue INTEGER NOT NULL,
+        position INTEGER NOT NULL,
+        number INTEGER NOT NULL,
+        body BLOB NOT NULL,
+        key TEXT,
+        headers TEXT,
+        PRIMARY KEY (queue, position)
+    ) WITHOUT ROWID;
+    CREATE TABLE dead_letters (
+        queue INTEGER NOT NULL,
+        position INTEGER NOT NULL,
+        body BLOB NOT NULL,
+        key TEXT,
+        headers TEXT,
+        error TEXT NOT NULL,
+        traceback TEXT NOT NULL,
+        attempts INTEGER NOT NULL,
+        worker TEXT NOT NULL,
+        fence INTEGER NOT NULL,
+        dead_at REAL NOT NULL,
+        PRIMARY KEY (queue, position)
+    );
+    CREATE INDEX dead_letters_by_time ON dead_letters (dead_at, position);
+    INSERT INTO file (id, node) VALUES (1, (random() & 0xFFFFFFFFFFFF) | 0x010000000000);
+    """
+    + _DELAYED,
+    upgrades={
+        1: "ALTER TABLE queues ADD COLUMN delayed INTEGER NOT NULL DEFAULT 0;" + _DELAYED,
+    },
+)
+"""The node is random, with the bit set that marks random nodes (RFC 4122, section 4.5)."""

@@ -1,0 +1,96 @@
+"""One write transaction of the embedded broker, which appends messages of many senders."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from qdo.brokers.base import Outgoing
+
+_FIND_QUEUE = "SELECT id, head, sent, largest FROM queues WHERE app = ? AND name = ?"
+_ADD_QUEUE = "INSERT INTO queues (app, name, head, sent, largest) VALUES (?, ?, 0, 0, 0)"
+_TOUCH_QUEUE = "UPDATE queues SET head = ?, sent = ?, largest = ? WHERE id = ?"
+_ADD_MESSAGE = (
+    "INSERT INTO messages (queue, position, number, body, key, headers) VALUES (?, ?, ?, ?, ?, ?)"
+)
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The newest end of a queue within one transaction."""
+
+    id: int
+    head: int
+    sent: int
+    largest: int
+
+
+class Transaction:
+    """The operations of a call that holds the write lock.
+
+    :ivar rings: whether listeners must be woken after the commit.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, app: str, clock: Callable[[], int]) -> None:
+        self.connection = connection
+        self.rings = False
+        self._app = app
+        self._clock = clock
+        self._newest: int | None = None
+        self._tails: dict[str, _Tail] = {}
+        self._rows: list[tuple[int, int, int, bytes, str | None, str | None]] = []
+
+    def append(self, messages: Sequence[Outgoing]) -> range:
+        """Add messages after all others in the file; return their positions."""
+        first = self._next_position()
+        for position, message in enumerate(messages, first):
+            tail = self._tails.get(message.queue) or self._tail(message.queue)
+            tail.head = position
+            tail.sent += 1
+            if len(message.body) > tail.largest:
+                tail.largest = len(message.body)
+            self._rows.append(
+                (tail.id, position, tail.sent, message.body, message.key, message.headers)
+            )
+        self._newest = first + len(messages) - 1
+        self.rings = True
+        return range(first, first + len(messages))
+
+    def queue_id(self, name: str) -> int:
+        """Return the number of a queue; create the queue if it does not exist."""
+        return self._tail(name).id
+
+    def now(self) -> int:
+        """Return the present time as a position."""
+        return self._clock()
+
+    @property
+    def app(self) -> str:
+        """The app that owns the queues."""
+        return self._app
+
+    def flush(self) -> None:
+        """Write the appended messages."""
+        self.connection.executemany(_ADD_MESSAGE, self._rows)
+        self.connection.executemany(
+            _TOUCH_QUEUE,
+            [(tail.head, tail.sent, tail.largest, tail.id) for tail in self._tails.values()],
+        )
+
+    def _next_position(self) -> int:
+        if self._newest is None:
+            (newest,) = self.connection.execute("SELECT max(head) FROM queues").fetchone()
+            self._newest = newest or 0
+        # Positions increase even if the clock was set back: order matters more than time.
+        return max(self._clock(), self._newest + 1)
+
+    def _tail(self, name: str) -> _Tail:
+        tail = self._tails.get(name)
+        if tail is None:
+            found = self.connection.execute(_FIND_QUEUE, (self._app, name)).fetchone()
+            if found is None:
+                self.connection.execute(_ADD_QUEUE, (self._app, name))
+                found = self.connection.execute(_FIND_QUEUE, (self._app, name)).fetchone()
+            tail = self._tails[name] = _Tail(*found)
+        return tail

@@ -1,0 +1,180 @@
+"""The Kinesis requests of one stream, and the rate limits of its shards."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from qdo.brokers.aws.errors import translate
+from qdo.brokers.aws.http import Calls
+from qdo.brokers.kinesis.clock_skew import ClockSkew
+from qdo.brokers.kinesis.codec import decoded, key_of
+from qdo.brokers.kinesis.deaggregation import is_aggregated, unpack
+from qdo.brokers.kinesis.positions import pack, whole
+from qdo.brokers.kinesis.requests import GetIterator, GetRecords, Records, RetentionPeriod, Taken
+from qdo.brokers.kinesis.url import KinesisAddress
+from qdo.positions import position_of_time
+
+SUMMARY_SECONDS = 60.0
+"""How long the description of the stream is cached."""
+
+SEEKERS = 16
+"""Most concurrent requests for iterators: a worker may start with a thousand shards."""
+
+TARGET = "Kinesis_20131202"
+
+METHODS = {"GetRecords": "get_records"}
+"""Methods of a boto3 client by action."""
+
+
+class ShardReadLimiter:
+    """Limits how often this process reads each shard, with all its readers together."""
+
+    def __init__(self, pause_seconds: float) -> None:
+        self.pause_seconds = pause_seconds
+        self._next: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def wait(self, shard: str, now: float) -> float:
+        """Return the seconds to wait before a read. 0 allows the read and counts it."""
+        with self._lock:
+            left = self._next.get(shard, 0.0) - now
+            if 0 < left <= self.pause_seconds:  # otherwise the clock was set back
+                return left
+            self._next[shard] = now + self.pause_seconds
+        return 0.0
+
+    def forget(self, shard: str) -> None:
+        """Drop a shard that this process no longer reads."""
+        with self._lock:
+            self._next.pop(shard, None)
+
+
+class KinesisApi:
+    """The read requests of one stream. Safe to use from several threads.
+
+    :param client: of boto3, without retries.
+    :param calls: makes GetRecords calls, the most frequent ones.
+    :ivar ahead_seconds: least proven amount by which the local clock is ahead of the clock of
+        Kinesis; 0 if none is proven.
+    """
+
+    def __init__(self, client: Any, calls: Calls, address: KinesisAddress) -> None:
+        self._client = client
+        self._calls = calls
+        self.address = address
+        self.ahead_seconds = 0.0
+        self._seeks = threading.BoundedSemaphore(SEEKERS)
+        self._cached_summary: tuple[Mapping[str, Any], float] | None = None
+
+    def seek(self, shard: str, seek: GetIterator) -> str:
+        """Return an iterator.
+
+        :raises: one of `qdo.brokers.aws.errors.BOTO_ERRORS`.
+        """
+        request: dict[str, Any] = {
+            "StreamName": self.address.stream,
+            "ShardId": shard,
+            "ShardIteratorType": seek.kind,
+        }
+        if seek.sequence is not None:
+            request["StartingSequenceNumber"] = str(seek.sequence)
+        if seek.time is not None:
+            request["Timestamp"] = datetime.datetime.fromtimestamp(seek.time, datetime.timezone.utc)
+        with self._seeks:
+            sent_at = time.time()
+            response = self._client.get_shard_iterator(**request)
+        self.ahead_seconds = ClockSkew.ahead_seconds(response, sent_at)
+        return str(response["ShardIterator"])
+
+    def read(self, read: GetRecords, hash_keys: tuple[int, int] | None) -> Records:
+        """Return records.
+
+        :param hash_keys: of the shard.
+        :raises: one of `qdo.brokers.aws.errors.BOTO_ERRORS`.
+        """
+        request = {"ShardIterator": read.iterator, "Limit": read.limit}
+        return parse_records(self._calls.call("GetRecords", request), hash_keys)
+
+    def retention(self) -> RetentionPeriod:
+        """Return how long the stream keeps records.
+
+        :raises QdoError: see `qdo.brokers.aws.errors.translation`.
+        """
+        summary = self._summary()
+        created = summary.get("StreamCreationTimestamp")
+        return RetentionPeriod(
+            seconds=float(summary["RetentionPeriodHours"]) * 3600,
+            since=0.0 if created is None else created.timestamp(),
+        )
+
+    def record_bytes(self) -> int:
+        """Return the largest size of a record in the stream.
+
+        :raises QdoError: as `retention`.
+        """
+        return int(self._summary().get("MaxRecordSizeInKiB") or 1024) * 1024
+
+    def _summary(self) -> Mapping[str, Any]:
+        cached = self._cached_summary
+        if cached is not None and cached[1] > time.monotonic():
+            return cached[0]
+        with translate(self.address.place, "stream", self.address.stream):
+            response = self._client.describe_stream_summary(StreamName=self.address.stream)
+        summary: Mapping[str, Any] = response["StreamDescriptionSummary"]
+        self._cached_summary = summary, time.monotonic() + SUMMARY_SECONDS
+        return summary
+
+
+def parse_records(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> Records:
+    """Return a GetRecords response with its records decoded to messages."""
+    records = response["Records"]
+    rows: list[Taken] = []
+    size = 0
+    for record in records:
+        data = _data(record)
+        size += len(data)
+        rows += _messages(record, data, hash_keys)
+    last = whole(int(records[-1]["SequenceNumber"]), _arrival(records[-1])) if records else 0
+    return Records(
+        first=int(records[0]["SequenceNumber"]) if records else None,
+        last=last,
+        rows=rows,
+        records=len(records),
+        size=size,
+        next_iterator=response.get("NextShardIterator"),
+        behind_seconds=(response.get("MillisBehindLatest") or 0) / 1000,
+    )
+
+
+def _messages(
+    record: Mapping[str, Any], data: bytes, hash_keys: tuple[int, int] | None
+) -> list[Taken]:
+    sequence, arrival = int(record["SequenceNumber"]), _arrival(record)
+    unpacked = unpack(data, hash_keys) if is_aggregated(data) else None
+    if unpacked is None:
+        body, headers = decoded(data)
+        # The partition key may be missing if the stream distributes records by itself.
+        key = key_of(record.get("PartitionKey"))
+        return [(pack(sequence, 0, arrival), body, key, headers)]
+    rows: list[Taken] = []
+    for each in unpacked:
+        body, headers = decoded(each.data)
+        position = pack(sequence, each.subsequence, arrival)
+        rows.append((position, body, key_of(each.partition_key), headers))
+    return rows
+
+
+def _data(record: Mapping[str, Any]) -> bytes:
+    data: str | bytes = record["Data"]
+    return base64.b64decode(data) if isinstance(data, str) else data
+
+
+def _arrival(record: Mapping[str, Any]) -> int:
+    moment: float | datetime.datetime = record["ApproximateArrivalTimestamp"]
+    seconds = moment.timestamp() if isinstance(moment, datetime.datetime) else moment
+    return position_of_time(seconds)

@@ -1,0 +1,231 @@
+"""The Kinesis broker: one stream, each of its shards a queue.
+
+A queue's name is its ShardId. Its position is the sequence number of the last done record, which
+only the queue node records: there is no further table and no agent. After a reshard the queues of
+child shards begin when those of their parents are finished.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from qdo.brokers.aws.clients import make_calls, make_client
+from qdo.brokers.base import Broker, Capabilities, Outgoing
+from qdo.brokers.catalog import Backlog
+from qdo.brokers.dead_letters import DeadLetterRecord, retried_headers
+from qdo.brokers.kinesis.api import METHODS, SEEKERS, TARGET, KinesisApi, ShardReadLimiter
+from qdo.brokers.kinesis.catalog import KinesisCatalog
+from qdo.brokers.kinesis.codec import MAX_BODY_BYTES
+from qdo.brokers.kinesis.dead_letters import KinesisDeadLetters, NoDeadLetters
+from qdo.brokers.kinesis.peek import PeekReader
+from qdo.brokers.kinesis.positions import CHILD_START, FINISHED, POSITIONS, pack
+from qdo.brokers.kinesis.requests import StartPosition
+from qdo.brokers.kinesis.sender import KinesisSender
+from qdo.brokers.kinesis.shard_poller import ShardPoller
+from qdo.brokers.kinesis.shard_reader import ShardReader
+from qdo.brokers.kinesis.shards import Shards
+from qdo.brokers.kinesis.subscription import KinesisSubscription
+from qdo.brokers.kinesis.url import KinesisAddress
+from qdo.brokers.subscription import Reader, Subscription
+from qdo.errors import UsageError
+from qdo.positions import position_now
+
+log = logging.getLogger(__name__)
+
+READERS = 256
+"""Number of connections that are kept for reads."""
+SENDERS = 16
+"""Maximum of open requests with messages."""
+CLOSE_SECONDS = 25.0
+"""How long closing waits for open requests: longer than their timeout."""
+Wake = Callable[[Iterable[str]], None]
+
+
+class KinesisBroker(Broker):
+    """The shards of one stream. Safe to use from several threads or greenlets.
+
+    :param app: part of the names of dead letters.
+    :raises CredentialsError: there are no credentials, or they cannot be used.
+    :raises AwsNotFoundError: the stream or the bucket does not exist.
+    :raises AwsUnreachableError: Kinesis does not answer.
+    """
+
+    capabilities = Capabilities(
+        ordered=True,
+        seekable=True,
+        countable=False,
+        delay=False,
+        peek=True,
+        max_body_bytes=MAX_BODY_BYTES,
+        dedup=False,
+        subscriptions=True,
+        checks_config=True,
+        end_position_text=FINISHED,
+        backlog_budget=100,
+    )
+    id_node = 0
+    positions = POSITIONS
+    dead_letters: KinesisDeadLetters | NoDeadLetters
+
+    def __init__(self, address: KinesisAddress, app: str) -> None:
+        self.address = address
+        self._stopped = threading.Event()
+        self._sending_now = threading.Condition()
+        self._senders = 0
+        self._wakes: list[Wake] = []
+        self._subscriptions: dict[str, KinesisSubscription] = {}
+        self._live: set[KinesisSubscription] = set()
+        """Subscriptions that may still make a request."""
+        self._client = make_client(address.place)
+        # Reading and sending retry, each at its own pace.
+        self._reads = make_client(address.place, connections=SEEKERS, attempts=1)
+        self._writes = make_client(address.place, connections=SENDERS, attempts=1)
+        self._calls = make_calls(address.place, TARGET, METHODS, connections=READERS, version="1.1")
+        self._source = KinesisApi(self._reads, self._calls, address)
+        self._paces = ShardReadLimiter(1.0 / address.reads_per_second)
+        self.shards = Shards(self._client, address)
+        self._sender = KinesisSender(
+            self._writes, address, self.shards, self._source.record_bytes, self._stopped
+        )
+        self.catalog = KinesisCatalog(address, self.shards, self._peek, self._own_backlog)
+        self.dead_letters = NoDeadLetters()
+        if address.dead_letters is not None:
+            self.dead_letters = KinesisDeadLetters(
+                address.place, *address.dead_letters, app, self._resend
+            )
+        try:
+            self.shards.list()
+            self.dead_letters.check()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- sending ---
+
+    def send(self, message: Outgoing) -> str:
+        return self.send_many((message,))[0]
+
+    def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        """Store messages durably; return their ids, which are sequence numbers.
+
+        A queue is a ShardId or the stream itself. A message to the stream goes to the shard of its
+        key, without a key to any shard. A ShardId keeps the order within the shard, the stream
+        within each key. Kinesis cannot store all or none.
+
+        :raises PartialSendError: some were not stored; it says which.
+        """
+        return [str(number) for number in self._send(messages)]
+
+    def _send(self, messages: Sequence[Outgoing]) -> list[int]:
+        with self._sending_now:
+            if self._stopped.is_set():
+                raise UsageError(reason="this broker is closed: open a new one to send")
+            self._senders += 1
+        try:
+            return self._sender.send(messages)
+        finally:
+            with self._sending_now:
+                self._senders -= 1
+                self._sending_now.notify_all()
+
+    def _resend(self, letter: DeadLetterRecord) -> int:
+        """Send a dead letter again and return its new position.
+
+        The shard of its key takes it where its own shard is closed.
+        """
+        shard = self.shards.find(letter.queue)
+        target = letter.queue if shard is not None and not shard.closed else self.address.stream
+        own_id = POSITIONS.message_id(letter.position, self.id_node)
+        headers = retried_headers(letter.headers, own_id)
+        (number,) = self._send((Outgoing(target, letter.body, letter.key, headers),))
+        return pack(number, 0, position_now())
+
+    # --- consuming ---
+
+    def subscribe(
+        self,
+        queue: str,
+        after: int,
+        unconfirmed: Sequence[str],
+        on_lost: Callable[[int], None],
+    ) -> Subscription:
+        subscription = KinesisSubscription(
+            queue,
+            after,
+            functools.partial(self._begin, queue, self.address.trimmed),
+            self._paces,
+            functools.partial(self._wake, queue),
+            functools.partial(self._ended, queue),
+        )
+        self._subscriptions[queue] = subscription
+        self._live.add(subscription)
+        subscription.start()
+        return subscription
+
+    def _ended(self, queue: str, subscription: KinesisSubscription) -> None:
+        """Drop a closed subscription, and so the messages that it holds."""
+        self._live.discard(subscription)
+        if self._subscriptions.get(queue) is subscription:
+            del self._subscriptions[queue]
+
+    def reader(self, queue: str, after: int) -> Reader:
+        return self._peek(queue, after)
+
+    def _peek(self, queue: str, after: int) -> PeekReader:
+        begin = functools.partial(self._begin, queue, "look")
+        return PeekReader(queue, after, begin, self._paces, self._stopped)
+
+    def _own_backlog(self, queue: str, after: int) -> Backlog | None:
+        own = self._subscriptions.get(queue)
+        return None if own is None else own.backlog(after)
+
+    def _begin(self, queue: str, trimmed: str, after: int) -> ShardReader:
+        """Return a `ShardReader` behind a position."""
+        shard = self.shards.find(queue)
+        inherits = shard is not None and self.shards.has_listed_parent(queue)
+        start = StartPosition(self.address.start, inherits)
+        if trimmed != "look" and after == CHILD_START:
+            log.info("queue %s: starting at its first message", queue)
+        elif trimmed != "look" and not after:
+            log.info("queue %s: it has no position yet, starting at %s", queue, start.words())
+        poll = ShardPoller(after, start, self._paces.pause_seconds)
+        keys = None if shard is None else shard.hash_keys
+        is_listed = functools.partial(self.shards.is_listed, queue)
+        reading = ShardReader(self._source, queue, keys, poll, trimmed, is_listed)
+        if shard is None:
+            reading.expired()
+        return reading
+
+    def listen(self, wake: Wake) -> Callable[[], None]:
+        self._wakes.append(wake)
+
+        def stop() -> None:
+            if wake in self._wakes:
+                self._wakes.remove(wake)
+
+        return stop
+
+    def _wake(self, queue: str) -> None:
+        for wake in list(self._wakes):
+            wake([queue])
+
+    def trim(self, queue: str, last: int, older_than: float) -> int:
+        """Return 0: Kinesis deletes records older than the stream's retention."""
+        return 0
+
+    def close(self) -> None:
+        self._stopped.set()
+        subscriptions = list(self._live)
+        for each in subscriptions:
+            each.close()
+        with self._sending_now:
+            self._sending_now.wait_for(lambda: self._senders == 0, CLOSE_SECONDS)
+        for each in subscriptions:
+            each.join(CLOSE_SECONDS)
+        self._subscriptions.clear()
+        self.dead_letters.close()
+        for client in (self._calls, self._reads, self._writes, self._client):
+            client.close()

@@ -1,0 +1,116 @@
+"""Messages that the Kinesis Producer Library packed into one record.
+
+The format is published in awslabs/amazon-kinesis-producer, aggregation-format.md: four magic
+bytes, a Protocol Buffers message, and its MD5 digest. Google's `protobuf` parses it. The Python
+module of AWS, aws-kinesis-agg, changes `sys.path` on import, had its last release in 2022, and
+keeps messages that belong to other shards. The tests read records that it packed.
+
+Such misplaced messages appear after a reshard. The producer packs messages by the shards it knows.
+When a record goes to another shard, it sends again the messages in it whose hash key belongs to a
+different shard. Like KCL, this module drops the misplaced copies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from qdo.errors import SettingsError
+
+try:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf.message import DecodeError
+except ImportError as error:
+    raise SettingsError(
+        name="broker", reason="kinesis:// needs protobuf: pip install 'qdo[aws]'"
+    ) from error
+
+_MAGIC = b"\xf3\x89\x9a\xc2"
+_DIGEST_BYTES = 16
+
+_Field = descriptor_pb2.FieldDescriptorProto
+_STRINGS = (_Field.TYPE_STRING, _Field.LABEL_REPEATED)
+
+
+class Unpacked(NamedTuple):
+    """One message of an aggregated record."""
+
+    subsequence: int
+    partition_key: str
+    data: bytes
+
+
+def is_aggregated(data: bytes) -> bool:
+    """Return whether a record begins like an aggregated record."""
+    return data.startswith(_MAGIC)
+
+
+def unpack(data: bytes, hash_keys: tuple[int, int] | None) -> list[Unpacked] | None:
+    """Return the messages of an aggregated record, None if the record is an ordinary one.
+
+    :param hash_keys: first and last hash key of the shard; messages with other hash keys are
+        dropped. None keeps all messages.
+    """
+    packed = data[len(_MAGIC) : -_DIGEST_BYTES]
+    digest = hashlib.md5(packed, usedforsecurity=False).digest()
+    if not is_aggregated(data) or digest != data[-_DIGEST_BYTES:]:
+        return None
+    try:
+        return list(_messages(_aggregated.FromString(packed), hash_keys))
+    except (DecodeError, IndexError, ValueError):
+        return None
+
+
+def _messages(packed: Any, hash_keys: tuple[int, int] | None) -> Iterator[Unpacked]:
+    keys, hashes = packed.partition_key_table, packed.explicit_hash_key_table
+    if not all(isinstance(text, str) for table in (keys, hashes) for text in table):
+        raise ValueError("a string is not UTF-8")  # protobuf returns bytes instead
+    for number, each in enumerate(packed.records):
+        key = keys[each.partition_key_index]
+        stated = hashes[each.explicit_hash_key_index] if _has_hash(each, hashes) else None
+        if hash_keys is None or _within(key, stated, hash_keys):
+            yield Unpacked(number, key, each.data)
+
+
+def _has_hash(each: Any, hashes: Any) -> bool:
+    return bool(hashes) and each.HasField("explicit_hash_key_index")
+
+
+def _within(key: str, stated: str | None, hash_keys: tuple[int, int]) -> bool:
+    value = int(stated) if stated and stated.isdecimal() else hash_key(key)
+    return hash_keys[0] <= value <= hash_keys[1]
+
+
+def hash_key(partition_key: str) -> int:
+    """Return the hash key that determines the shard of a partition key."""
+    digest = hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _make_aggregated_record() -> Any:
+    """Return the class of the outer message, built from a descriptor in code."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="qdo/kinesis_aggregation.proto", package="qdo.kinesis", syntax="proto2"
+    )
+    record = file.message_type.add(name="Record")
+    _add(record, "partition_key_index", 1, _Field.TYPE_UINT64, _Field.LABEL_REQUIRED)
+    _add(record, "explicit_hash_key_index", 2, _Field.TYPE_UINT64, _Field.LABEL_OPTIONAL)
+    _add(record, "data", 3, _Field.TYPE_BYTES, _Field.LABEL_REQUIRED)
+    outer = file.message_type.add(name="AggregatedRecord")
+    _add(outer, "partition_key_table", 1, *_STRINGS)
+    _add(outer, "explicit_hash_key_table", 2, *_STRINGS)
+    field = _add(outer, "records", 3, _Field.TYPE_MESSAGE, _Field.LABEL_REPEATED)
+    field.type_name = ".qdo.kinesis.Record"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(
+        pool.FindMessageTypeByName("qdo.kinesis.AggregatedRecord")
+    )
+
+
+def _add(message: Any, name: str, number: int, kind: int, label: int) -> Any:
+    return message.field.add(name=name, number=number, type=kind, label=label)
+
+
+_aggregated = _make_aggregated_record()

@@ -1,0 +1,22 @@
+"""Kinesis as the registry knows it: ``kinesis://REGION/STREAM``."""
+
+from __future__ import annotations
+
+from qdo.brokers.base import Broker
+from qdo.brokers.kind import BrokerKind
+from qdo.brokers.kinesis.positions import POSITIONS
+from qdo.brokers.kinesis.url import kinesis_address
+
+
+def _open(url: str, app: str) -> Broker:
+    address = kinesis_address(url)  # an invalid one is reported without boto3, too
+    from qdo.brokers.kinesis.broker import KinesisBroker
+
+    return KinesisBroker(address, app)
+
+
+def _keeps_dead_letters(url: str) -> bool:
+    return kinesis_address(url).dead_letters is not None
+
+
+KIND = BrokerKind(open=_open, positions=POSITIONS, keeps_dead_letters=_keeps_dead_letters)

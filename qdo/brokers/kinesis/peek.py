@@ -1,0 +1,118 @@
+"""Reading a shard without owning it, for commands of operators. Makes only a few requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from qdo.brokers.catalog import Backlog
+from qdo.brokers.kinesis.api import ShardReadLimiter
+from qdo.brokers.kinesis.requests import GetRecords, Taken
+from qdo.brokers.kinesis.shard_poller import ShardPoller
+from qdo.brokers.kinesis.shard_reader import ShardReader
+
+FETCH_BYTES = 16 * 1024 * 1024
+"""A fetch ends at this size of bodies."""
+LOOK_RECORDS = 2
+"""The record at the position, and the next."""
+BACKLOG_REQUESTS = 4
+"""Requests to find the backlog: an iterator, and a few responses that may be empty."""
+
+Begin = Callable[[int], ShardReader]
+
+
+class PeekReader:
+    """Reads a shard after a position, at the rate that all readers of the shard share.
+
+    :param begin: makes the reader of the shard after a position; may make requests.
+    :param limiter: delays reads of the shard.
+    :param stopped: ends waiting for the next request.
+    """
+
+    def __init__(
+        self,
+        shard: str,
+        after: int,
+        begin: Begin,
+        limiter: ShardReadLimiter,
+        stopped: threading.Event,
+    ) -> None:
+        self._shard = shard
+        self._after = after
+        self._begin = begin
+        self._limiter = limiter
+        self._stopped = stopped
+        self._reader: ShardReader | None = None
+        self._rows: list[Taken] = []
+
+    def fetch(self, limit: int) -> list[Taken]:
+        """Return the next messages, at most `limit`; fewer at the tip or if bodies are large."""
+        size = 0
+        while len(self._rows) < limit and size < FETCH_BYTES:
+            rows = self._read(limit - len(self._rows))
+            if rows is None:
+                break
+            self._rows += rows
+            size += sum(len(row[1]) for row in rows)
+        found, self._rows = self._rows[:limit], self._rows[limit:]
+        return found
+
+    def close(self) -> None:
+        """Do nothing: a reader holds nothing open."""
+
+    @property
+    def poll(self) -> ShardPoller:
+        """The poller of the shard; the first access may make requests."""
+        return self._started().poll
+
+    def _started(self) -> ShardReader:
+        if self._reader is None:
+            self._reader = self._begin(self._after)
+        return self._reader
+
+    def _read(self, count: int) -> list[Taken] | None:
+        """Read until messages arrive; return None at the tip."""
+        reader = self._started()
+        while True:
+            rows = self._request(reader, count + 1)  # the first record may be a known one
+            if rows:
+                return rows
+            if rows is None or reader.poll.tip.reached:
+                return None
+
+    def _request(self, reader: ShardReader, most: int) -> list[Taken] | None:
+        """Make the next request once it is due; return None if there is none or on a stop."""
+        while not self._stopped.is_set():
+            now = time.time()
+            request = reader.poll.next(now, most)
+            if request is None:
+                return None
+            pause = reader.poll.due_in(now)
+            if not pause and isinstance(request, GetRecords):
+                pause = self._limiter.wait(self._shard, now)
+            if pause <= 0:
+                return reader.step(request, now)
+            self._stopped.wait(pause)
+        return None
+
+    def finds(self) -> bool:
+        """Return whether the shard has a record at the position, or only later ones."""
+        reader = self._started()
+        while reader.poll.has_position is None:
+            if self._request(reader, LOOK_RECORDS) is None or reader.poll.tip.reached:
+                break
+        return reader.poll.has_position is True
+
+    def look(self) -> Backlog:
+        """Return whether any message is waiting, after a few requests at most."""
+        reader = self._started()
+        rows: list[Taken] = []
+        for _ in range(BACKLOG_REQUESTS):
+            # Reads count against the rate limit of the shard, so its owner loses them.
+            request = reader.poll.next(time.time(), LOOK_RECORDS)
+            if request is None or rows or reader.poll.tip.reached or self._stopped.is_set():
+                break
+            self._stopped.wait(reader.poll.due_in(time.time()))
+            rows = reader.step(request, time.time())
+        return reader.backlog(rows[0][0] if rows else None, time.time())

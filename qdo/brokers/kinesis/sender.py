@@ -1,0 +1,242 @@
+"""Sending to a stream: up to 500 records per request, in order for each key.
+
+PutRecords may store some records of a request and reject earlier ones. So a request contains only
+one record per key, and the next record of a key waits until the previous one is stored. Keys do not
+wait for each other, and messages without a key do not wait at all. All messages that are sent to
+one shard by its name form a single lane, as in any queue of qdo. If a response is lost, the request
+is repeated. Then its records may be stored twice, directly after one another within their lane.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qdo.backoff import Backoff
+from qdo.brokers.aws.errors import BOTO_ERRORS, is_throttling_code, is_transient, translation
+from qdo.brokers.base import NO_DEDUP, NO_DELAY, Outgoing
+from qdo.brokers.kinesis.codec import RECORD_BYTES, check_size, encoded, partition_key
+from qdo.brokers.kinesis.shards import Shards
+from qdo.brokers.kinesis.url import KinesisAddress
+from qdo.errors import (
+    AwsUnreachableError,
+    PartialSendError,
+    QdoError,
+    ThrottledError,
+    UnsupportedError,
+)
+from qdo.queues import check_queue_name
+from qdo.text import join_some
+
+log = logging.getLogger(__name__)
+
+MOST_RECORDS = 500
+REQUEST_BYTES = 5 * 1024 * 1024
+"""Size of all records of a request. Newer streams accept twice as much; all accept this."""
+SEND_BACKOFF = Backoff(0.1, 5.0)
+PATIENCE_SECONDS = 30.0
+"""How long sending is retried without any record being stored, before an error is raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A message that can be sent.
+
+    :ivar index: its index in the caller's messages.
+    :ivar shard: its shard, None for the shard of its key.
+    :ivar lane: messages of one lane keep their order.
+    """
+
+    index: int
+    shard: str | None
+    lane: str
+    entry: dict[str, Any]
+    size: int
+
+
+_Lanes = OrderedDict[str, deque[_Ready]]
+"""The messages that are not stored yet, by lane."""
+
+
+class KinesisSender:
+    """Sends messages to one stream. Safe to use from several threads.
+
+    :param client: of boto3, without retries.
+    :param record_bytes: returns the largest size of a record; called for records over 1 MiB.
+    :param stopped: ends waiting between retries.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        address: KinesisAddress,
+        shards: Shards,
+        record_bytes: Callable[[], int],
+        stopped: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._address = address
+        self._shards = shards
+        self._record_bytes = record_bytes
+        self._stopped = stopped
+        self._clock = clock
+
+    def send(self, messages: Sequence[Outgoing]) -> list[int]:
+        """Store messages, in order for each key; return their sequence numbers.
+
+        If one of the messages is invalid, none is sent.
+
+        :raises PartialSendError: some were stored; the error lists the others.
+        :raises QdoError: none was stored.
+        """
+        lanes: _Lanes = OrderedDict()
+        for index, message in enumerate(messages):
+            ready = self._ready(index, message)
+            lanes.setdefault(ready.lane, deque()).append(ready)
+        stored: list[int | None] = [None] * len(messages)
+        try:
+            self._send(lanes, stored)
+        except QdoError as error:
+            raise _outcome(stored, error) from error
+        return [number for number in stored if number is not None]
+
+    # --- preparing ---
+
+    def _ready(self, index: int, message: Outgoing) -> _Ready:
+        queue = check_queue_name(message.queue)
+        _check_options(message)
+        partition = partition_key(message.key, queue)
+        data = encoded(message.body, message.headers, queue)
+        size = len(data) + len(partition.encode())
+        if size > RECORD_BYTES:
+            check_size(queue, data, partition, self._record_bytes())
+        entry: dict[str, Any] = {"Data": data, "PartitionKey": partition}
+        if queue == self._address.stream:
+            return _Ready(index, None, f"key {partition}", entry, size)
+        # The hash of the partition key may belong to another shard.
+        entry["ExplicitHashKey"] = str(self._shards.open_one(queue).hash_keys[0])
+        return _Ready(index, queue, f"shard {queue}", entry, size)
+
+    # --- sending ---
+
+    def _send(self, lanes: _Lanes, stored: list[int | None]) -> None:
+        tries, since = 0, self._clock()
+        while lanes:
+            batch = _heads(lanes)
+            error = self._try(batch, stored)
+            accepted = [each for each in batch if stored[each.index] is not None]
+            for each in accepted:
+                _remove_stored(lanes, each)
+            if accepted:
+                tries, since = 0, self._clock()
+            if error is None:
+                continue
+            tries += 1
+            late = self._clock() - since > PATIENCE_SECONDS
+            if late or self._stopped.wait(SEND_BACKOFF.delay(tries, random.random())):
+                raise error
+
+    def _try(self, batch: Sequence[_Ready], stored: list[int | None]) -> QdoError | None:
+        """Send records once; return None if all were stored, else the error to retry after.
+
+        :raises QdoError: a retry would not help.
+        """
+        entries = [each.entry for each in batch]
+        try:
+            answer = self._client.put_records(StreamName=self._address.stream, Records=entries)
+        except BOTO_ERRORS as error:
+            translated = translation(error, self._address.place, "stream", self._address.stream)
+            if is_transient(error):
+                return translated
+            raise translated from error
+        failed: Mapping[str, Any] | None = None
+        for each, result in zip(batch, answer["Records"], strict=True):
+            if result.get("ErrorCode"):
+                failed = result
+            else:
+                stored[each.index] = int(result["SequenceNumber"])
+                self._check_shard(each, str(result["ShardId"]))
+        return None if failed is None else self._failure(failed)
+
+    def _check_shard(self, ready: _Ready, found: str) -> None:
+        """List the shards again if a message went to another shard than requested."""
+        if ready.shard in (None, found):
+            return
+        log.warning(
+            "shard %s of stream %s was closed; a message for it went to its child shard %s",
+            ready.shard,
+            self._address.stream,
+            found,
+        )
+        self._shards.forget()
+
+    def _failure(self, failed: Mapping[str, Any]) -> QdoError:
+        """Return the error for a rejected record."""
+        code = str(failed["ErrorCode"])
+        reason = " ".join(str(failed.get("ErrorMessage") or "no reason given").split())
+        if is_throttling_code(code):
+            return ThrottledError(
+                service="Kinesis",
+                action="kinesis:PutRecords",
+                resource=f"stream {self._address.stream!r}",
+                reason=f"{code}: {reason}",
+            )
+        return AwsUnreachableError(
+            service="Kinesis",
+            region=self._address.region,
+            reason=f"it rejected a record: {code}: {reason}",
+            hint="",
+        )
+
+
+def _heads(lanes: _Lanes) -> list[_Ready]:
+    """Return the first message of each lane, up to the limits of a request."""
+    batch: list[_Ready] = []
+    size = 0
+    for lane in lanes.values():
+        size += lane[0].size
+        if batch and (len(batch) == MOST_RECORDS or size > REQUEST_BYTES):
+            break
+        batch.append(lane[0])
+    return batch
+
+
+def _remove_stored(lanes: _Lanes, done: _Ready) -> None:
+    """Remove a stored message, and move its lane behind the lanes that wait longer."""
+    lane = lanes[done.lane]
+    lane.popleft()
+    if lane:
+        lanes.move_to_end(done.lane)
+    else:
+        del lanes[done.lane]
+
+
+def _outcome(stored: Sequence[int | None], error: QdoError) -> QdoError:
+    """Return the error to raise: `error` itself if no message was stored."""
+    unsent = tuple(index for index, number in enumerate(stored) if number is None)
+    if len(unsent) == len(stored):
+        return error
+    return PartialSendError(
+        done=len(stored) - len(unsent),
+        total=len(stored),
+        rest=join_some(unsent),
+        reason=str(error),
+        unsent=unsent,
+    )
+
+
+def _check_options(message: Outgoing) -> None:
+    options = message.terms
+    if options is None:
+        return
+    if options.due is not None:
+        raise UnsupportedError(broker="Kinesis", what="delay messages", remedy=NO_DELAY)
+    if options.dedup_key is not None:
+        raise UnsupportedError(broker="Kinesis", what="deduplicate messages", remedy=NO_DEDUP)

@@ -1,0 +1,154 @@
+"""The shards of a stream, with their parents and ranges of hash keys."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qdo.brokers.aws.errors import translate
+from qdo.brokers.kinesis.url import KinesisAddress
+from qdo.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard.
+
+    :ivar parents: one after a split, two after a merge, none for the first shards of a stream.
+        They are still listed here after they have expired.
+    :ivar hash_keys: first and last hash key of the shard's records.
+    :ivar closed: the shard no longer accepts records.
+    """
+
+    name: str
+    parents: tuple[str, ...]
+    hash_keys: tuple[int, int]
+    closed: bool
+
+
+def shard_of(described: Mapping[str, Any]) -> Shard:
+    """Parse a shard of a ListShards response."""
+    named = (described.get("ParentShardId"), described.get("AdjacentParentShardId"))
+    keys = described["HashKeyRange"]
+    return Shard(
+        name=str(described["ShardId"]),
+        parents=tuple(str(parent) for parent in named if parent),
+        hash_keys=(int(keys["StartingHashKey"]), int(keys["EndingHashKey"])),
+        closed="EndingSequenceNumber" in described["SequenceNumberRange"],
+    )
+
+
+def child_of(shards: Iterable[Shard], hash_key: int) -> Shard | None:
+    """Return the open shard for records with this hash key."""
+    found = (
+        each
+        for each in shards
+        if not each.closed and each.hash_keys[0] <= hash_key <= each.hash_keys[1]
+    )
+    return next(found, None)
+
+
+class Shards:
+    """The shards of one stream, listed on demand. Safe to use from several threads.
+
+    :param client: of boto3.
+    """
+
+    def __init__(self, client: Any, address: KinesisAddress) -> None:
+        self._client = client
+        self._address = address
+        self._known: dict[str, Shard] = {}
+        self._stale = False
+        self._lock = threading.Lock()
+
+    def list(self) -> Sequence[Shard]:
+        """Request all shards that contain or accept records.
+
+        Closed shards are listed until the stream has deleted all their records.
+
+        :raises AwsNotFoundError: the stream does not exist.
+        :raises QdoError: see `qdo.brokers.aws.errors.translation`.
+        """
+        listed: list[Shard] = []
+        request: dict[str, Any] = {
+            "StreamName": self._address.stream,
+            "ShardFilter": {"Type": "FROM_TRIM_HORIZON"},
+        }
+        while request:
+            with translate(self._address.place, "stream", self._address.stream):
+                answer = self._client.list_shards(**request)
+            listed.extend(map(shard_of, answer["Shards"]))
+            # The token implies the other parameters: Kinesis rejects both together.
+            request = {"NextToken": answer["NextToken"]} if answer.get("NextToken") else {}
+        with self._lock:
+            self._known = {each.name: each for each in listed}
+            self._stale = False
+        return listed
+
+    def find(self, name: str) -> Shard | None:
+        """Return a shard, listing them again if it is unknown; None if it does not exist."""
+        shard = self.known(name)
+        if shard is None or self._stale:
+            self.list()
+            shard = self.known(name)
+        return shard
+
+    def is_listed(self, name: str) -> bool:
+        """Request whether the stream has a shard at present.
+
+        :raises QdoError: as `list`.
+        """
+        self.list()
+        return self.known(name) is not None
+
+    def known(self, name: str) -> Shard | None:
+        """Return a shard from the last list, None if it was not listed."""
+        with self._lock:
+            return self._known.get(name)
+
+    def forget(self) -> None:
+        """List the shards again at the next `find`."""
+        with self._lock:
+            self._stale = True
+
+    def parents(self, name: str) -> tuple[str, ...]:
+        """Return the parents of a shard.
+
+        :raises QdoError: as `list`.
+        """
+        shard = self.find(name)
+        return () if shard is None else shard.parents
+
+    def has_listed_parent(self, name: str) -> bool:
+        """Return whether a parent of the shard still exists, so that the shard is recent.
+
+        :raises QdoError: as `list`.
+        """
+        return any(self.known(parent) is not None for parent in self.parents(name))
+
+    def open_one(self, name: str) -> Shard:
+        """Return a shard to send to.
+
+        :raises UsageError: the shard is closed or does not exist.
+        :raises QdoError: as `list`.
+        """
+        shard = self.find(name)
+        if shard is None:
+            raise UsageError(
+                reason=f"stream {self._address.stream!r} does not have a shard {name!r}; send to"
+                f" {self._address.stream!r}, which chooses a shard by the key, or to a shard that"
+                " `qdo queues` lists"
+            )
+        if shard.closed:
+            raise closed_error(self._address.stream, name)
+        return shard
+
+
+def closed_error(stream: str, name: str) -> UsageError:
+    """Return the error for sending to a closed shard."""
+    return UsageError(
+        reason=f"shard {name!r} of stream {stream!r} is closed, because it was split or merged;"
+        f" send to {stream!r}, which chooses a shard by the key, or to one of its child shards"
+    )

@@ -1,0 +1,85 @@
+"""The address of a Kinesis broker: kinesis://REGION/STREAM and its options."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+
+from qdo.brokers.aws.address import (
+    ServiceAddress,
+    _choice,
+    _endpoint,
+    _fault,
+    _number,
+    _read,
+    _s3,
+    _split,
+)
+
+_KINESIS_FORM = "kinesis://REGION/STREAM"
+
+
+_STREAM = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KinesisAddress:
+    """One stream of Kinesis.
+
+    :ivar start: where to begin a shard that has no position yet: oldest, latest, or a Unix time.
+    :ivar reads_per_second: GetRecords calls for each shard, at most 5.
+    :ivar trimmed: stop or oldest: what to do when a position is gone from the stream.
+    :ivar dead_letters: (bucket, prefix) in S3; None if dead letters cannot be stored.
+    """
+
+    region: str
+    stream: str
+    endpoint: str | None = None
+    start: str | float = "oldest"
+    reads_per_second: float = 1.0
+    trimmed: str = "stop"
+    dead_letters: tuple[str, str] | None = None
+
+    @property
+    def place(self) -> ServiceAddress:
+        """The address of Kinesis in the stream's region."""
+        return ServiceAddress("kinesis", self.region, self.endpoint)
+
+
+def kinesis_address(url: str) -> KinesisAddress:
+    """Parse a URL ``kinesis://REGION/STREAM?...``.
+
+    :raises SettingsError: the URL is not valid; the reason states the valid values.
+    """
+    region, stream, options = _split(url, _KINESIS_FORM)
+    if not _STREAM.fullmatch(stream):
+        raise _fault(
+            "a Kinesis stream name must have 1 to 128 letters, digits, '-', '_' and '.', "
+            f"as in {_KINESIS_FORM}, got {stream!r}"
+        )
+    given = _read(
+        options,
+        {
+            "endpoint": _endpoint,
+            "start": _start,
+            "reads_per_second": _number(0.01, 5),
+            "trimmed": _choice("stop", "oldest"),
+            "dead_letters": _s3,
+        },
+    )
+    return KinesisAddress(region=region, stream=stream, **given)
+
+
+def _start(name: str, text: str) -> str | float:
+    if text in ("oldest", "latest"):
+        return text
+    try:
+        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise _fault(
+            f"{name} must be oldest, latest or a time such as 2026-11-21T08:00:00Z, got {text!r}"
+        ) from error
+    if moment.tzinfo is None:
+        raise _fault(f"{name} must have a time zone, got {text!r}; append Z for UTC")
+    return moment.timestamp()

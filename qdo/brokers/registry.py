@@ -1,0 +1,97 @@
+"""The kinds of brokers. A new broker is one folder and one line in `KINDS`."""
+
+from __future__ import annotations
+
+import importlib
+
+from qdo.brokers.base import Broker
+from qdo.brokers.kind import BrokerKind
+from qdo.errors import SettingsError
+from qdo.positions import TIME_POSITIONS, Positions
+from qdo.queues import name_error
+
+KINDS = {
+    "sqlite": ("sqlite:PATH", "qdo.brokers.embedded.kind"),
+    "sqs": ("sqs://REGION/PREFIX", "qdo.brokers.sqs.kind"),
+    "kinesis": ("kinesis://REGION/STREAM", "qdo.brokers.kinesis.kind"),
+}
+"""By scheme: the form of addresses, and the module whose `KIND` is a `BrokerKind`.
+
+Modules are imported when an address names them: users of one broker need not install the
+libraries of the others.
+"""
+
+
+def _kind_of(url: str) -> BrokerKind | None:
+    """Return the kind of the broker at `url`, None for an unknown scheme."""
+    scheme, colon, _ = url.partition(":")
+    if not colon or scheme not in KINDS:
+        return None
+    found = importlib.import_module(KINDS[scheme][1]).KIND
+    return found if isinstance(found, BrokerKind) else None
+
+
+def address_error(url: str) -> str | None:
+    """Return the fault in the address of an AWS broker; None if it is valid."""
+    from qdo.brokers.kinesis.url import kinesis_address
+    from qdo.brokers.sqs.url import sqs_address
+
+    parse = sqs_address if url.startswith("sqs:") else kinesis_address
+    try:
+        parse(url)
+    except SettingsError as error:
+        return str(error.details["reason"])
+    return None
+
+
+def positions_of(url: str) -> Positions:
+    """Return the meaning of positions of the broker at `url`, without opening it."""
+    kind = _kind_of(url)
+    return TIME_POSITIONS if kind is None else kind.positions
+
+
+def closing_seconds(url: str) -> float:
+    """Return how long the broker at `url` may take to close, without opening it.
+
+    0 for an invalid address: opening it raises the error.
+    """
+    kind = _kind_of(url)
+    try:
+        return 0.0 if kind is None else kind.closing_seconds(url)
+    except SettingsError:
+        return 0.0
+
+
+def keeps_dead_letters(url: str) -> bool:
+    """Return whether the broker at `url` can store dead letters, without opening it.
+
+    True for an invalid address: opening it raises the error.
+    """
+    kind = _kind_of(url)
+    try:
+        return kind is None or kind.keeps_dead_letters(url)
+    except SettingsError:
+        return True
+
+
+def open_broker(url: str, app: str) -> Broker:
+    """Open the broker at `url` for one app; create missing files and tables.
+
+    :param url: `sqlite:PATH`, a file shared by the processes of this machine,
+        `sqs://REGION/PREFIX` or `kinesis://REGION/STREAM`.
+    :param app: its queues in a file are separate from those of every other app. In SQS the prefix
+        separates apps. Each app reads all of a Kinesis stream.
+    :raises SettingsError: the scheme is unknown, the address invalid, or the app name impossible.
+    :raises DatabaseError: the file cannot be used; see its subclasses.
+    :raises CredentialsError: AWS rejects the credentials, or there are none.
+    :raises UnreachableError: the service does not answer.
+    """
+    reason = name_error(app)
+    if reason:
+        raise SettingsError(name="app", reason=f"{app!r} cannot be a znode name: {reason}")
+    kind = _kind_of(url)
+    if kind is None:
+        *forms, last = [form for form, _ in KINDS.values()]
+        reason = f"{url!r} is not a broker; write {', '.join(forms)} or {last}"
+        raise SettingsError(name="broker", reason=reason)
+    return kind.open(url, app)

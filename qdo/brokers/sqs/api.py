@@ -1,0 +1,299 @@
+"""The requests to SQS about the messages of one owner, ten messages at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gevent.lock import BoundedSemaphore
+
+from qdo.brokers.aws.address import BodyPointer, ServiceAddress
+from qdo.brokers.aws.errors import translate
+from qdo.brokers.aws.http import Calls
+from qdo.brokers.aws.s3 import Objects
+from qdo.brokers.sqs.codec import RECEIVED_ATTRIBUTES, Received, decode_received
+from qdo.brokers.sqs.consuming.in_flight import InFlightMessage
+from qdo.brokers.sqs.consuming.receive import BodyReader
+from qdo.brokers.sqs.url import FIFO
+from qdo.errors import AwsNotFoundError
+from qdo.text import describe
+
+MOST_POLLS = 1000
+"""Maximum of open polls; further queues wait for one to end."""
+BATCH = 10
+METHODS = {
+    "ReceiveMessage": "receive_message",
+    "DeleteMessageBatch": "delete_message_batch",
+    "ChangeMessageVisibilityBatch": "change_message_visibility_batch",
+}
+"""Of a boto3 client, by action."""
+
+_log = logging.getLogger(__name__)
+
+
+class QueueLookup(Protocol):
+    """The part of `SqsQueues` that the requests use."""
+
+    def url(self, queue: str) -> str: ...
+
+    def waiting(self, queue: str) -> int: ...
+
+    def forget_queue(self, queue: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveResponse:
+    """The results of the entries of a request.
+
+    :ivar refused: their receipts are no longer valid.
+    :ivar failed: to be retried.
+    """
+
+    done: Sequence[InFlightMessage]
+    refused: Sequence[InFlightMessage] = ()
+    failed: Sequence[InFlightMessage] = ()
+
+
+class SqsApi:
+    """The requests of one process.
+
+    :param calls: makes requests that SQS answers at once.
+    :param polling: makes long polls.
+    :param objects: of S3, for bodies that are too large for SQS; None: every body is in SQS.
+    :param polls: maximum of open polls; see `qdo.system.rlimits`.
+    :ivar counts: number of requests, by action.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        polling: Calls,
+        place: ServiceAddress,
+        queues: QueueLookup,
+        *,
+        wait_seconds: int,
+        visibility_seconds: int,
+        objects: Objects | None = None,
+        polls: int = MOST_POLLS,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._calls = calls
+        self._polling = polling
+        self._place = place
+        self._queues = queues
+        self._wait_seconds = wait_seconds
+        self._visibility_seconds = visibility_seconds
+        self._objects = objects
+        self._bodies = BodyReader(objects, visibility_seconds, self._change_receipts)
+        self._polls = BoundedSemaphore(polls)
+
+    def close(self) -> None:
+        """Close connections."""
+        self._calls.close()
+        self._polling.close()
+
+    # --- receiving ----------------------------------------------------------------------
+
+    def receive(
+        self,
+        queue: str,
+        attempt: str,
+        wanted: Callable[[], int] = lambda: BATCH,
+        came: Callable[[Sequence[Received]], int] = len,
+        owed: Callable[[float], None] = lambda seconds: None,
+        ended: Callable[[], bool] = lambda: False,
+    ) -> list[Received]:
+        """Wait for messages, in one long poll.
+
+        :param attempt: a new id. For a FIFO queue, the id of an earlier receive whose answer was
+            lost returns the same messages again.
+        :param wanted: called when it is the poll's turn: returns how many messages to receive, 10
+            at most; 0: do not poll.
+        :param came: called with the messages when some bodies are in S3, before these are read:
+            returns for how many messages there is room; the others are released.
+        :param owed: called where messages are left out because their bodies cannot be read, or
+            because they cannot be released: in how many seconds SQS shows them again. In message
+            groups those behind them are left out too, to keep the order.
+        :param ended: called while bodies are read: whether the claim has ended; then all messages
+            are released.
+        :raises QdoError: SQS cannot be polled, or no body of any message can be read.
+        """
+        options: dict[str, Any] = {
+            "QueueUrl": self._queues.url(queue),
+            "WaitTimeSeconds": self._wait_seconds,
+            "VisibilityTimeout": self._visibility_seconds,
+            "MessageSystemAttributeNames": RECEIVED_ATTRIBUTES,
+            "MessageAttributeNames": ("All",),
+        }
+        if queue.endswith(FIFO):
+            options["ReceiveRequestAttemptId"] = attempt
+        with self._polls:
+            options["MaxNumberOfMessages"] = most = wanted()
+            if not most:
+                return []
+            self.counts["ReceiveMessage"] += 1
+            try:
+                with translate(self._place, "queue", _name(options["QueueUrl"])):
+                    answer = self._polling.call("ReceiveMessage", options)
+            except AwsNotFoundError:
+                self._queues.forget_queue(queue)
+                raise
+        messages = [decode_received(raw) for raw in answer.get("Messages", ())]
+        if self._bodies.is_needed(messages):
+            most = came(messages)
+            self._bodies.release(queue, messages[most:], owed)
+            messages = self._bodies.read(queue, messages[:most], owed, ended)
+        return messages
+
+    def look(self, queue: str) -> None:
+        """Warn where messages wait although polls bring none: SQS reports no error; raises nothing.
+
+        :param queue: its owner holds none of its messages.
+        """
+        try:
+            count = self._queues.waiting(queue)
+        except Exception as error:  # noqa: BLE001 - nothing depends on it
+            _log.debug("queue %s: its backlog is unknown: %s", queue, describe(error))
+            return
+        if count:
+            _log.warning(
+                "queue %s: about %d messages wait, and no poll brings any: another consumer has"
+                " received from it and holds its message groups, or more messages are in flight"
+                " than SQS allows",
+                queue,
+                count,
+            )
+
+    def receive_lost(self, queue: str, attempt: str) -> list[str]:
+        """Return the receipts of a receive from a FIFO queue whose answer was lost.
+
+        If that receive brought nothing, SQS treats this as a new one: it returns other messages.
+
+        :raises QdoError: as `receive`.
+        """
+        options: dict[str, Any] = {
+            "QueueUrl": self._queues.url(queue),
+            "MaxNumberOfMessages": BATCH,
+            "WaitTimeSeconds": 0,
+            "VisibilityTimeout": self._visibility_seconds,
+            "ReceiveRequestAttemptId": attempt,
+        }
+        self.counts["ReceiveMessage"] += 1
+        with translate(self._place, "queue", _name(options["QueueUrl"])):
+            answer = self._calls.call("ReceiveMessage", options)
+        return [str(raw["ReceiptHandle"]) for raw in answer.get("Messages", ())]
+
+    # --- deleting and hiding ------------------------------------------------------------
+
+    def delete(self, queue: str, batch: Sequence[InFlightMessage]) -> ReceiveResponse:
+        """Delete messages, and then their bodies; raises nothing."""
+        entries = [
+            {"Id": str(index), "ReceiptHandle": held.receipt} for index, held in enumerate(batch)
+        ]
+        answer = self._ask("DeleteMessageBatch", queue, batch, entries)
+        pointers = [held.pointer for held in answer.done if held.pointer is not None]
+        if pointers and self._objects is not None:
+            self._delete_bodies(queue, pointers, self._objects)
+        return answer
+
+    def extend(self, queue: str, batch: Sequence[InFlightMessage]) -> ReceiveResponse:
+        """Hide messages for another visibility timeout; raises nothing."""
+        return self._change(queue, batch, self._visibility_seconds)
+
+    def release(self, queue: str, batch: Sequence[InFlightMessage]) -> ReceiveResponse:
+        """Make messages visible at once; raises nothing: the visibility timeout does it, too."""
+        return self._change(queue, batch, 0)
+
+    def release_receipts(self, queue: str, receipts: Sequence[str]) -> None:
+        """Do as `release` with receipts of other processes; invalid ones are skipped."""
+        self._change_receipts(queue, receipts, 0)
+
+    def _change_receipts(self, queue: str, receipts: Sequence[str], seconds: int) -> None:
+        for start in range(0, len(receipts), BATCH):
+            entries = [
+                {"Id": str(index), "ReceiptHandle": receipt, "VisibilityTimeout": seconds}
+                for index, receipt in enumerate(receipts[start : start + BATCH])
+            ]
+            url = self._queues.url(queue)
+            with translate(self._place, "queue", _name(url)):
+                self.counts["ChangeMessageVisibilityBatch"] += 1
+                self._calls.call(
+                    "ChangeMessageVisibilityBatch", {"QueueUrl": url, "Entries": entries}
+                )
+
+    def _change(
+        self, queue: str, batch: Sequence[InFlightMessage], seconds: int
+    ) -> ReceiveResponse:
+        entries = [
+            {"Id": str(index), "ReceiptHandle": held.receipt, "VisibilityTimeout": seconds}
+            for index, held in enumerate(batch)
+        ]
+        return self._ask("ChangeMessageVisibilityBatch", queue, batch, entries)
+
+    def _ask(
+        self,
+        action: str,
+        queue: str,
+        batch: Sequence[InFlightMessage],
+        entries: list[dict[str, Any]],
+    ) -> ReceiveResponse:
+        try:
+            url = self._queues.url(queue)
+            with translate(self._place, "queue", _name(url)):
+                self.counts[action] += 1
+                found = self._calls.call(action, {"QueueUrl": url, "Entries": entries})
+        except Exception as error:  # noqa: BLE001 - retried, and it would end a duty
+            _log.warning("queue %s: %s failed, retrying: %s", queue, action, describe(error))
+            return ReceiveResponse((), failed=batch)
+        faults = {int(each["Id"]): each for each in found.get("Failed", ())}
+        refused = [held for at, held in enumerate(batch) if _is_refused(faults.get(at))]
+        # Unnamed entries are not done: a proxy before SQS may have sent the answer.
+        named = {int(each["Id"]) for each in found.get("Successful", ())}
+        done = [held for at, held in enumerate(batch) if at in named and at not in faults]
+        failed = [
+            held
+            for at, held in enumerate(batch)
+            if at not in named and not _is_refused(faults.get(at))
+        ]
+        for at, fault in faults.items():
+            # A done message may be deleted before it is extended.
+            expected = batch[at].done and action != "DeleteMessageBatch"
+            _log.log(
+                logging.DEBUG if expected else logging.WARNING,
+                "queue %s: SQS rejected %s of a message: %s %s",
+                queue,
+                action,
+                fault.get("Code"),
+                fault.get("Message", ""),
+            )
+        return ReceiveResponse(done, refused, failed)
+
+    def _delete_bodies(self, queue: str, pointers: list[BodyPointer], objects: Objects) -> None:
+        try:
+            objects.delete(pointers)
+        except Exception as error:  # noqa: BLE001 - their messages are done
+            _log.warning(
+                "queue %s: %d bodies of deleted messages stay in S3, the first as %s: %s",
+                queue,
+                len(pointers),
+                pointers[0].key,
+                describe(error),
+            )
+
+
+def _name(url: str) -> str:
+    """Return the full SQS name of a queue, as permissions name it."""
+    return url.rsplit("/", 1)[-1]
+
+
+def _is_refused(fault: Any) -> bool:
+    """Return whether the receipt of an entry is no longer valid, so that a retry cannot help.
+
+    SQS reports throttling as a fault of the sender, too.
+    """
+    if fault is None or not fault.get("SenderFault"):
+        return False
+    return "throttl" not in str(fault.get("Code")).lower()

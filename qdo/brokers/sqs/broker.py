@@ -1,0 +1,207 @@
+"""The SQS broker: standard and FIFO queues of one region whose names begin with a prefix.
+
+A queue of qdo is a queue of SQS; its name is the part after the prefix. Senders and operators need
+only this class; a worker's `SqsConsumer` is made when it subscribes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from qdo.brokers.aws.clients import make_calls, make_client
+from qdo.brokers.aws.s3 import MAX_S3_BODY, Objects
+from qdo.brokers.base import DEDUP_SECONDS, REFERENCE, Broker, Capabilities, Outgoing
+from qdo.brokers.sqs.catalog import SqsCatalog
+from qdo.brokers.sqs.codec import TARGET
+from qdo.brokers.sqs.consuming.in_flight import HOLD_SECONDS
+from qdo.brokers.sqs.dead_letters import SqsDeadLetters
+from qdo.brokers.sqs.positions import SQS_POSITIONS
+from qdo.brokers.sqs.queues import SqsQueues
+from qdo.brokers.sqs.sender import ACTION, SqsSender
+from qdo.brokers.sqs.url import MAX_SQS_MESSAGE, SqsAddress
+from qdo.brokers.subscription import Reader, ReceiptHandleStore, Subscription
+from qdo.errors import UnsupportedError
+from qdo.system.parallel import AT_ONCE
+from qdo.system.rlimits import ensure_open_files
+
+if TYPE_CHECKING:
+    from qdo.brokers.sqs.consuming.consumer import SqsConsumer
+
+POLL_SLACK_SECONDS = 10.0
+"""How much longer than the long poll itself its answer may take."""
+CONNECTIONS = 4 * AT_ONCE
+"""Maximum of open requests, without those of consuming, which have their own connections."""
+LARGER_BODIES = (
+    "raise max_body of the broker's address, up to {}, or add bucket=NAME, which keeps larger"
+    " bodies in S3"
+)
+
+Wake = Callable[[Iterable[str]], None]
+
+
+class SqsBroker(Broker):
+    """The queues below an address. Safe to use from several threads or greenlets.
+
+    :raises CredentialsError: there are no credentials, or they cannot be used.
+    :raises AwsUnreachableError: SQS does not answer.
+    """
+
+    id_node = 0
+    positions = SQS_POSITIONS
+    catalog: SqsCatalog
+    dead_letters: SqsDeadLetters
+
+    def __init__(self, address: SqsAddress) -> None:
+        self.address = address
+        self.capabilities = Capabilities(
+            ordered=True,
+            seekable=False,
+            countable=True,
+            delay=True,
+            peek=False,
+            max_body_bytes=MAX_S3_BODY if address.bucket else address.max_body,
+            dedup=True,
+            dedup_seconds=DEDUP_SECONDS,
+            hold_seconds=HOLD_SECONDS,
+            larger_bodies=REFERENCE if address.bucket else LARGER_BODIES.format(MAX_SQS_MESSAGE),
+            subscriptions=True,
+            doorbell=True,
+            mixed_order=True,
+            checks_config=True,
+            missing_lists_before_retire=3,
+            backlog_budget=100,
+        )
+        self._stopped = threading.Event()
+        self._wakes: list[Wake] = []
+        self._consumer: SqsConsumer | None = None
+        self._receipts: ReceiptHandleStore | None = None
+        self.client = make_client(address.place, connections=CONNECTIONS)
+        # Without retries: of a batch the sender sends only failed messages again.
+        methods = {ACTION: "send_message_batch"}
+        self._sending = make_calls(address.place, TARGET, methods, connections=CONNECTIONS)
+        self.objects = Objects(address.place, address.bucket) if address.bucket else None
+        self.sqs_queues = SqsQueues(self.client, address)
+        self._sender = SqsSender(
+            self._sending, address, self.sqs_queues, self.objects, self._stopped
+        )
+        self.catalog = SqsCatalog(self.sqs_queues)
+        self.dead_letters = SqsDeadLetters(
+            self.client, address, self.sqs_queues, self._sender, self.objects, self._notify
+        )
+        try:
+            self.sqs_queues.probe()
+            if self.objects is not None:
+                self.objects.check()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- sending ---
+
+    def send(self, message: Outgoing) -> str:
+        return self.send_many((message,))[0]
+
+    def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        """Store messages durably, those of each queue in the given order; return their ids.
+
+        SQS cannot store all or none.
+
+        :raises PartialSendError: some were not stored; it says which.
+        """
+        try:
+            return [each.id for each in self._sender.send(messages)]
+        finally:  # also of the stored ones where others failed
+            self._notify(m.queue for m in messages if m.terms is None or m.terms.due is None)
+
+    def _notify(self, queues: Iterable[str]) -> None:
+        if self.on_sent is not None:
+            self.on_sent(set(queues))
+
+    # --- consuming ---
+
+    def reader(self, queue: str, after: int) -> Reader:
+        raise UnsupportedError(
+            broker="SQS",
+            what="show messages to anyone but the owner of their queue",
+            remedy="receiving them would hide them from it",
+        )
+
+    def listen(self, wake: Wake) -> Callable[[], None]:
+        self._wakes.append(wake)
+
+        def stop() -> None:
+            if wake in self._wakes:
+                self._wakes.remove(wake)
+
+        return stop
+
+    def subscribe(
+        self,
+        queue: str,
+        after: int,
+        unconfirmed: Sequence[str],
+        on_lost: Callable[[int], None],
+    ) -> Subscription:
+        if self._consumer is None:
+            self._consumer = self._make_consumer()
+        return self._consumer.subscribe(queue, after, unconfirmed, on_lost)
+
+    def attach_receipt_store(self, receipts: ReceiptHandleStore) -> None:
+        self._receipts = receipts
+
+    def release(self, held: Sequence[tuple[str, str]]) -> None:
+        if self._consumer is None:
+            self._consumer = self._make_consumer()
+        self._consumer.release(held)
+
+    def _make_consumer(self) -> SqsConsumer:
+        # Imported late: senders do without gevent.
+        from qdo.brokers.sqs.api import METHODS, MOST_POLLS, SqsApi
+        from qdo.brokers.sqs.consuming.consumer import SqsConsumer
+
+        address = self.address
+        polls = ensure_open_files(MOST_POLLS)
+        requests = SqsApi(
+            make_calls(address.place, TARGET, METHODS, connections=CONNECTIONS),
+            make_calls(
+                address.place,
+                TARGET,
+                METHODS,
+                connections=polls,
+                read_seconds=address.wait_seconds + POLL_SLACK_SECONDS,
+            ),
+            address.place,
+            self.sqs_queues,
+            wait_seconds=address.wait_seconds,
+            visibility_seconds=address.visibility_seconds,
+            objects=self.objects,
+            polls=polls,
+        )
+        return SqsConsumer(
+            requests,
+            self._wake,
+            visibility_seconds=address.visibility_seconds,
+            idle_seconds=address.idle_seconds,
+            wait_seconds=address.wait_seconds,
+            receipts=self._receipts,
+        )
+
+    def _wake(self, queues: Iterable[str]) -> None:
+        for wake in list(self._wakes):
+            wake(queues)
+
+    def trim(self, queue: str, last: int, older_than: float) -> int:
+        """Return 0: SQS deletes messages older than the queue's retention."""
+        return 0
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+        self._stopped.set()
+        self.dead_letters.close()
+        if self.objects is not None:
+            self.objects.close()
+        self._sending.close()
+        self.client.close()

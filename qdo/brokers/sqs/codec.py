@@ -1,0 +1,344 @@
+"""Encodes messages for SQS and decodes received ones; pure functions.
+
+=====================  =====================================================================
+body                   plain JSON text, which other producers and consumers understand;
+                       anything else in base64
+`qdo-encoding`         `base64`, or `empty` for an empty body, which SQS rejects
+`qdo-headers`          headers as a JSON object; other String and Number attributes become
+                       headers as well
+`qdo-key`              the key, if it differs from the message group
+MessageGroupId         FIFO: the key, or `-` without one
+`ExtendedPayloadSize`  the body is in S3; the message body is a pointer in the format of
+                       AWS's extended clients
+=====================  =====================================================================
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ujson
+
+from qdo.brokers.aws.address import BodyPointer
+from qdo.brokers.base import Outgoing
+from qdo.encoding import CONTENT_TYPE, RESERVED, is_raw, parsed
+from qdo.errors import UsageError
+from qdo.positions import GREGORIAN_OFFSET
+
+TARGET = "AmazonSQS"
+"""Prefix of action names in the SQS protocol."""
+
+ENCODING = "qdo-encoding"
+HEADERS = "qdo-headers"
+KEY = "qdo-key"
+EXTENDED_SIZE = "ExtendedPayloadSize"
+"""Attribute of AWS's extended clients: size in bytes of a body in S3."""
+POINTER_CLASS = "software.amazon.payloadoffloading.PayloadS3Pointer"
+
+NO_GROUP = "-"
+"""Message group of all messages without a key. A single group preserves the queue's order."""
+MAX_GROUP = 128
+"""Maximum length of a MessageGroupId and of a MessageDeduplicationId, in characters."""
+
+RECEIVED_ATTRIBUTES = (
+    "SentTimestamp",
+    "ApproximateReceiveCount",
+    "SequenceNumber",
+    "MessageGroupId",
+)
+"""MessageSystemAttributeNames of a receive request, besides all MessageAttributeNames."""
+
+_BASE64 = "base64"
+_EMPTY = "empty"
+_JSON_TEXT = "String.json"
+"""Type of an attribute with JSON text, for values that SQS rejects as plain text."""
+_GROUP = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
+_REFUSED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+"""Characters that SQS rejects in any text, because XML 1.0 cannot represent them."""
+_MILLISECOND = 10_000
+"""In units of 100 ns, like positions."""
+
+Attributes = dict[str, dict[str, Any]]
+
+
+class Received(NamedTuple):
+    """A message received from SQS.
+
+    :ivar sent: UUIDv1 time at which SQS stored it, precise to the millisecond.
+    :ivar sequence: its SequenceNumber, 0 on a standard queue.
+    :ivar message_id: the 128 bits of its MessageId.
+    :ivar body: JSON, or bytes if the headers mark it as bytes. With a `pointer`: the text of
+        the pointer.
+    :ivar headers: JSON object of str to str, or None.
+    :ivar receipt: handle for deleting or extending it.
+    :ivar group: its message group, or None.
+    :ivar receive_count: how often it was received, including this time.
+    :ivar pointer: place of its body in S3; None: the body is in the message.
+    :ivar size: size in bytes of its body in S3, according to its sender; 0 if unknown.
+    """
+
+    sent: int
+    sequence: int
+    message_id: int
+    body: bytes
+    key: str | None
+    headers: str | None
+    receipt: str
+    group: str | None
+    receive_count: int
+    pointer: BodyPointer | None = None
+    size: int = 0
+
+
+# --- sending ---
+
+
+def entry(message: Outgoing, fifo: bool, dedup: str | None = None) -> dict[str, Any]:
+    """Return the SendMessageBatch entry of a message, without its Id and delay.
+
+    :param dedup: deduplication key, for a FIFO queue; None: a random id.
+    :raises UsageError: key or headers contain characters that are not text.
+    """
+    text, attributes = encode_message(message.body, message.headers, message.queue)
+    group = group_of(message.key)
+    if message.key is not None and (not fifo or group != message.key or group == NO_GROUP):
+        attributes[KEY] = key_attribute(message.key, message.queue)
+    made: dict[str, Any] = {"MessageBody": text}
+    if attributes:
+        made["MessageAttributes"] = attributes
+    if fifo:
+        made["MessageGroupId"] = group
+        made["MessageDeduplicationId"] = dedup_id(dedup) if dedup else str(uuid.uuid4())
+    return made
+
+
+def encode_message(body: bytes, headers: str | None, queue: str) -> tuple[str, Attributes]:
+    """Return the text of a body, and attributes with its encoding and headers."""
+    attributes: Attributes = {}
+    text = _plain(body, headers)
+    if text is None:
+        text = base64.b64encode(body).decode() if body else _EMPTY
+        attributes[ENCODING] = string(_BASE64 if body else _EMPTY)
+    if headers is not None:
+        attributes[HEADERS] = string(_safe_json(headers, queue))
+    return text, attributes
+
+
+def string(text: str) -> dict[str, Any]:
+    """Return a String attribute; SQS must accept the text, see `is_storable`."""
+    return {"DataType": "String", "StringValue": text}
+
+
+def is_storable(text: str) -> bool:
+    """Return whether SQS accepts a text as an attribute value or a body."""
+    return text != "" and _REFUSED.search(text) is None
+
+
+def group_of(key: str | None) -> str:
+    """Return the message group of a key: the key itself, or a digest if SQS rejects the key."""
+    if key is None:
+        return NO_GROUP
+    return key if _GROUP.fullmatch(key) else _digest(key)
+
+
+def dedup_id(key: str) -> str:
+    """Return the deduplication id of a key: the key itself, or a digest, like `group_of`."""
+    return key if _GROUP.fullmatch(key) else _digest(key)
+
+
+def size_of(made: Mapping[str, Any]) -> int:
+    """Return the size of an entry that counts toward the limit: body and all attributes."""
+    size = len(made["MessageBody"].encode())
+    for name, value in made.get("MessageAttributes", {}).items():
+        size += len(name.encode()) + len(value["DataType"].encode())
+        size += len(value.get("BinaryValue") or value.get("StringValue", "").encode())
+    return size
+
+
+def pointing(made: Mapping[str, Any], pointer: BodyPointer, size: int) -> dict[str, Any]:
+    """Return an entry with its body replaced by a pointer to S3.
+
+    :param size: size of the body in S3, in bytes.
+    """
+    attributes = {
+        name: value
+        for name, value in made.get("MessageAttributes", {}).items()
+        if name != ENCODING  # S3 stores the plain bytes
+    }
+    attributes[EXTENDED_SIZE] = {"DataType": "Number", "StringValue": str(size)}
+    place = {"s3BucketName": pointer.bucket, "s3Key": pointer.key}
+    body = json.dumps([POINTER_CLASS, place])
+    return {**made, "MessageBody": body, "MessageAttributes": attributes}
+
+
+def _plain(body: bytes, headers: str | None) -> str | None:
+    """Return a body as text; None if it must be encoded."""
+    if headers is not None and is_raw(parsed(headers) or {}):
+        return None
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if is_storable(text) else None
+
+
+def _safe_json(headers: str, queue: str) -> str:
+    """Return headers with the characters that SQS rejects escaped."""
+    if is_storable(headers):
+        return headers
+    try:
+        headers.encode()
+        return json.dumps(json.loads(headers), ensure_ascii=True)
+    except ValueError as error:  # stray surrogates as well
+        raise _not_text("headers", queue, headers) from error
+
+
+def key_attribute(key: str, queue: str) -> dict[str, Any]:
+    """Return a key as an attribute."""
+    if is_storable(key):
+        return string(key)
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise _not_text("key", queue, key) from error
+    return json_text(key)
+
+
+def json_text(value: Any) -> dict[str, Any]:
+    """Return an attribute that holds JSON."""
+    text = json.dumps(value, ensure_ascii=False)
+    if not is_storable(text):
+        text = json.dumps(value, ensure_ascii=True)
+    return {"DataType": _JSON_TEXT, "StringValue": text}
+
+
+def _not_text(word: str, queue: str, text: str) -> UsageError:
+    return UsageError(
+        reason=f"the {word} of a message for queue {queue!r} cannot be encoded in UTF-8: {text!r}"
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# --- receiving ---
+
+
+def decode_received(raw: Mapping[str, Any]) -> Received:
+    """Decode one message of a ReceiveMessage response.
+
+    Accepts any content from other producers. A body that cannot be decoded is returned
+    unchanged.
+
+    :param raw: received with `RECEIVED_ATTRIBUTES` and all message attributes.
+    """
+    system = raw["Attributes"]
+    given: Mapping[str, Mapping[str, Any]] = raw.get("MessageAttributes") or _NONE
+    group = system.get("MessageGroupId")
+    if not given:  # the common case
+        key = None if group == NO_GROUP else group
+        body, headers, pointer = raw["Body"].encode(), None, None
+    else:
+        key = _key(given, group)
+        body, pointer = _body(raw["Body"], given)
+        headers = _headers(given)
+    return Received(
+        int(system["SentTimestamp"]) * _MILLISECOND + GREGORIAN_OFFSET,
+        int(system.get("SequenceNumber") or 0),
+        int(raw["MessageId"].replace("-", ""), 16),  # uuid.UUID would double the decoding time
+        body,
+        key,
+        headers,
+        raw["ReceiptHandle"],
+        group,
+        int(system.get("ApproximateReceiveCount", 1)),
+        pointer,
+        0 if pointer is None else _size(given),
+    )
+
+
+_NONE: Mapping[str, Mapping[str, Any]] = {}
+
+
+def _key(given: Mapping[str, Mapping[str, Any]], group: str | None) -> str | None:
+    attribute = given.get(KEY)
+    if attribute is None or "StringValue" not in attribute:
+        return None if group == NO_GROUP else group
+    text: str = attribute["StringValue"]
+    if attribute["DataType"] == _JSON_TEXT:
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return text
+        return found if isinstance(found, str) else text
+    return text
+
+
+def _body(text: str, given: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, BodyPointer | None]:
+    if EXTENDED_SIZE in given:
+        pointer = pointer_of(text)
+        if pointer is not None:
+            return text.encode(), pointer
+    encoding = given.get(ENCODING, _NONE).get("StringValue")
+    if encoding == _EMPTY:
+        return b"", None
+    if encoding == _BASE64:
+        try:
+            return base64.b64decode(text, validate=True), None
+        except binascii.Error:
+            pass  # keep the text: it helps to find the faulty producer
+    return text.encode(), None
+
+
+def _size(given: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the stated size of a body in S3, 0 if unusable. AWS's clients mostly state bytes."""
+    text = str(given[EXTENDED_SIZE].get("StringValue", ""))
+    return int(text) if len(text) < 16 and text.isascii() and text.isdigit() else 0
+
+
+def without_body(message: Received) -> Received:
+    """Return a message whose body is missing in S3 in a form that cannot be decoded.
+
+    An empty body is valid unless it must be JSON, so the content type is dropped from the headers.
+    """
+    headers = parsed(message.headers)
+    if headers and headers.pop(CONTENT_TYPE, None) is not None:
+        text = ujson.dumps(headers, ensure_ascii=False, escape_forward_slashes=False)
+        message = message._replace(headers=text)
+    return message._replace(body=b"")
+
+
+def pointer_of(text: str) -> BodyPointer | None:
+    """Return the place in S3 that a message body points to; None if it is not a pointer."""
+    try:
+        name, place = json.loads(text)
+        bucket, key = place["s3BucketName"], place["s3Key"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    if name != POINTER_CLASS or not isinstance(bucket, str) or not isinstance(key, str):
+        return None
+    return BodyPointer(bucket, key)
+
+
+def _headers(given: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the headers that qdo wrote, merged over the attributes of other producers."""
+    own = given.get(HEADERS, _NONE).get("StringValue")
+    foreign = {
+        CONTENT_TYPE if name.lower() == CONTENT_TYPE else name: value["StringValue"]
+        for name, value in given.items()
+        if "StringValue" in value and not name.startswith(RESERVED) and name != EXTENDED_SIZE
+    }
+    if not foreign:
+        return own
+    known = parsed(own)
+    if known is None:
+        return own  # decoding the message fails later, with an error for these headers
+    return ujson.dumps({**foreign, **known}, ensure_ascii=False, escape_forward_slashes=False)

@@ -1,0 +1,81 @@
+"""Deleting the done messages of one SQS queue: ten at a time, and none waits long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gevent
+
+from qdo.brokers.sqs.api import BATCH, SqsApi
+from qdo.brokers.sqs.consuming.in_flight import InFlightMessage, InFlightMessages
+from qdo.brokers.sqs.consuming.poll_backoff import RETRY_BACKOFF, Timing
+
+LINGER_SECONDS = 0.5
+"""How long a done message waits at most for others to be deleted with it."""
+
+
+class Deleter:
+    """Deletes done messages.
+
+    :param begin: runs a task in a greenlet of its own.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        requests: SqsApi,
+        holding: InFlightMessages,
+        begin: Callable[[Callable[[], None]], None],
+        timing: Timing,
+    ) -> None:
+        self._queue = queue
+        self._requests = requests
+        self._holding = holding
+        self._begin = begin
+        self._clock = timing.clock
+        self._jitter = timing.jitter
+        self._waiting: list[InFlightMessage] = []
+        self._timer: Any = None
+
+    def add(self, held: Sequence[InFlightMessage], at_once: bool = False) -> None:
+        """Delete messages soon: ten at a time, or when no other is held, or after a while."""
+        if not held:
+            return
+        self._waiting += held
+        if len(self._waiting) >= BATCH or not len(self._holding) or at_once:
+            self._begin(self.flush)
+        elif self._timer is None:
+            self._timer = gevent.spawn_later(LINGER_SECONDS, self._lingered)
+
+    def _lingered(self) -> None:
+        self._timer = None
+        self._begin(self.flush)
+
+    def flush(self) -> None:
+        """Delete all done messages; returns when each is deleted or undeletable."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.kill(block=False)
+        while self._waiting:
+            batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
+            self._delete(batch)
+
+    def _delete(self, batch: list[InFlightMessage]) -> None:
+        failures = 0
+        while batch:
+            answer = self._requests.delete(self._queue, batch)
+            for held in answer.done:
+                self._holding.confirmed(held)
+            for held in answer.refused:
+                # A newer receipt is valid; SQS delivers the message again, and it is recognized.
+                self._holding.undeletable(held)
+            batch = list(answer.failed)
+            if not batch:
+                return
+            failures += 1
+            now = self._clock()
+            for held in [each for each in batch if each.until <= now]:
+                batch.remove(held)
+                self._holding.undeletable(held)
+            gevent.sleep(RETRY_BACKOFF.delay(failures, self._jitter()) if batch else 0)

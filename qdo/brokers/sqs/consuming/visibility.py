@@ -1,0 +1,154 @@
+"""Extending the visibility timeout of held messages, and releasing messages, for one queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gevent
+
+from qdo.backoff import Backoff
+from qdo.brokers.sqs.api import BATCH, SqsApi
+from qdo.brokers.sqs.consuming.in_flight import InFlightMessage, InFlightMessages
+from qdo.brokers.sqs.consuming.poll_backoff import RETRY_BACKOFF, Timing
+
+EXTEND_BACKOFF = Backoff(0.2, 2.0)
+"""Short delays after extensions that failed: the visibility timeout is running."""
+
+
+class VisibilityExtender:
+    """Extends the visibility timeout of the messages that one owner holds.
+
+    :param begin: runs a task in a greenlet of its own.
+    :param choose: returns which due messages to hold.
+    :param lose: called with messages that another owner may have received.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        requests: SqsApi,
+        holding: InFlightMessages,
+        begin: Callable[[Callable[[], None]], None],
+        *,
+        choose: Callable[[Sequence[InFlightMessage]], Sequence[InFlightMessage]],
+        lose: Callable[[Sequence[InFlightMessage]], None],
+        timing: Timing,
+    ) -> None:
+        self._queue = queue
+        self._requests = requests
+        self._holding = holding
+        self._begin = begin
+        self._choose = choose
+        self._lose = lose
+        self._clock = timing.clock
+        self._jitter = timing.jitter
+        self._timer: Any = None
+        self._under_way = False
+        self._failures = 0
+        self._stopped = False
+
+    def schedule(self) -> None:
+        """Schedule the next extension; called after messages were received."""
+        if self._timer is not None or self._under_way or self._stopped:
+            return
+        due = self._holding.extensions.next_at()
+        if due != float("inf"):
+            pause = max(0.0, due - self._clock())
+            if self._failures:
+                pause = max(pause, EXTEND_BACKOFF.delay(self._failures, self._jitter()))
+            self._timer = gevent.spawn_later(pause, self._due)
+
+    def stop(self) -> None:
+        """Stop extending."""
+        self._stopped = True
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.kill(block=False)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._begin(self._extend)
+
+    def _extend(self) -> None:
+        self._under_way = True
+        failed = True
+        try:
+            failed = not self._extend_all()
+        finally:
+            self._under_way = False
+            self._failures = self._failures + 1 if failed else 0
+            self.schedule()
+
+    def _extend_all(self) -> bool:
+        """Make one request for each ten due messages; return whether all were answered."""
+        due, over = self._holding.extensions.due(self._clock())
+        self._lose(over)
+        chosen = self._choose(due)
+        answered = True
+        for start in range(0, len(chosen), BATCH):
+            batch = [
+                held
+                for held in chosen[start : start + BATCH]
+                if self._holding.is_held(held.position)
+            ]
+            if batch and not self._stopped:
+                answered &= self._extend_batch(batch)
+        return answered
+
+    def _extend_batch(self, batch: list[InFlightMessage]) -> bool:
+        """Make one request; return whether every entry was answered."""
+        asked_at = self._clock()
+        receipts = [held.receipt for held in batch]
+        answer = self._requests.extend(self._queue, batch)
+        for held in answer.done:
+            self._holding.extensions.extended(held, asked_at)
+        # A message that was received again meanwhile is held by a new receipt.
+        asked = dict(zip(map(id, batch), receipts, strict=True))
+        self._lose([held for held in answer.refused if asked[id(held)] == held.receipt])
+        return not answer.failed
+
+
+TRIES = 4
+"""Attempts to release a message; it becomes visible after its timeout anyway."""
+
+
+class Releaser:
+    """Releases messages of one queue.
+
+    :param begin: runs a task in a greenlet of its own.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        requests: SqsApi,
+        holding: InFlightMessages,
+        begin: Callable[[Callable[[], None]], None],
+        timing: Timing,
+    ) -> None:
+        self._queue = queue
+        self._requests = requests
+        self._holding = holding
+        self._begin = begin
+        self._jitter = timing.jitter
+
+    def release(self, held: Sequence[InFlightMessage]) -> None:
+        """Make messages visible again; returns at once.
+
+        SQS delivers no message of a group while another one is hidden. So the order in which they
+        become visible does not matter.
+        """
+        for each in held:
+            self._holding.released(each)
+        for start in range(0, len(held), BATCH):
+            batch = held[start : start + BATCH]
+            self._begin(lambda batch=batch: self._release_batch(batch))  # type: ignore[misc]
+
+    def _release_batch(self, batch: Sequence[InFlightMessage]) -> None:
+        """Release messages; retry failures, because the messages would wait otherwise."""
+        for failures in range(1, TRIES + 1):
+            batch = self._requests.release(self._queue, batch).failed
+            if not batch:
+                return
+            gevent.sleep(RETRY_BACKOFF.delay(failures, self._jitter()))

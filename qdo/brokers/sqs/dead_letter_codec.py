@@ -1,0 +1,169 @@
+"""Encodes dead letters for SQS and decodes received ones; pure functions.
+
+Body, headers and key are encoded as for a message. `qdo-traceback` holds the traceback, and
+`qdo-dead-letter` is a JSON object with all other fields. At most 6 of the 10 attributes that SQS
+allows are used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qdo.brokers.aws.address import BodyPointer
+from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord
+from qdo.brokers.sqs.codec import (
+    EXTENDED_SIZE,
+    KEY,
+    decode_received,
+    encode_message,
+    json_text,
+    key_attribute,
+    size_of,
+)
+from qdo.brokers.sqs.positions import SQS_POSITIONS
+from qdo.brokers.sqs.url import MAX_SQS_MESSAGE
+from qdo.errors import UnsupportedError
+
+LETTER = "qdo-dead-letter"
+TRACEBACK = "qdo-traceback"
+MAX_ERROR = 8_000
+"""Length to which errors are cut, in characters; the beginning is kept."""
+MAX_TRACEBACK = 64_000
+"""Length to which tracebacks are cut, in characters; the end is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDeadLetter:
+    """A received dead letter.
+
+    :ivar record: its body is empty if the body is in S3.
+    :ivar receipt: handle for deleting or releasing it.
+    :ivar pointer: place of its body in S3; None: the body is in the record.
+    """
+
+    record: DeadLetterRecord
+    receipt: str
+    pointer: BodyPointer | None
+    body_bytes: int
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Queue and identity of its message, which are the same for every receive."""
+        return self.record.queue, SQS_POSITIONS.identity(self.record.position)
+
+    @property
+    def own_id(self) -> str:
+        """The MessageId of its original message."""
+        return SQS_POSITIONS.message_id(self.record.position, 0)
+
+    def entry(self) -> DeadLetterEntry:
+        """Return it without body and traceback."""
+        record = self.record
+        return DeadLetterEntry(
+            queue=record.queue,
+            position=record.position,
+            key=record.key,
+            headers=record.headers,
+            error=record.error,
+            attempts=record.attempts,
+            worker=record.worker,
+            fence=record.fence,
+            dead_at=record.dead_at,
+            body_bytes=self.body_bytes,
+        )
+
+
+def digest(letter: DeadLetterRecord, more: str = "") -> str:
+    """Return a digest of the queue and the identity of a dead letter's message."""
+    text = f"{letter.queue}\n{SQS_POSITIONS.identity(letter.position)}\n{more}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def letter_entry(letter: DeadLetterRecord, fifo: bool) -> dict[str, Any]:
+    """Return the SendMessage entry of a dead letter.
+
+    In a FIFO queue each dead letter has its own message group, because a received message hides
+    the rest of its group. The same dead letter always has the same deduplication id.
+    """
+    text, attributes = encode_message(letter.body, letter.headers, letter.queue)
+    if letter.key is not None:
+        attributes[KEY] = key_attribute(letter.key, letter.queue)
+    attributes[LETTER] = json_text(
+        {
+            "queue": letter.queue,
+            "position": str(letter.position),
+            "error": _text(letter.error)[:MAX_ERROR],
+            "attempts": letter.attempts,
+            "worker": letter.worker,
+            "fence": letter.fence,
+            "dead_at": letter.dead_at,
+        }
+    )
+    made: dict[str, Any] = {"MessageBody": text, "MessageAttributes": attributes}
+    if fifo:
+        made["MessageGroupId"] = made["MessageDeduplicationId"] = digest(letter)
+    return made
+
+
+def with_traceback(made: dict[str, Any], traceback: str) -> dict[str, Any]:
+    """Return an entry with as much of the end of a traceback as fits.
+
+    :raises UnsupportedError: the dead letter does not fit even without a traceback.
+    """
+    room = MAX_SQS_MESSAGE - size_of(made)
+    if room < 0:
+        raise UnsupportedError(
+            broker="SQS",
+            what=f"keep a dead letter of {size_of(made)} bytes",
+            remedy="name a bucket of S3 for large bodies: bucket= in the broker's address",
+        )
+    kept = _text(traceback)[-MAX_TRACEBACK:]
+    while kept:
+        attribute = json_text(kept)
+        attributes = {**made["MessageAttributes"], TRACEBACK: attribute}
+        whole = {**made, "MessageAttributes": attributes}
+        if size_of(whole) <= MAX_SQS_MESSAGE:
+            return whole
+        kept = kept[(len(kept) + 1) // 2 :]
+    return made
+
+
+def letter_of(raw: Mapping[str, Any]) -> FoundDeadLetter | None:
+    """Return the dead letter of a received message; None if qdo did not store the message."""
+    given = raw.get("MessageAttributes") or {}
+    try:
+        fields = json.loads(given[LETTER]["StringValue"])
+        message = decode_received(raw)
+        record = DeadLetterRecord(
+            queue=fields["queue"],
+            position=int(fields["position"]),
+            body=b"" if message.pointer else message.body,
+            key=message.key if KEY in given else None,  # the message group is not the key
+            headers=message.headers,
+            error=fields["error"],
+            traceback=_traceback(given),
+            attempts=int(fields["attempts"]),
+            worker=fields["worker"],
+            fence=int(fields["fence"]),
+            dead_at=float(fields["dead_at"]),
+        )
+        size = len(message.body)
+        if message.pointer is not None:
+            size = int(given[EXTENDED_SIZE]["StringValue"])
+    except (KeyError, ValueError, TypeError):
+        return None
+    return FoundDeadLetter(record, message.receipt, message.pointer, size)
+
+
+def _traceback(given: Mapping[str, Mapping[str, Any]]) -> str:
+    attribute = given.get(TRACEBACK)
+    return "" if attribute is None else str(json.loads(attribute["StringValue"]))
+
+
+def _text(text: str) -> str:
+    """Return text with stray surrogates escaped, because UTF-8 cannot encode them."""
+    return text.encode("utf-8", "backslashreplace").decode()

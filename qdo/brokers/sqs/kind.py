@@ -1,0 +1,23 @@
+"""SQS as the registry knows it: ``sqs://REGION/PREFIX``."""
+
+from __future__ import annotations
+
+from qdo.brokers.base import Broker
+from qdo.brokers.kind import BrokerKind
+from qdo.brokers.sqs.positions import SQS_POSITIONS
+from qdo.brokers.sqs.url import sqs_address
+
+
+def _open(url: str, app: str) -> Broker:
+    address = sqs_address(url)  # an invalid one is reported without boto3, too
+    from qdo.brokers.sqs.broker import SqsBroker
+
+    return SqsBroker(address)
+
+
+def _closing_seconds(url: str) -> float:
+    """Closing waits for open long polls."""
+    return float(sqs_address(url).wait_seconds)
+
+
+KIND = BrokerKind(open=_open, positions=SQS_POSITIONS, closing_seconds=_closing_seconds)

@@ -1,0 +1,320 @@
+"""The queues of SQS below a prefix: their names, URLs, tags, settings and counts.
+
+Each of these costs a request. So a queue's URL is read once, its tags and settings seldom, and its
+counts no more often than a budget allows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qdo.brokers.aws.errors import BOTO_ERRORS, code_of, is_not_found, translate, translation
+from qdo.brokers.sqs.attributes import QueueAttributes, facts_of, sqs_name_fault
+from qdo.brokers.sqs.url import FIFO, SqsAddress
+from qdo.errors import AccessDeniedError, AwsError, AwsNotFoundError, SqsNameError
+from qdo.queues import name_error
+from qdo.system.parallel import run_parallel
+
+log = logging.getLogger(__name__)
+
+SETTINGS_SECONDS = 3600.0
+"""About how long a queue's settings and tags are used before they are read again."""
+COUNTS_SECONDS = 5.0
+COUNTS_PER_SECOND = 5.0
+"""Counts are read again after `COUNTS_SECONDS`, or later where the queues are so many that this
+would exceed this request rate: 5 a second cost 5 dollars a month."""
+RETENTION_SECONDS = 1_209_600
+"""Retention of created queues: 14 days, the maximum of SQS."""
+_PAGE = 1000
+_EXISTS = ("QueueNameExists", "QueueAlreadyExists")
+"""Another process created the queue meanwhile, with other attributes."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """The cached properties of a queue."""
+
+    url: str | None = None
+    facts: QueueAttributes | None = None
+    settings_until: float = -math.inf
+    tags: Mapping[str, str] | None = None
+    tags_until: float = -math.inf
+
+
+class SqsQueues:
+    """The queues below the prefix of an address. Safe to use from several threads or greenlets.
+
+    Methods raise the errors of `aws.errors.translation`.
+
+    :param clock: seconds on a monotonic clock.
+    """
+
+    def __init__(
+        self, client: Any, address: SqsAddress, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client = client
+        self._address = address
+        self._clock = clock
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+        self._counted: set[str] = set()
+        self._warned: set[str] = set()
+
+    # --- names and addresses ---
+
+    def full_name(self, queue: str) -> str:
+        """Return the full SQS name of a queue.
+
+        :raises SqsNameError: it cannot be the name of a queue of SQS.
+        """
+        name = self._address.prefix + queue
+        # The queue whose full name is the prefix has no name here.
+        reason = name_error(queue) or sqs_name_fault(name)
+        if name in self._address.letter_queues:
+            reason = "it stores dead letters"
+        if reason is not None:
+            raise SqsNameError(name=queue, reason=reason)
+        return name
+
+    def url(self, queue: str, *, create: bool = False) -> str:
+        """Return the SQS URL of a queue.
+
+        :param create: create a missing queue, if the address allows it.
+        :raises AwsNotFoundError: the queue does not exist.
+        """
+        return self.url_of(self.full_name(queue), self._address.create if create else "none")
+
+    def url_of(self, name: str, create: str = "none") -> str:
+        """Return the URL of a queue by its full name; see `url`."""
+        url = self._entry(name).url
+        if url is not None:
+            return url
+        with translate(self._address.place, "queue", name):
+            try:
+                url = str(self._client.get_queue_url(QueueName=name)["QueueUrl"])
+            except BOTO_ERRORS as error:
+                gone = is_not_found(error)
+                if gone:
+                    self.forget(name)
+                if not gone or create == "none":
+                    raise
+        if url is None:
+            url = self.create(name, create)
+        self._entry(name).url = url
+        return url
+
+    def forget(self, name: str) -> None:
+        """Drop the cached properties of a deleted queue, by its full name."""
+        with self._lock:
+            self._known.pop(name, None)
+
+    def forget_queue(self, queue: str) -> None:
+        """Do as `forget` for a queue by its name without the prefix."""
+        self.forget(self.full_name(queue))
+
+    def _forget_all_but(self, names: Iterable[str]) -> None:
+        """Drop cached queues that are no longer listed, so that memory does not grow."""
+        kept = {*names, *self._address.letter_queues}
+        with self._lock:
+            self._known = {name: each for name, each in self._known.items() if name in kept}
+        self._counted &= kept
+
+    def create(self, name: str, kind: str) -> str:
+        """Create a queue; return its URL.
+
+        :param name: in full.
+        :param kind: standard or fifo; must match the name.
+        """
+        fifo = name.endswith(FIFO)
+        if fifo != (kind == "fifo"):
+            reason = f"create={kind} is set, but names of FIFO queues, only those, end in {FIFO!r}"
+            raise SqsNameError(name=name.removeprefix(self._address.prefix), reason=reason)
+        attributes = {
+            "MessageRetentionPeriod": str(RETENTION_SECONDS),
+            "VisibilityTimeout": str(self._address.visibility_seconds),
+        }
+        if fifo:
+            attributes["FifoQueue"] = "true"
+        tag = self._address.tag
+        tags = {"tags": dict([tag])} if tag else {}
+        with translate(self._address.place, "queue", name):
+            try:
+                made = self._client.create_queue(QueueName=name, Attributes=attributes, **tags)
+            except BOTO_ERRORS as error:
+                if code_of(error) not in _EXISTS:
+                    raise
+                made = self._client.get_queue_url(QueueName=name)  # another process was faster
+        log.info("queue %s was created in SQS", name)
+        return str(made["QueueUrl"])
+
+    def _entry(self, name: str) -> _Known:
+        with self._lock:
+            return self._known.setdefault(name, _Known())
+
+    # --- discovery ---
+
+    def names(self) -> list[str]:
+        """Return the names of all queues, without the prefix, in order.
+
+        Left out are qdo's own dead-letter queues, the targets of redrive policies, queues without
+        the tag of the address, and names that are not allowed for znodes.
+        """
+        listed = self._listed()
+        self._forget_all_but(listed)
+        found = [name for name in listed if name not in self._address.letter_queues]
+        if self._address.tag is not None:
+            found = self._tagged(found, self._address.tag)
+        facts = self._settings(found)
+        targets = {each.redrive.target for each in facts.values() if each.redrive}
+        bare = (name.removeprefix(self._address.prefix) for name in found if name not in targets)
+        return sorted(name for name in bare if self._is_usable(name))
+
+    def probe(self) -> None:
+        """Make one request, to check whether SQS can be reached with these credentials."""
+        try:
+            with translate(self._address.place, "prefix", self._address.prefix):
+                self._client.list_queues(**self._wanted(1))
+        except AccessDeniedError:
+            pass  # SQS answers, and a sender needs no permission to list
+
+    def _wanted(self, count: int) -> dict[str, Any]:
+        """Return the parameters of ListQueues."""
+        prefix = self._address.prefix
+        return {"MaxResults": count} | ({"QueueNamePrefix": prefix} if prefix else {})
+
+    def _listed(self) -> list[str]:
+        found: list[str] = []
+        page = self._wanted(_PAGE)
+        with translate(self._address.place, "prefix", self._address.prefix):
+            while True:
+                answer = self._client.list_queues(**page)
+                for url in answer.get("QueueUrls", ()):
+                    name = url.rsplit("/", 1)[-1]
+                    found.append(name)
+                    self._entry(name).url = url
+                if not answer.get("NextToken"):
+                    return found
+                page["NextToken"] = answer["NextToken"]
+
+    def _is_usable(self, name: str) -> bool:
+        reason = name_error(name)
+        if reason is None:
+            return True
+        full = self._address.prefix + name
+        self._warn_once(full, f"SQS queue {full!r} is left out: without the prefix {reason}")
+        return False
+
+    def _warn_once(self, name: str, text: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            log.warning("%s", text)
+
+    # --- tags, settings and counts ---
+
+    def settings(self, queue: str) -> QueueAttributes:
+        """Return the attributes of a queue; its counts may be old."""
+        known = self._entry(self.full_name(queue))
+        if known.facts is not None and known.settings_until > self._clock():
+            return known.facts
+        return self._read(self.full_name(queue))
+
+    def settings_of(self, queues: Sequence[str]) -> dict[str, QueueAttributes]:
+        """Return the attributes of queues, without those that cannot be read."""
+        facts = self._settings(list(map(self.full_name, queues)))
+        named = ((queue, facts.get(self.full_name(queue))) for queue in queues)
+        return {queue: each for queue, each in named if each is not None}
+
+    def counts(self, queue: str) -> QueueAttributes:
+        """Return the attributes of a queue, with counts as recent as the budget allows."""
+        return self.counts_of(self.full_name(queue))
+
+    def waiting(self, queue: str) -> int:
+        """Return about how many messages can be received now: always a request."""
+        return self._read(self.full_name(queue)).waiting
+
+    def counts_of(self, name: str) -> QueueAttributes:
+        """Do as `counts` for a queue by its full name."""
+        self._counted.add(name)
+        max_age = max(COUNTS_SECONDS, len(self._counted) / COUNTS_PER_SECOND)
+        facts = self._entry(name).facts
+        if facts is not None and self._clock() - facts.read_at <= max_age:
+            return facts
+        return self._read(name)
+
+    def _tagged(self, names: Sequence[str], tag: tuple[str, str]) -> list[str]:
+        """Return the queues that have a tag, by their full names.
+
+        Queues of others may deny reading their tags.
+
+        :raises AwsError: the tags of no queue can be read.
+        """
+        now = self._clock()
+        faults: list[tuple[str, AwsError]] = []
+
+        def read(name: str) -> None:
+            try:
+                self._read_tags(name)
+            except AwsError as error:
+                faults.append((name, error))
+
+        run_parallel(read, [n for n in names if self._entry(n).tags_until <= now])
+        if faults and all(self._entry(name).tags is None for name in names):
+            raise faults[0][1]
+        for name, error in faults:
+            known = self._entry(name)
+            known.tags_until = self._until()
+            effect = "is left out" if known.tags is None else "keeps its last known tags"
+            self._warn_once(name, f"{error}; the queue {effect}")
+        return [name for name in names if (self._entry(name).tags or {}).get(tag[0]) == tag[1]]
+
+    def _read_tags(self, name: str) -> None:
+        with contextlib.suppress(AwsNotFoundError):  # deleted; lists show it for a while
+            tags = self._request("list_queue_tags", name).get("Tags", {})
+            known = self._entry(name)
+            known.tags, known.tags_until = tags, self._until()
+
+    def _settings(self, names: Sequence[str]) -> dict[str, QueueAttributes]:
+        """Return the attributes of queues by their full names, without unreadable ones."""
+        now = self._clock()
+        due = [name for name in names if self._entry(name).settings_until <= now]
+        run_parallel(self._try_read, due)
+        found = ((name, self._entry(name).facts) for name in names)
+        return {name: facts for name, facts in found if facts is not None}
+
+    def _try_read(self, name: str) -> None:
+        """Read the attributes of a queue; an error must not stop discovery."""
+        try:
+            self._read(name)
+        except AwsNotFoundError:
+            pass  # see `_read_tags`
+        except AwsError as error:
+            self._entry(name).settings_until = self._until()
+            self._warn_once(name, f"{error}; its redrive policy is unknown")
+
+    def _read(self, name: str) -> QueueAttributes:
+        answer = self._request("get_queue_attributes", name, AttributeNames=["All"])
+        facts = facts_of(answer.get("Attributes", {}), self._clock())
+        known = self._entry(name)
+        known.facts, known.settings_until = facts, self._until()
+        return facts
+
+    def _until(self) -> float:
+        """Return when to read again: at a different time for each queue."""
+        return self._clock() + SETTINGS_SECONDS * random.uniform(0.5, 1.5)
+
+    def _request(self, method: str, name: str, **parameters: Any) -> Any:
+        url = self.url_of(name)
+        try:
+            return getattr(self._client, method)(QueueUrl=url, **parameters)
+        except BOTO_ERRORS as error:
+            if is_not_found(error):
+                self.forget(name)
+            raise translation(error, self._address.place, "queue", name) from error

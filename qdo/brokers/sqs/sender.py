@@ -1,0 +1,321 @@
+"""Sending to SQS: ten messages at a time, and failed messages again.
+
+Messages of one queue are sent in their order, one request after the other; different queues do not
+wait for each other. A message that fails for the moment is sent again before all messages behind
+it. Still, within one request SQS may store a message and reject the one before it: these two
+change places, also within a FIFO group.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from qdo.backoff import Backoff
+from qdo.brokers.aws.address import BodyPointer
+from qdo.brokers.aws.errors import (
+    BOTO_ERRORS,
+    is_not_found,
+    is_throttling_code,
+    is_transient,
+    translation,
+)
+from qdo.brokers.aws.http import Calls
+from qdo.brokers.aws.s3 import MAX_S3_BODY, Objects
+from qdo.brokers.base import Outgoing
+from qdo.brokers.sqs.codec import entry, pointing, size_of
+from qdo.brokers.sqs.queues import SqsQueues
+from qdo.brokers.sqs.send_options import check_options, delay_seconds
+from qdo.brokers.sqs.url import FIFO, MAX_SQS_MESSAGE, SqsAddress
+from qdo.errors import (
+    AwsError,
+    AwsUnreachableError,
+    MessageTooLargeError,
+    PartialSendError,
+    QdoError,
+    SqsTooLargeError,
+    ThrottledError,
+    UnreachableError,
+)
+from qdo.system.parallel import run_parallel
+from qdo.text import join_some
+
+log = logging.getLogger(__name__)
+
+ACTION = "SendMessageBatch"
+BATCH = 10
+"""Maximum of messages in one request."""
+TRIES = 6
+"""Attempts to send a message before the sender gets an error."""
+SEND_BACKOFF = Backoff(0.1, 3.0)
+
+SEND_SECONDS = 30.0
+"""No further attempt begins after this time."""
+
+_UNSAID = {"Message": "its answer does not mention it"}
+_POINTER_BYTES = 2048
+"""Upper limit of the size of a pointer to a body in S3, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedMessage:
+    """A message that can be sent.
+
+    :ivar index: its index in the caller's messages.
+    :ivar made: the entry for SendMessageBatch, without its Id.
+    :ivar size: bytes that count for the limit of a request.
+    :ivar large: its body, where that goes to S3 first.
+    """
+
+    index: int
+    made: dict[str, Any]
+    size: int
+    large: bytes | None = None
+
+
+class Sent(NamedTuple):
+    """The ids that SQS assigned to a stored message.
+
+    :ivar sequence: its SequenceNumber, 0 on a standard queue.
+    """
+
+    id: str
+    sequence: int
+
+
+@dataclass(slots=True)
+class _Results:
+    """The results of one call."""
+
+    sent: list[Sent | None]
+    error: QdoError | None = None
+    """The error of the first message that was not sent."""
+
+    def outcome(self) -> list[Sent]:
+        """Return the results of all messages; raise if one was not sent."""
+        sent = [each for each in self.sent if each is not None]
+        if self.error is None:
+            return sent
+        if not sent:
+            raise self.error
+        unsent = tuple(index for index, each in enumerate(self.sent) if each is None)
+        raise PartialSendError(
+            done=len(sent),
+            total=len(self.sent),
+            rest=f"those with the numbers {join_some(unsent)}, counted from 0",
+            reason=str(self.error),
+            unsent=unsent,
+            sent=tuple(self.sent),
+        ) from self.error
+
+
+class SqsSender:
+    """Sends messages. Safe to use from several threads or greenlets.
+
+    :param calls: makes each request once: the sender retries.
+    :param objects: stores bodies that are too large; None: they are rejected.
+    :param stopped: ends pauses between attempts.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        address: SqsAddress,
+        queues: SqsQueues,
+        objects: Objects | None,
+        stopped: threading.Event,
+    ) -> None:
+        self._calls = calls
+        self._address = address
+        self._queues = queues
+        self._objects = objects
+        self._stopped = stopped
+
+    def send(self, messages: Sequence[Outgoing]) -> list[Sent]:
+        """Send messages, those of each queue in the given order.
+
+        Nothing is sent if one of them cannot be sent at all.
+
+        :raises PartlySentError: some were sent; it says which were not.
+        """
+        by_queue: dict[str, list[_PreparedMessage]] = {}
+        for index, message in enumerate(messages):
+            self._check(message)
+            by_queue.setdefault(message.queue, []).append(self._ready(index, message))
+        results = _Results([None] * len(messages))
+
+        def send(queue: str) -> None:
+            try:
+                self._send_queue(queue, by_queue[queue], results.sent)
+            except QdoError as error:
+                results.error = results.error or error
+
+        run_parallel(send, list(by_queue))
+        return results.outcome()
+
+    # --- preparing messages ---
+
+    def _check(self, message: Outgoing) -> None:
+        """Raise an error if SQS does not support a send option."""
+        self._queues.full_name(message.queue)
+        limit = self._address.max_body if self._objects is None else MAX_S3_BODY
+        if len(message.body) > limit:
+            raise self._too_large(message, limit)
+        if message.terms is not None:
+            check_options(message.queue, message.terms)
+
+    def _too_large(self, message: Outgoing, limit: int) -> MessageTooLargeError:
+        size = len(message.body)
+        if self._objects is None:
+            return SqsTooLargeError(
+                queue=message.queue, size=size, limit=limit, most=MAX_SQS_MESSAGE
+            )
+        return MessageTooLargeError(queue=message.queue, size=size, limit=limit)
+
+    def _ready(self, index: int, message: Outgoing) -> _PreparedMessage:
+        terms = message.terms
+        made = entry(message, message.queue.endswith(FIFO), terms.dedup_key if terms else None)
+        if terms is not None and terms.due is not None:
+            made["DelaySeconds"] = delay_seconds(terms.due)
+        size = size_of(made)
+        if self._objects is not None and (
+            len(message.body) > self._address.max_body or size > MAX_SQS_MESSAGE
+        ):
+            rest = size - len(made["MessageBody"].encode()) + _POINTER_BYTES
+            if rest <= MAX_SQS_MESSAGE:
+                return _PreparedMessage(index, made, rest, message.body)
+        if size > MAX_SQS_MESSAGE:
+            raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_SQS_MESSAGE)
+        return _PreparedMessage(index, made, size)
+
+    def _entry(self, queue: str, ready: _PreparedMessage) -> dict[str, Any]:
+        """Return the entry to send for a message. A body that belongs in S3 is already there."""
+        made = ready.made
+        if ready.large is not None and self._objects is not None:
+            pointer = self._stored(queue, ready.large, self._objects)
+            made = pointing(made, pointer, len(ready.large))
+        return {"Id": str(ready.index), **made}
+
+    def _stored(self, queue: str, body: bytes, objects: Objects) -> BodyPointer:
+        """Store a body, as long as sending it would be tried; return where it is."""
+        self._queues.url(queue, create=True)  # a body without its queue would be useless
+        started = time.monotonic()
+        for tries in range(1, TRIES):
+            try:
+                return objects.put(queue, body)
+            except UnreachableError:
+                late = time.monotonic() - started > SEND_SECONDS
+                if late or self._stopped.wait(SEND_BACKOFF.delay(tries, random.random())):
+                    raise
+        return objects.put(queue, body)
+
+    # --- sending it ---
+
+    def _send_queue(
+        self, queue: str, ready: Sequence[_PreparedMessage], sent: list[Sent | None]
+    ) -> None:
+        for batch in _batches(ready):
+            entries = [self._entry(queue, each) for each in batch]
+            started = time.monotonic()
+            for tries in range(1, TRIES + 1):
+                entries, error = self._try(queue, entries, sent)
+                if error is None:
+                    break
+                late = time.monotonic() - started > SEND_SECONDS
+                if (
+                    tries == TRIES
+                    or late
+                    or self._stopped.wait(SEND_BACKOFF.delay(tries, random.random()))
+                ):
+                    raise error
+
+    def _try(
+        self, queue: str, entries: list[dict[str, Any]], sent: list[Sent | None]
+    ) -> tuple[list[dict[str, Any]], QdoError | None]:
+        """Send a batch once; return the messages to send again, and the reason.
+
+        :raises QdoError: sending it again would not help.
+        """
+        name = self._queues.full_name(queue)
+        url = self._queues.url(queue, create=True)
+        try:
+            answer = self._calls.call(ACTION, {"QueueUrl": url, "Entries": entries})
+        except BOTO_ERRORS as error:
+            fault = translation(error, self._address.place, "queue", name)
+            if is_transient(error):
+                return entries, fault
+            if is_not_found(error):  # deleted since its address was asked for
+                self._queues.forget(name)
+                if self._address.create != "none":
+                    return entries, fault
+            raise fault from error
+        for done in answer.get("Successful", ()):
+            sequence = int(done.get("SequenceNumber") or 0)
+            sent[int(done["Id"])] = Sent(done["MessageId"], sequence)
+        left = [each for each in entries if sent[int(each["Id"])] is None]
+        _warn_order_lost(name, entries, left)
+        failed = {each["Id"]: each for each in answer.get("Failed", ())}
+        failures = [self._failure(name, failed.get(each["Id"], _UNSAID)) for each in left]
+        for failure in failures:
+            if not isinstance(failure, UnreachableError):
+                raise failure
+        return left, failures[0] if failures else None
+
+    def _failure(self, name: str, failed: Mapping[str, Any]) -> QdoError:
+        """Return the error for one message of a batch that SQS did not store."""
+        code = str(failed.get("Code", "no code"))
+        reason = " ".join(str(failed.get("Message") or "no reason was given").split()).rstrip(".")
+        where = {"service": "SQS", "action": "sqs:SendMessage", "resource": f"queue {name!r}"}
+        if is_throttling_code(code):
+            return ThrottledError(**where, reason=f"{code}: {reason}")
+        if failed.get("SenderFault"):
+            return AwsError(**where, code=code, reason=reason)
+        return AwsUnreachableError(
+            service="SQS",
+            region=self._address.region,
+            reason=f"it did not take a message: {code}: {reason}",
+            hint="",
+        )
+
+
+def _warn_order_lost(
+    name: str, entries: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]]
+) -> None:
+    """Warn of message groups of which SQS stored a message behind one that it did not store."""
+    waiting = {each["Id"] for each in left}
+    held_up: set[str] = set()
+    overtaken: dict[str, None] = {}
+    for each in entries:
+        group = each.get("MessageGroupId")
+        if group is None:
+            return
+        if each["Id"] in waiting:
+            held_up.add(group)
+        elif group in held_up:
+            overtaken[group] = None
+    if overtaken:
+        log.warning(
+            "queue %s: SQS stored messages of a request and not those before them, which are sent"
+            " now: the order is lost in message groups %s",
+            name,
+            join_some(list(overtaken)),
+        )
+
+
+def _batches(ready: Sequence[_PreparedMessage]) -> Iterator[list[_PreparedMessage]]:
+    """Split messages into requests: at most ten messages and 1 MiB each."""
+    batch: list[_PreparedMessage] = []
+    size = 0
+    for each in ready:
+        if batch and (len(batch) == BATCH or size + each.size > MAX_SQS_MESSAGE):
+            yield batch
+            batch, size = [], 0
+        batch.append(each)
+        size += each.size
+    if batch:
+        yield batch

@@ -1,0 +1,123 @@
+"""The address of an SQS broker: sqs://REGION/PREFIX and its options."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from qdo.brokers.aws.address import (
+    ServiceAddress,
+    _bucket,
+    _choice,
+    _endpoint,
+    _fault,
+    _number,
+    _read,
+    _split,
+    _whole,
+)
+
+MAX_SQS_MESSAGE = 1024 * 1024
+"""Maximum bytes of body and attributes in SQS."""
+
+
+MAX_SQS_NAME = 80
+"""Characters, `.fifo` included."""
+
+
+FIFO = ".fifo"
+"""Suffix of the names of FIFO queues."""
+
+
+_SQS_FORM = "sqs://REGION/PREFIX"
+
+
+_SQS_NAME = re.compile(r"[A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqsAddress:
+    """The queues of SQS whose names begin with a prefix.
+
+    :ivar tag: (key, value); only queues with this tag are processed. None: all.
+    :ivar visibility_seconds: how long SQS hides a received message, before extensions.
+    :ivar wait_seconds: of one long poll.
+    :ivar idle_seconds: longest pause between polls of an empty queue; 0: no pause.
+    :ivar create: none, standard or fifo: type of queue that sending to a missing queue creates.
+    :ivar dead_letters: full SQS name of qdo's own dead-letter queue of standard queues.
+    :ivar bucket: of S3, for bodies over `max_body`; None: such bodies are rejected.
+    :ivar max_body: maximum bytes of a body that is stored in SQS itself.
+    """
+
+    region: str
+    prefix: str
+    dead_letters: str
+    endpoint: str | None = None
+    tag: tuple[str, str] | None = None
+    visibility_seconds: int = 60
+    wait_seconds: int = 20
+    idle_seconds: float = 20.0
+    create: str = "none"
+    bucket: str | None = None
+    max_body: int = 262144
+
+    @property
+    def place(self) -> ServiceAddress:
+        """The service and its endpoint."""
+        return ServiceAddress("sqs", self.region, self.endpoint)
+
+    @property
+    def letter_queues(self) -> tuple[str, str]:
+        """Full SQS names of qdo's dead-letter queues: of standard queues, and of FIFO queues."""
+        return self.dead_letters, self.dead_letters + FIFO
+
+
+def sqs_address(url: str) -> SqsAddress:
+    """Parse a URL ``sqs://REGION/PREFIX?...``.
+
+    :raises SettingsError: it is invalid; the reason names a valid form.
+    """
+    region, prefix, options = _split(url, _SQS_FORM)
+    if not _SQS_NAME.fullmatch(prefix) or len(prefix) >= MAX_SQS_NAME:
+        raise _fault(
+            f"{prefix!r} cannot begin names of SQS queues: use letters, digits, '-' and '_', "
+            f"under {MAX_SQS_NAME} characters"
+        )
+    given = _read(
+        options,
+        {
+            "endpoint": _endpoint,
+            "tag": _tag,
+            "visibility_seconds": _whole(1, 43_200),
+            "wait_seconds": _whole(0, 20),
+            "idle_seconds": _number(0, 3600),
+            "create": _choice("none", "standard", "fifo"),
+            "dead_letters": _letter_queue,
+            "bucket": _bucket,
+            "max_body": _whole(1, MAX_SQS_MESSAGE),
+        },
+    )
+    letters = given.pop("dead_letters", f"{prefix}dead-letters")
+    if len(letters) + len(FIFO) > MAX_SQS_NAME:
+        raise _fault(
+            f"dead_letters={letters!r} is too long: with {FIFO!r} a queue of SQS has at most "
+            f"{MAX_SQS_NAME} characters"
+        )
+    return SqsAddress(region=region, prefix=prefix, dead_letters=letters, **given)
+
+
+def _tag(name: str, text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise _fault(f"{name}={text!r} is not a tag: write {name}=KEY=VALUE")
+    return key, value
+
+
+def _letter_queue(name: str, text: str) -> str:
+    bare = text.removesuffix(FIFO)
+    if not bare or not _SQS_NAME.fullmatch(bare):
+        raise _fault(
+            f"{name}={text!r} cannot name a queue of SQS: use letters, digits, '-' and '_'; "
+            f"{FIFO!r} is added where it is needed"
+        )
+    return bare

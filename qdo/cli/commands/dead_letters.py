@@ -1,0 +1,347 @@
+"""`qdo dead-letters`: list, show, retry, discard, export."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import update_wrapper
+from typing import Any, TypeVar
+
+import click
+
+from qdo.brokers.base import Broker
+from qdo.brokers.registry import positions_of
+from qdo.cli.connections import open_connections
+from qdo.cli.durations import parse_duration
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import emit, iso_time, print_message
+from qdo.errors import ConfirmationRequiredError, NotFoundError, PartialFailureError, UsageError
+from qdo.ops import dead_letters as ops
+from qdo.ops.dead_letters import Filter, Letter, LetterResult
+from qdo.positions import Positions
+from qdo.settings.settings import Settings
+from qdo.text import did_you_mean, join_some, pluralize
+
+SCHEMA = "qdo.dead-letters/2"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Group(click.Group):
+    """A group with `list` as its default command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = args[0] if args else ""
+        if first not in (*self.commands, "--help", "-h"):
+            hint = did_you_mean(first, self.commands, cutoff=0.7)
+            if hint:
+                raise click.UsageError(
+                    f"there is no command {first!r}{hint}; for queues with this name write: "
+                    f"list {first}",
+                    ctx,
+                )
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=Group, name="dead-letters")
+def dead_letters() -> None:
+    """Manage dead letters: messages that failed in their last attempt.
+
+    \b
+    qdo dead-letters --app mail
+    qdo dead-letters show --app mail QUEUE ID
+    qdo dead-letters retry --app mail QUEUE ID
+    qdo dead-letters retry --app mail 'eu-*' --error Timeout --newer 2h
+    qdo dead-letters export --app mail > letters.jsonl
+
+    Without a command, list them. ID is the id of a message or its position.
+    """
+
+
+def _filters(function: _Function) -> _Function:
+    """Add the options that select dead letters, as `wanted`."""
+
+    def call(
+        *args: Any, error: str | None, older: str | None, newer: str | None, **rest: Any
+    ) -> Any:
+        wanted = Filter(
+            "*",
+            error,
+            None if older is None else parse_duration(older, "--older"),
+            None if newer is None else parse_duration(newer, "--newer"),
+        )
+        return function(*args, wanted=wanted, **rest)
+
+    update_wrapper(call, function)
+    for option in (
+        click.option("--newer", metavar="DURATION", help="Dead for at most this long."),
+        click.option("--older", metavar="DURATION", help="Dead for at least this long: 2h, 7d."),
+        click.option("--error", metavar="TEXT", help="Only those whose error contains TEXT."),
+    ):
+        option(call)
+    return call  # type: ignore[return-value]
+
+
+@contextmanager
+def _broker(settings: Settings) -> Iterator[Broker | None]:
+    require_app(settings)
+    with open_connections(settings, coordinator=False) as connections:
+        yield connections.broker
+
+
+def _found(broker: Broker | None, glob: str, wanted: Filter) -> list[Letter]:
+    chosen = Filter(glob, wanted.error, wanted.older_seconds, wanted.newer_seconds)
+    return ops.find(broker, chosen, time.time()) if broker else []
+
+
+# --- reading ---
+
+
+@dead_letters.command("list")
+@click.argument("glob", default="*")
+@_filters
+@with_settings("app", "broker")
+@output_option
+def list_(glob: str, wanted: Filter, form: str, settings: Settings) -> None:
+    """List the dead letters of queues that match GLOB (default: all), oldest first."""
+    with _broker(settings) as broker:
+        letters = _found(broker, glob, wanted)
+        if not letters:
+            print_message("no dead letters")
+        columns = {
+            "queue": "QUEUE",
+            "id": "ID",
+            "dead_time": "DEAD SINCE",
+            "attempts": "ATTEMPTS",
+            "error": "ERROR",
+        }
+        if form == "table" or broker is None:
+            emit(SCHEMA, list(map(_row, letters)), form, columns)
+        else:
+            emit(SCHEMA, _exported(broker, letters), form, columns)
+
+
+def _row(letter: Letter) -> dict[str, Any]:
+    return {
+        "queue": letter.entry.queue,
+        "id": letter.id,
+        "dead_time": iso_time(letter.entry.dead_at),
+        "attempts": letter.entry.attempts,
+        "error": letter.entry.error,
+    }
+
+
+def _exported(broker: Broker, letters: Iterable[Letter]) -> Iterator[dict[str, Any]]:
+    """Read one after the other: their bodies need not fit into memory together."""
+    for letter in letters:
+        try:
+            record = ops.read(broker, letter)
+        except NotFoundError:
+            print_message(f"{letter.id} of queue {letter.entry.queue} no longer exists")
+        else:
+            yield ops.exported(letter, record, broker.positions)
+
+
+@dead_letters.command()
+@click.argument("queue")
+@click.argument("id")
+@with_settings("app", "broker")
+@output_option
+def show(queue: str, id: str, form: str, settings: Settings) -> None:
+    """Show one dead letter completely: message, error, traceback."""
+    with _broker(settings) as broker:
+        found = ops.named(broker, queue, [id]).letters if broker else ()
+        if broker is None or not found:
+            raise NotFoundError(what=f"dead letter of queue {queue}", name=id)
+        item = ops.exported(found[0], ops.read(broker, found[0]), broker.positions)
+    if form == "table":
+        click.echo(_page(item, found[0].entry.body_bytes))
+    else:
+        emit(SCHEMA, [item], form, {})
+
+
+def _page(item: dict[str, Any], body_bytes: int) -> str:
+    if "body" in item:
+        body = _json(item["body"])
+    else:
+        body = f"{body_bytes} bytes, not JSON; `export` writes them in base64"
+    lines = {
+        "queue": item["queue"],
+        "id": item["id"],
+        "position": item["position"],
+        "sent": item["time"],
+        "dead since": item["dead_time"],
+        "attempts": item["attempts"],
+        "worker": item["worker"],
+        "fence": item["fence"],
+        "key": item["key"],
+        "headers": _json(item["headers"]) if item["headers"] else None,
+        "error": item["error"],
+        "body": body,
+    }
+    width = max(map(len, lines)) + 2
+    shown = [f"{name:{width}}{_plain(value)}" for name, value in lines.items()]
+    return "\n".join([*shown, "", _plain(item["traceback"]).rstrip()]).rstrip()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _plain(value: Any) -> str:
+    """Return a text without control characters, which a terminal would interpret."""
+    text = "-" if value is None or value == "" else str(value)
+    return "".join(
+        each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text
+    )
+
+
+@dead_letters.command()
+@click.argument("glob", default="*")
+@_filters
+@with_settings("app", "broker")
+def export(glob: str, wanted: Filter, settings: Settings) -> None:
+    """Write complete dead letters to stdout, one JSON object per line.
+
+    A body that is not JSON is written as `body_base64` instead of `body`.
+    """
+    with _broker(settings) as broker:
+        letters = _found(broker, glob, wanted)
+        if broker is not None:
+            emit(SCHEMA, _exported(broker, letters), "jsonl", {})
+    print_message(f"exported {pluralize(len(letters), 'dead letter')}")
+
+
+# --- changing ---
+
+
+@dead_letters.command()
+@click.argument("queue", metavar="QUEUE|GLOB")
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
+@_filters
+@with_settings("app", "broker")
+@output_option
+def retry(
+    queue: str, ids: tuple[str, ...], every: bool, wanted: Filter, form: str, settings: Settings
+) -> None:
+    """Send dead letters again: each becomes the newest message of its queue.
+
+    Name them as QUEUE ID..., or give a GLOB of queues and one of --all, --error, --older and
+    --newer. The message keeps its id; its header qdo-retried counts how often it was sent again.
+    """
+    with _broker(settings) as broker:
+        letters, missing = _chosen(broker, queue, ids, every, wanted)
+        done = ops.retry(broker, letters) if broker else iter(())
+        _report("retried", done, len(letters), missing, form, positions_of(settings.broker))
+
+
+@dead_letters.command()
+@click.argument("queue", metavar="QUEUE|GLOB")
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation; a single ID needs none.")
+@_filters
+@with_settings("app", "broker")
+@output_option
+def discard(
+    queue: str,
+    ids: tuple[str, ...],
+    every: bool,
+    yes: bool,
+    wanted: Filter,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Delete dead letters permanently; if in doubt, `export` them first.
+
+    Name them as QUEUE ID..., or give a GLOB of queues and one of --all, --error, --older and
+    --newer.
+    """
+    with _broker(settings) as broker:
+        letters, missing = _chosen(broker, queue, ids, every, wanted)
+        # A glob may match more than expected, even if it matches only one at the moment.
+        if (len(letters) > 1 or (letters and not ids)) and not yes:
+            _confirm(f"discarding {pluralize(len(letters), 'dead letter')}")
+        done = ops.discard(broker, letters) if broker else iter(())
+        _report("discarded", done, len(letters), missing, form, positions_of(settings.broker))
+
+
+def _chosen(
+    broker: Broker | None, queue: str, ids: tuple[str, ...], every: bool, wanted: Filter
+) -> tuple[list[Letter], tuple[str, ...]]:
+    """Return the selected dead letters, and the given ids that do not exist."""
+    filtered = every or wanted != Filter()
+    if bool(ids) == filtered:
+        raise UsageError(
+            reason="name dead letters as QUEUE ID..., or select those of queues that match GLOB "
+            "with --all, --error, --older or --newer"
+        )
+    if filtered:
+        letters = _found(broker, queue, wanted)
+        if not letters:
+            print_message("no dead letters match")
+        return letters, ()
+    found = ops.named(broker, queue, ids) if broker else ops.Selected((), ids)
+    if not found.letters:
+        raise NotFoundError(what=f"dead letter of queue {queue}", name=", ".join(ids))
+    return list(found.letters), found.missing
+
+
+def _confirm(what: str) -> None:
+    if not sys.stdin.isatty():
+        raise ConfirmationRequiredError(what=what)
+    try:
+        sure = click.confirm(f"{what} cannot be undone; continue?", err=True)
+    except click.Abort:
+        sure = False
+    if not sure:
+        raise ConfirmationRequiredError(what=what)
+
+
+def _report(
+    word: str,
+    done: Iterator[LetterResult],
+    total: int,
+    missing: tuple[str, ...],
+    form: str,
+    positions: Positions,
+) -> None:
+    """Print the results, even if an error ends the operation; raise an error for the rest."""
+    results: list[LetterResult] = []
+    try:
+        for each in done:
+            results.append(each)  # noqa: PERF402 - keep the results before an error
+    finally:
+        items = [_done_item(each, positions) for each in results if each.done]
+        emit(f"qdo.dead-letters-{word}/1", items, form, _columns(word))
+        print_message(f"{pluralize(len(items), 'dead letter')} {word}")
+    rest = [*missing, *(each.letter.id for each in results if not each.done)]
+    if rest:
+        raise PartialFailureError(
+            done=len(items),
+            total=total + len(missing),
+            what=f"dead letters were {word}",
+            rest=f"{join_some(rest)}: not found, or no longer there",
+        )
+
+
+def _columns(word: str) -> dict[str, str]:
+    columns = {"queue": "QUEUE", "id": "ID"}
+    return {**columns, "sent_time": "SENT AGAIN"} if word == "retried" else columns
+
+
+def _done_item(done: LetterResult, positions: Positions) -> dict[str, Any]:
+    entry = done.letter.entry
+    item = {"queue": entry.queue, "id": done.letter.id, "was": str(entry.position)}
+    if done.position is None:
+        return item
+    return {
+        **item,
+        "position": str(done.position),
+        "sent_time": ops.sent_time(done.position, positions),
+    }

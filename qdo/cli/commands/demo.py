@@ -1,0 +1,78 @@
+"""The command `qdo demo`: workers share queues, and one worker is killed."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from qdo.demo.display import Display
+from qdo.demo.sandbox import Sandbox
+from qdo.demo.scenario import Scenario, Size
+from qdo.errors import UsageError
+
+
+@click.command()
+@click.option(
+    "--queues",
+    type=click.IntRange(1, 10_000),
+    default=300,
+    show_default=True,
+    help="Number of queues.",
+)
+@click.option(
+    "--messages",
+    type=click.IntRange(1, 10_000_000),
+    default=60_000,
+    show_default=True,
+    help="Number of messages in total.",
+)
+@click.option("--keep", is_flag=True, help="Keep the folder with databases, ledger and log.")
+def demo(queues: int, messages: int, keep: bool) -> int:
+    """Watch three workers share many queues, while one of them is killed.
+
+    Needs no server and takes less than a minute. At the end every message is accounted for. The
+    exit code is 0 only if no message was lost, out of order or processed by two workers at once.
+    """
+    if messages < queues:
+        raise UsageError(
+            reason=f"--messages must be at least --queues, {queues}, got {messages}: every queue "
+            "needs a message"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="qdo-demo-"))
+    show = Display()
+    cast = Size(queues=queues, messages=messages)
+    show.title(
+        f"qdo demo: {queues} queues, {messages:,} messages, {cast.processes} worker processes "
+        "on this machine"
+    )
+    good = False
+    try:
+        good = _perform(folder, show, cast)
+    except KeyboardInterrupt:
+        good = True  # there is nothing to investigate
+        raise
+    finally:
+        if keep or not good:
+            show.tell(f"databases, ledger and log are kept in {folder}")
+        else:
+            shutil.rmtree(folder)
+    return 0 if good else 1
+
+
+def _perform(folder: Path, show: Display, cast: Size) -> bool:
+    with Sandbox(folder) as stage:
+        play = Scenario(stage, show, cast)
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            play.stopped = True
+
+        old = signal.signal(signal.SIGTERM, stop)
+        try:
+            return play.perform()
+        finally:
+            signal.signal(signal.SIGTERM, old)

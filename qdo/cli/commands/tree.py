@@ -1,0 +1,67 @@
+"""`qdo tree`: the znodes with their values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+import click
+
+from qdo.cli.connections import open_connections
+from qdo.cli.framework import output_option, with_settings
+from qdo.cli.output import emit, print_message, width_of
+from qdo.ops.tree import Znode, subtree
+from qdo.settings.settings import Settings
+
+
+@click.command()
+@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@output_option
+def tree(form: str, settings: Settings) -> None:
+    """Show the znodes of an app with their values; without --app, those of every app.
+
+    Ephemeral nodes, which are deleted with their session, are marked with a *.
+    """
+    with open_connections(settings, broker=False) as connections:
+        root = connections.layout.root if settings.app else settings.namespace
+        nodes = subtree(connections.client, root) if connections.client else []
+    if not nodes:
+        print_message(f"hint: znode {root} does not exist yet: no worker has registered there")
+    if form == "table":
+        width = width_of(sys.stdout)
+        sys.stdout.writelines(f"{line[:width]}\n" for line in drawn(nodes))
+        return
+    items = [
+        {
+            "path": node.path,
+            "value": node.value,
+            "version": node.version,
+            "ephemeral": node.ephemeral,
+        }
+        for node in nodes
+    ]
+    emit("qdo.tree/1", items, form, {})
+
+
+def drawn(nodes: Sequence[Znode]) -> Iterable[str]:
+    """Yield one line per node of a subtree, parents before children, with branches."""
+    below = _children(nodes)
+    stack = [(node, "", "") for node in nodes[:1]]
+    while stack:
+        node, branch, indent = stack.pop()
+        name = node.name if branch else node.path
+        mark = "*" if node.ephemeral else ""
+        yield f"{branch}{name}{mark}  {' '.join(node.value.split())}".rstrip()
+        children = below.get(node.path, [])
+        for place, child in enumerate(reversed(children)):
+            last = place == 0
+            stack.append(
+                (child, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "))
+            )
+
+
+def _children(nodes: Iterable[Znode]) -> dict[str, list[Znode]]:
+    below: dict[str, list[Znode]] = {}
+    for node in nodes:
+        below.setdefault(node.path.rpartition("/")[0] or "/", []).append(node)
+    return below

@@ -1,0 +1,61 @@
+"""`qdo workers`: the registered workers and their state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from qdo.cli.connections import open_connections
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import emit, iso_time, print_message
+from qdo.ops import status
+from qdo.settings.settings import Settings
+
+
+@click.command()
+@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@output_option
+def workers(form: str, settings: Settings) -> None:
+    """List the registered workers with their hosts and their numbers of queues."""
+    app = require_app(settings)
+    with open_connections(settings, broker=False) as connections:
+        client = connections.client
+        found = status.worker_statuses(client, connections.layout) if client else []
+
+    if not found:
+        print_message(f"hint: no worker of app {app!r} is registered")
+    items = [_worker_item(each) for each in found]
+    if form == "table":
+        for item in items:
+            item["started"] = _moment(item.get("started"))
+        for item, each in zip(items, found, strict=True):
+            item["filter"] = str(each.takes)
+    columns = {
+        "worker": "WORKER",
+        "queues": "QUEUES",
+        "assigned": "ASSIGNED",
+        "host": "HOST",
+        "pid": "PID",
+        "state": "STATE",
+        "started": "STARTED",
+        "version": "VERSION",
+        "filter": "FILTER",
+    }
+    if all(each.takes.everything for each in found):
+        del columns["filter"]
+    emit("qdo.workers/1", items, form, columns)
+
+
+def _worker_item(each: status.WorkerStatus) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "worker": each.worker,
+        "queues": each.queues,
+        "assigned": each.assigned,
+        "filter": {"queues": each.takes.queues, "exclude": each.takes.exclude},
+    }
+    return {**known, **dict(each.details), **known}
+
+
+def _moment(value: Any) -> str | None:
+    return iso_time(value) if isinstance(value, int | float) else value

@@ -1,0 +1,71 @@
+"""Open the coordinator and the broker of the app in the settings, for a command."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from qdo.brokers.base import Broker
+from qdo.cli.output import print_message
+from qdo.coordination.client import Address, Client, connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.sending.doorbell import open_broker_with_doorbell
+from qdo.settings.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The connections of a command.
+
+    :ivar client: None if the coordinator is a file that does not exist yet.
+    :ivar broker: None if the broker is a file that does not exist yet.
+    """
+
+    client: Client | None
+    broker: Broker | None
+    layout: Layout
+
+
+@contextmanager
+def open_connections(
+    settings: Settings, *, broker: bool = True, coordinator: bool = True
+) -> Iterator[Connections]:
+    """Open coordinator and broker for reading.
+
+    Reading must not create files: a file that does not exist yet is None, with a hint on stderr.
+
+    :raises UnreachableError: one of them exists and cannot be reached.
+    """
+    layout = Layout.of(settings.app or "app", settings.namespace)
+    with ExitStack() as stack:
+        client = _client(settings, stack) if coordinator else None
+        yield Connections(client, _broker(settings, stack) if broker else None, layout)
+
+
+def _client(settings: Settings, stack: ExitStack) -> Client | None:
+    # kazoo logs every failed attempt to stderr; the one line of our error is enough.
+    logging.getLogger().addHandler(logging.NullHandler())
+    path = Address.parse(settings.coordinator).path
+    if path is not None and not os.path.exists(path):
+        print_message(f"hint: {path} does not exist yet: no worker has used this coordinator")
+        return None
+    client = connect(
+        settings.coordinator,
+        handler="threading",
+        session_timeout_seconds=settings.session_timeout_seconds,
+    )
+    client.open(settings.connect_seconds)
+    stack.callback(client.close)
+    stack.callback(client.stop)
+    return client
+
+
+def _broker(settings: Settings, stack: ExitStack) -> Broker | None:
+    path = settings.broker.removeprefix("sqlite:")
+    if path != settings.broker and not os.path.exists(path):
+        print_message(f"hint: {path} does not exist yet: nothing was sent to this broker")
+        return None
+    return stack.enter_context(open_broker_with_doorbell(settings, settings.app))

@@ -1,0 +1,54 @@
+"""Times and durations in the forms that people type."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+from qdo.errors import UsageError
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def parse_duration(text: str, flag: str) -> float:
+    """Return the seconds of a duration such as 90, 1.5s, 15m, 2h, 7d or 1w.
+
+    :raises UsageError: it is not a duration; names the option.
+    """
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text.strip())
+    if found is None:
+        raise UsageError(
+            reason=f"{flag} must be a duration such as 90, 15m, 2h or 7d, got {text!r}"
+        )
+    return float(found.group(1)) * _UNITS[found.group(2)]
+
+
+def short_duration(seconds: float) -> str:
+    """Return a duration in its two largest units: 0s, 59s, 2m 5s, 3h 4m, 2d 5h."""
+    left = max(0, round(seconds))
+    parts: list[tuple[int, str]] = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append((count, unit))
+    shown = [f"{count}{unit}" for count, unit in parts[:2] if count]
+    return " ".join(shown) or "0s"
+
+
+def parse_time(text: str, flag: str) -> float:
+    """Return the Unix time of an ISO 8601 time (UTC if it has no zone), or of a Unix time.
+
+    :raises UsageError: it is neither; names the option.
+    """
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text):
+        return float(text)
+    try:
+        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise UsageError(
+            reason=f"{flag} must be a time such as 2012-01-29T17:34:24Z, or a Unix time, "
+            f"got {text!r}"
+        ) from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.timezone.utc)
+    return moment.timestamp()

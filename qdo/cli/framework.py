@@ -1,0 +1,236 @@
+"""Shared parts of all commands: options for settings, errors, exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
+from typing import Any, TypeVar
+
+import click
+
+from qdo._version import __version__
+from qdo.cli.output import FORMATS, forget_stdout, print_message
+from qdo.errors import QdoError, UsageError
+from qdo.settings.settings import Settings, declarations
+from qdo.settings.sources import load
+from qdo.settings.values import CONFIG_VARIABLE, Declaration
+from qdo.text import did_you_mean
+
+EXIT_CODES = """\b
+Exit codes:
+  0  success
+  1  ran and failed
+  2  invalid usage, setting or input
+  3  coordinator or broker unreachable
+  4  some targets failed
+  5  rejected
+  6  not found
+  130  interrupted"""
+INTERRUPTED = 130
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def run(command: click.Command, program: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; return its exit code.
+
+    Every error that qdo raises deliberately becomes one line on stderr, without a traceback
+    unless --debug is given. A reader of stdout that exits early, such as `head`, is not an error.
+    """
+    _replace_closed_streams()
+    state = {"debug": False}
+    try:
+        code = _invoke(command, program, sys.argv[1:] if arguments is None else arguments, state)
+        sys.stdout.flush()
+        return code
+    except QdoError as error:
+        if state["debug"]:
+            raise
+        print_message(f"{program}: {error}")
+        return error.exit_code
+    except BrokenPipeError:
+        forget_stdout()
+        return 0
+    except OSError as error:  # a file that cannot be read completely, or a full disk for stdout
+        if state["debug"]:
+            raise
+        print_message(f"{program}: {error}")
+        return QdoError.exit_code
+    except KeyboardInterrupt:
+        print_message(f"{program}: interrupted")
+        return INTERRUPTED
+
+
+def _replace_closed_streams() -> None:
+    """Replace closed standard streams, which some supervisors leave, by the null device.
+
+    Python sets them to None, and the next file that is opened would get the stream's number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - kept open
+            os.set_inheritable(stream.fileno(), True)  # worker processes need it as well
+            setattr(sys, name, stream)
+
+
+def _invoke(
+    command: click.Command, program: str, arguments: Sequence[str], state: dict[str, bool]
+) -> int:
+    try:
+        with command.make_context(program, list(arguments), obj=state) as context:
+            return command.invoke(context) or 0
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        print_message(error.format_message())
+        return UsageError.exit_code
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else program
+        message = error.format_message().rstrip(".")
+        raise UsageError(reason=f"{message}; see `{path} --help`") from error
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command only when it is used.
+
+    :param table: name of a command -> (module, attribute, short help).
+    """
+
+    def __init__(self, *, table: Mapping[str, tuple[str, str, str]], **options: Any) -> None:
+        super().__init__(**options)
+        self._table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._table:
+            return None
+        module, attribute, _ = self._table[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}:{attribute} is not a command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in self._table and not name.startswith("-"):
+            hint = did_you_mean(name, self._table)
+            raise click.UsageError(f"there is no command {name!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each[2]) for name, each in self._table.items()])
+
+
+def with_settings(*names: str) -> Callable[[_Function], click.Command]:
+    """Give a function --config, --debug and an option for each named setting.
+
+    The function gets the loaded settings as `settings`. Values of options are checked like those
+    of all other sources of settings: an invalid value gives the same error everywhere.
+    """
+    chosen = [each for each in declarations() if each.name in names and each.kind != "tables"]
+
+    def decorate(function: Any) -> Any:
+        def call(config: str | None, **arguments: Any) -> Any:
+            flags = {each.name: _given(arguments.pop(each.name)) for each in chosen}
+            return function(settings=load(flags=flags, config=config), **arguments)
+
+        update_wrapper(call, function)
+        for each in reversed(chosen):
+            _setting_option(each)(call)
+        click.option(
+            "-c", "--config", metavar="FILE", help=f"TOML file with settings [{CONFIG_VARIABLE}]."
+        )(call)
+        return _debug_option(call)
+
+    return decorate
+
+
+def _given(value: Any) -> Any:
+    """Return the value of an option, None for a repeatable option that was not given."""
+    return None if value == () else value
+
+
+def _setting_option(declaration: Declaration) -> Callable[[Any], Any]:
+    default = _default(declaration)
+    text = f"{declaration.help[0].upper()}{declaration.help[1:]} [{declaration.variable}{default}]."
+    if declaration.kind == "bool":
+        return click.option(declaration.flag, is_flag=True, default=None, help=text)
+    metavar = {"int": "N", "float": "SECONDS"}.get(declaration.kind, _METAVARS)
+    if isinstance(metavar, dict):
+        metavar = metavar.get(declaration.name, "TEXT")
+    repeated = declaration.kind == "globs"
+    if repeated:
+        text += " May be given more than once."
+    return click.option(declaration.flag, metavar=metavar, help=text, multiple=repeated)
+
+
+def _default(declaration: Declaration) -> str:
+    value = declaration.default
+    if isinstance(value, tuple):
+        value = " ".join(value)
+    return "" if value in ("", False) else f"; default {value}"
+
+
+_METAVARS = {
+    "app": "NAME",
+    "job": "MODULE:FUNCTION",
+    "job_context": "MODULE:FUNCTION",
+    "job_failure": "MODULE:FUNCTION",
+    "queues": "GLOB",
+    "exclude": "GLOB",
+    "broker": "URL",
+    "coordinator": "URL",
+    "namespace": "PATH",
+    "log_level": "LEVEL",
+}
+
+
+def _debug_option(function: Any) -> Any:
+    def remember(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value and context.obj is not None:
+            context.obj["debug"] = True
+
+    return click.option(
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=remember,
+        help="Show the traceback of an error.",
+    )(function)
+
+
+def output_option(function: _Function) -> _Function:
+    """Add -o table|json|jsonl, as `form`."""
+    return click.option(
+        "-o",
+        "--output",
+        "form",
+        type=click.Choice(FORMATS),
+        default="table",
+        show_default=True,
+        help="Format of the data on stdout.",
+    )(function)
+
+
+def version_option(function: _Function) -> _Function:
+    """Add --version."""
+    return click.version_option(__version__, "--version", message="%(prog)s %(version)s")(function)
+
+
+def require_app(settings: Settings) -> str:
+    """Return the name of the app; raise UsageError if none is given."""
+    if not settings.app:
+        raise UsageError(
+            reason="an app must be named; use --app NAME, QDO_APP=NAME, or "
+            'app = "NAME" in the settings file'
+        )
+    return settings.app

@@ -1,0 +1,176 @@
+"""Counting an attempt for each message that a dead process had in flight.
+
+This happens in the dead process's own session, before it is closed. Its queues have no other owner
+until then, so no other worker writes these nodes. Each node is compared all the same: the queue
+must still name the dead worker, and the version must be the one read, because a last checkpoint may
+arrive late.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
+
+from qdo.coordination.bulk_reads import NodeValue, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.errors import CoordinatorUnreachableError
+from qdo.positions import TIME_POSITIONS, Positions
+
+TRIES = 3
+"""A late checkpoint of the dead process can interfere at most a few times."""
+BATCH = 250
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A message that a process had in flight when it died.
+
+    :ivar in_line: whether its queue has one message in flight at a time.
+    """
+
+    queue: str
+    worker: str
+    position: int
+    in_line: bool = True
+
+
+def record_crash_attempt(
+    client: Client,
+    layout: Layout,
+    in_hand: Sequence[InFlight],
+    reason: str,
+    positions: Positions = TIME_POSITIONS,
+) -> int:
+    """Add an attempt to the failure record of each message; return how many were counted.
+
+    :param client: in the session of the dead process.
+    :param positions: the broker's kind of positions.
+    :raises CoordinatorUnreachableError: the connection is lost, or the transaction failed for
+        another reason than a late checkpoint.
+    """
+    counted = 0
+    for start in range(0, len(in_hand), BATCH):
+        left = list(in_hand[start : start + BATCH])
+        for _ in range(TRIES):
+            left, done = _count(client, layout, left, reason, positions)
+            counted += done
+            if not left:
+                break
+        if left:
+            names = ", ".join(each.queue for each in left)
+            _log.warning("cannot count the attempt that ended with its process for %s", names)
+    return counted
+
+
+def _count(
+    client: Client,
+    layout: Layout,
+    in_hand: Sequence[InFlight],
+    reason: str,
+    positions: Positions,
+) -> tuple[list[InFlight], int]:
+    """Try once; return the messages to retry, and how many were counted."""
+    workers = sorted({each.worker for each in in_hand})
+    paths = [layout.worker(name) for name in workers]
+    found = {
+        read.path: read
+        for read in read_nodes(client, [*paths, *(layout.queue(each.queue) for each in in_hand)])
+    }
+    session = client.client_id[0] if client.client_id is not None else 0
+    own = {name for name in workers if _is_of(found.get(layout.worker(name)), session)}
+    changed: dict[str, QueueNode] = {}
+    counted = []
+    for each in in_hand:
+        path = layout.queue(each.queue)
+        if each.worker in own and path in found:
+            # A queue may have had several messages in flight.
+            node = changed.get(path) or QueueNode.parse(found[path].data)
+            marked = marked_node(node, each, reason, positions)
+            if marked is not None:
+                changed[path] = marked
+                counted.append(each)
+    if not changed:
+        return [], 0
+    transaction = client.transaction()
+    for name in sorted(own):
+        transaction.check(layout.worker(name), -1)
+    for path, marked in changed.items():
+        transaction.set_data(path, marked.encode(), found[path].version)
+    try:
+        late = _is_late(transaction.commit())
+    except KazooException as error:
+        raise CoordinatorUnreachableError(
+            url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
+        ) from error
+    return (counted, 0) if late else ([], len(counted))
+
+
+def _is_of(read: NodeValue | None, session: int) -> bool:
+    return read is not None and read.session == session
+
+
+def _is_late(results: Sequence[object]) -> bool:
+    for result in results:
+        if isinstance(result, (BadVersionError, NoNodeError)):
+            return True
+        if isinstance(result, KazooException) and not isinstance(result, RolledBackError):
+            raise result
+    return False
+
+
+def marked_node(
+    node: QueueNode, in_hand: InFlight, reason: str, positions: Positions = TIME_POSITIONS
+) -> QueueNode | None:
+    """Return a queue node with one more attempt for a message; None if that is not needed.
+
+    It is not needed if another worker owns the queue, the message is recorded as done, or it waits
+    for an operator. A queue that is processed in line has one failure record, so a record of
+    another message is replaced. That message has ended since, or it lies ahead and was reached
+    before `last` was recorded.
+    """
+    position = in_hand.position
+    name = positions.identity(position)
+    if node.owner != in_hand.worker or node.fault or _is_done(node, position):
+        return None
+    progress = node.out_of_order or OutOfOrderProgress()
+    others = progress.other_failures
+    for at, failure in enumerate(others):
+        if positions.identity(failure.position) == name:
+            rest = (*others[:at], _counted(failure, reason), *others[at + 1 :])
+            after = replace(progress, other_failures=rest)
+            return _unless_same(node, replace(node, out_of_order=after))
+    known = node.failure
+    same = known is not None and positions.identity(known.position) == name
+    if known is None or same or in_hand.in_line:
+        known = known if same else None
+        counted = _counted(known or FailureRecord(position, 0), reason)
+        return _unless_same(node, replace(node, failure=counted))
+    first = _counted(FailureRecord(position, 0), reason)
+    return replace(node, out_of_order=replace(progress, other_failures=(*others, first)))
+
+
+def _unless_same(node: QueueNode, marked: QueueNode) -> QueueNode | None:
+    return None if marked == node else marked
+
+
+def _is_done(node: QueueNode, position: int) -> bool:
+    ranges = () if node.out_of_order is None else node.out_of_order.done_ranges
+    return position <= node.last or any(first <= position <= newest for first, newest in ranges)
+
+
+def _counted(failure: FailureRecord, reason: str) -> FailureRecord:
+    """Return a record with one more attempt; unchanged if an operator must decide, or did."""
+    if failure.blocked or failure.decision:
+        return failure
+    attempts = failure.attempts + 1
+    return replace(
+        failure, attempts=attempts, error=reason, crashed=True, retry_at=0.0, retry_delay=0.0
+    )

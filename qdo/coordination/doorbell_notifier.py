@@ -1,0 +1,176 @@
+"""Notifying the owners of queues that new messages were sent.
+
+A notification is a hint. Without it the owner finds the message with its next poll. So a failed
+notification is not an error for the sender, and sending never waits for one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from qdo.coordination.client import Client, connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.text import describe
+
+_log = logging.getLogger(__name__)
+_SILENT = logging.Logger("silent", logging.CRITICAL + 1)
+"""For kazoo, which logs every attempt to connect: one line is enough."""
+
+PAUSE_SECONDS = 1.0
+"""Shortest time between two notifications of a queue; messages in between share the second."""
+CONNECT_SECONDS = 5.0
+AGAIN_SECONDS = 30.0
+"""Pause after the coordinator was unreachable; queues are not notified during the pause."""
+ANSWER_SECONDS = 5.0
+CLOSE_SECONDS = 2.0
+"""Longest time that closing waits for the last notifications."""
+NEVER = float("-inf")
+MANY = 10_000
+"""Number of remembered notification times above which old ones are dropped."""
+
+
+class DoorbellNotifier:
+    """Notifies the owners of one app's queues in the background.
+
+    It can be used from any thread, greenlet or loop. The first notification creates its connection
+    and the thread that uses it.
+
+    :param url: the coordinator.
+    :param session_timeout_seconds: timeout of its session, which has no ephemeral nodes.
+    """
+
+    def __init__(self, url: str, layout: Layout, session_timeout_seconds: float = 10.0) -> None:
+        self._url = url
+        self._layout = layout
+        self._session_timeout_seconds = session_timeout_seconds
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._due: dict[str, float] = {}
+        self._rung: dict[str, float] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._client: Client | None = None
+        self._not_before = 0.0
+        self._complained = False
+
+    def ring(self, queues: Iterable[str]) -> None:
+        """Notify the owners of these queues soon; never waits and never raises."""
+        with self._changed:
+            if self._closed:
+                return
+            for queue in queues:
+                if queue not in self._due:
+                    self._due[queue] = self._rung.get(queue, NEVER) + PAUSE_SECONDS
+            if self._thread is None and self._due:
+                self._thread = threading.Thread(target=self._run, name="qdo-doorbell", daemon=True)
+                self._thread.start()
+                atexit.register(self.close)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Send pending notifications for up to `CLOSE_SECONDS`, and close the connection."""
+        atexit.unregister(self.close)
+        if self._pid != os.getpid():
+            return  # a forked child has neither the thread nor the connection of its parent
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join(CLOSE_SECONDS)
+
+    # --- the thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while queues := self._wait():
+                self._ring_all(queues)
+        finally:
+            self._disconnect()
+
+    def _wait(self) -> list[str]:
+        """Wait for queues that are due; return none once closed."""
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                due = [queue for queue, since in self._due.items() if since <= now or self._closed]
+                if due or self._closed:
+                    break
+                earliest = min(self._due.values(), default=None)
+                self._changed.wait(None if earliest is None else earliest - now)
+            if len(self._rung) > MANY:
+                self._rung = {q: at for q, at in self._rung.items() if at + PAUSE_SECONDS > now}
+            for queue in due:
+                del self._due[queue]
+                self._rung[queue] = now
+            return due
+
+    def _ring_all(self, queues: list[str]) -> None:
+        if time.monotonic() < self._not_before:
+            return
+        try:
+            client = self._connected()
+            self._touch(client, queues)
+        except Exception as error:  # noqa: BLE001 - kazoo's, its handler's timeouts, the file's
+            self._not_before = time.monotonic() + AGAIN_SECONDS
+            self._complain(error)
+        else:
+            self._complained = False
+
+    def _complain(self, error: BaseException) -> None:
+        """Log it once: it would repeat with every message."""
+        if not self._complained:
+            self._complained = True
+            _log.warning(
+                "cannot notify queue owners; they find new messages with their next poll: %s",
+                describe(error),
+            )
+
+    def _connected(self) -> Client:
+        if self._client is None:
+            client = connect(
+                self._url,
+                handler=_handler(),
+                session_timeout_seconds=self._session_timeout_seconds,
+                logger=_SILENT,
+            )
+            client.open(CONNECT_SECONDS)
+            self._client = client
+        return self._client
+
+    def _touch(self, client: Client, queues: list[str]) -> None:
+        """Write the doorbells, all at once, and create missing ones."""
+        paths = [self._layout.doorbell(queue) for queue in queues]
+        missing = []
+        for path, answer in [(path, client.set_async(path, b"")) for path in paths]:
+            try:
+                answer.get(timeout=ANSWER_SECONDS)
+            except NoNodeError:
+                missing.append(path)
+        if missing:
+            client.ensure_path(self._layout.doorbells)
+        for answer in [client.create_async(path, b"") for path in missing]:
+            with contextlib.suppress(NodeExistsError):  # another sender has created it
+                answer.get(timeout=ANSWER_SECONDS)
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.stop()
+            client.close()
+
+
+def _handler() -> str:
+    """Return the kind of handler that fits the threads of this process."""
+    monkey = sys.modules.get("gevent.monkey")
+    patched: Callable[[str], bool] = getattr(monkey, "is_module_patched", lambda name: False)
+    return "gevent" if patched("threading") else "threading"

@@ -1,0 +1,327 @@
+"""kazoo's connection to a SQLite file instead of a ZooKeeper server.
+
+`EmbeddedConnection` takes requests from the client's queue, passes them to a
+`qdo.coordination.embedded.session.EmbeddedSession`, and hands out answers and watch events. kazoo's
+own connection does the same after reading them from its socket. States, and their causes:
+
+==============  ==============================================================================
+to              cause
+==============  ==============================================================================
+CONNECTING      the connection begins; the session was ended or moved; the file is unusable
+CONNECTED       the session was begun or resumed
+EXPIRED_SESSION the session to resume is gone
+AUTH_FAILED     a credential of an unknown scheme
+CLOSED          the client was stopped
+==============  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionExpiredError
+from kazoo.protocol.connection import (
+    _CONNECTION_DROP,
+    _SESSION_EXPIRED,
+    CHILD_EVENT,
+    DELETED_EVENT,
+    STOP_CONNECTING,
+    ConnectionHandler,
+)
+from kazoo.protocol.serialization import Auth, Close, GetChildren, GetChildren2, Transaction
+from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, WatchedEvent
+from kazoo.retry import ForceRetryError
+from kazoo.security import Id
+
+from qdo.coordination.embedded import acl as embedded_acl
+from qdo.coordination.embedded.session import EmbeddedSession
+from qdo.coordination.embedded.store import BusyError, SessionRow, Store
+from qdo.coordination.embedded.tree import MAX_REQUEST_BYTES, Event, TreeResult, size_of
+from qdo.errors import DatabaseError, DatabaseFullError, QdoError
+from qdo.system.clock import clock
+
+_BATCH = 512
+_MEANWHILE_SECONDS = 0.05
+_COMMANDS = {
+    b"ruok": "imok",
+    b"isro": "rw",
+    b"envi": "Environment:\nzookeeper.version=3.8.0-embedded\n",
+}
+Pair = tuple[Any, Any]
+"""A request, and the object that takes the answer (None without a waiting caller)."""
+
+
+class EmbeddedConnection(ConnectionHandler):
+    """A connection to the coordinator in the file `path`.
+
+    :ivar last_fault: why the last attempt to connect failed.
+    """
+
+    client: Any
+    handler: Any
+    _read_sock: Any
+
+    def __init__(self, client: Any, retry: Any, path: str, logger: Any = None) -> None:
+        cast(Any, super()).__init__(client, retry, logger=logger)  # kazoo has no types
+        self.path = path
+        self.last_fault: str | None = None
+        self._identities: tuple[Id, ...] = ()
+        self._row: SessionRow | None = None
+        gevent_like = self.handler.name == "sequential_gevent_handler"
+        self._offload = _InThreadPool() if gevent_like else _Inline()
+
+    def prepare(self) -> None:
+        """Create the file if it is missing; raise DatabaseError if it cannot be used."""
+        self._offload(lambda: Store(self.path).close(), _nothing)
+
+    def command(self, word: bytes) -> str:
+        """Answer a four-letter command; "" for an unsupported one."""
+        return _COMMANDS.get(word, "")
+
+    # --- connecting -------------------------------------------------------------------
+
+    def _connect_loop(self, retry: Any) -> Any:
+        if self.client._stopped.is_set() or self._attempt(retry) is STOP_CONNECTING:
+            return STOP_CONNECTING
+        raise ForceRetryError("Reconnecting")
+
+    def _attempt(self, retry: Any) -> Any:
+        """Connect, and serve until the connection ends; STOP_CONNECTING means no retry."""
+        client = self.client
+        if client._state != KeeperState.CONNECTING:
+            client._session_callback(KeeperState.CONNECTING)
+        try:
+            with self._link() as link:
+                self._enter(link)
+                retry.reset()
+                self._serve(link)
+            client._session_callback(KeeperState.CLOSED)
+            return STOP_CONNECTING
+        except (ConnectionDropped, BusyError, DatabaseError, OSError) as error:
+            self.last_fault = str(error)
+            self.logger.warning("Connection dropped: %s", error)
+            if client._state != KeeperState.CONNECTING:
+                client._session_callback(KeeperState.CONNECTING)
+        except AuthFailedError as error:
+            self.logger.warning("AUTH_FAILED closing: %s", error)
+            client._session_callback(KeeperState.AUTH_FAILED)
+            return STOP_CONNECTING
+        except SessionExpiredError:
+            retry.reset()
+            self.logger.warning("Session has expired")
+            client._session_callback(KeeperState.EXPIRED_SESSION)
+        return None
+
+    @contextlib.contextmanager
+    def _link(self) -> Iterator[EmbeddedSession]:
+        link = EmbeddedSession(self.path, pause=self.handler.sleep_func, offload=self._offload)
+        try:
+            yield link
+        finally:
+            link.close()
+
+    def _enter(self, link: EmbeddedSession) -> None:
+        client = self.client
+        row = link.enter(
+            client._session_id or 0,
+            client._session_passwd,
+            client._session_timeout / 1000,
+            self._row,
+        )
+        self._row = row
+        client._session_id = row.id
+        client._session_passwd = row.password
+        client._protocol_version = 0
+        client.negotiated_timeout_seconds = row.timeout_milliseconds / 1000
+        client.last_zxid = link.seen
+        self._identities = (embedded_acl.LOCAL,)
+        client._session_callback(KeeperState.CONNECTED)
+        for scheme, credential in list(client.auth_data):
+            self._authenticate(scheme, credential)
+
+    def _authenticate(self, scheme: str, credential: str) -> None:
+        self._identities += (embedded_acl.authenticate(scheme, credential),)
+
+    # --- serving ----------------------------------------------------------------------
+
+    def _serve(self, link: EmbeddedSession) -> None:
+        """Serve the client until it closes its session."""
+        while not self._step(link):
+            pass
+
+    def _step(self, link: EmbeddedSession) -> bool:
+        """Serve the next requests or events; return whether the client closed its session.
+
+        A separate function: while idle, it keeps no answered request alive, nor its watcher and
+        the objects that the watcher refers to.
+        """
+        woken = self._wait(link)
+        batch = self._take()
+        if batch:
+            if self._answer(link, batch):
+                return True
+        elif woken:
+            self._fire_all(link.look(watching=self._watching()))
+        if clock() >= link.due:
+            self._fire_all(link.tick(watching=self._watching()))
+        self.client.last_zxid = link.seen
+        return False
+
+    def _wait(self, link: EmbeddedSession) -> bool:
+        """Wait for requests, a wakeup, or the session's next tick; return whether woken up."""
+        timeout = 0.0 if self.client._queue else max(0.0, link.due - clock())
+        ready = self.handler.select([link.bell, self._read_sock], [], [], timeout)[0]
+        if self._read_sock in ready:
+            self._read_sock.recv(65536)
+        if link.bell in ready:
+            link.bell.drain()
+            return True
+        return False
+
+    def _watching(self) -> bool:
+        return bool(self.client._data_watchers or self.client._child_watchers)
+
+    def _take(self) -> list[Pair]:
+        """Take the requests for one transaction from the client's queue."""
+        client = self.client
+        batch: list[Pair] = []
+        while client._queue and len(batch) < _BATCH:
+            request, answer = client._queue[0]
+            fault = _fault_of(request)
+            alone = fault is not None or request.type in (Auth.type, Close.type)
+            if alone and batch:
+                break
+            if fault is not None:
+                raise fault
+            client._queue.popleft()
+            client._pending.append((request, answer, 0))
+            batch.append((request, answer))
+            if alone:
+                break
+        return batch
+
+    def _answer(self, link: EmbeddedSession, batch: list[Pair]) -> bool:
+        """Perform requests and hand out their answers; return whether the session was closed."""
+        request, answer = batch[0]
+        if request.type == Close.type:
+            link.end()
+            self.client._pending.clear()
+            return True
+        if request.type == Auth.type:
+            self._answer_auth(request, answer)
+            return False
+        try:
+            performed = link.perform(
+                [request for request, _ in batch], self._identities, watching=self._watching()
+            )
+        except DatabaseFullError as error:
+            self._refuse(batch, error)
+            return False
+        self._fire_all(performed.foreign)
+        for (request, answer), outcome in zip(batch, performed.outcomes, strict=True):
+            self.client._pending.popleft()
+            self._fire_all(outcome.events)
+            self._settle(request, answer, outcome)
+        return False
+
+    def _answer_auth(self, request: Auth, answer: Any) -> None:
+        self.client._pending.popleft()
+        try:
+            self._authenticate(request.scheme, request.auth)
+        except AuthFailedError as error:
+            answer.set_exception(error)
+            raise
+        answer.set(True)
+
+    def _refuse(self, batch: list[Pair], error: Exception) -> None:
+        for _, answer in batch:
+            self.client._pending.popleft()
+            if answer is not None:
+                answer.set_exception(error)
+
+    def _settle(self, request: Any, answer: Any, outcome: TreeResult) -> None:
+        client = self.client
+        if outcome.error is not None:
+            if answer is not None:
+                answer.set_exception(outcome.error)
+            return
+        watcher = getattr(request, "watcher", None)
+        if watcher and not client._stopped.is_set():
+            children = isinstance(request, (GetChildren, GetChildren2))
+            watchers = client._child_watchers if children else client._data_watchers
+            watchers[request.path].add(watcher)
+        if answer is not None:
+            result = outcome.result
+            if type(request) is Transaction:
+                result = Transaction.unchroot(client, result)
+            answer.set(result)
+
+    # --- watches ----------------------------------------------------------------------
+
+    def _fire_all(self, events: list[Event]) -> None:
+        for kind, path in events:
+            self._fire(kind, path)
+
+    def _fire(self, kind: int, path: str) -> None:
+        """Call the watches that an event triggers, and remove them."""
+        client = self.client
+        watchers: list[Any] = []
+        if kind != CHILD_EVENT:
+            watchers.extend(client._data_watchers.pop(path, ()))
+        if kind in (CHILD_EVENT, DELETED_EVENT):
+            watchers.extend(client._child_watchers.pop(path, ()))
+        if client._stopped.is_set():
+            return
+        for watcher in watchers:
+            event = WatchedEvent(EVENT_TYPE_MAP[kind], client._state, client.unchroot(path))
+            client.handler.dispatch_callback(Callback("watch", watcher, (event,)))
+
+
+def _fault_of(request: Any) -> Exception | None:
+    """Return the effect of a request on the connection itself, if it has one."""
+    if request is _SESSION_EXPIRED:
+        return SessionExpiredError("Session expired: Testing")
+    if request is _CONNECTION_DROP:
+        return ConnectionDropped("Connection dropped: Testing")
+    if hasattr(request, "path") or request.type == Transaction.type:
+        size = size_of(request)
+        if size > MAX_REQUEST_BYTES:
+            return ConnectionDropped(f"a request of {size} bytes exceeds ZooKeeper's limit")
+    return None
+
+
+def _nothing() -> None:
+    return None
+
+
+class _Inline:
+    """Runs a call in the connection's own thread."""
+
+    def __call__(self, call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
+        return call()
+
+
+class _InThreadPool:
+    """Runs a call in a native thread, while gevent's loop keeps running."""
+
+    def __call__(self, call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
+        import gevent
+
+        result = gevent.get_hub().threadpool.spawn(_caught, call)
+        while not result.ready():
+            result.wait(timeout=_MEANWHILE_SECONDS)
+            meanwhile()
+        value, error = result.get()
+        if error is not None:
+            raise error
+        return value
+
+
+def _caught(call: Callable[[], Any]) -> tuple[Any, QdoError | None]:
+    # Returned as a value: gevent would print the traceback of an error.
+    try:
+        return call(), None
+    except QdoError as error:
+        return None, error

@@ -1,0 +1,315 @@
+"""One connection of one session to the file of an embedded coordinator.
+
+Every transaction first checks, under the same lock or snapshot, that the session still lives and
+still belongs to this connection. So no request takes effect after its session has ended or was
+resumed by another connection. A transaction that only checks versions takes the write lock too. So
+either a process that wants to expire the session sees its new heartbeat, or the check sees that the
+session is gone. A confirmed check therefore stays true for the session timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.exceptions import ConnectionDropped, SessionExpiredError
+from kazoo.security import Id
+
+from qdo.backoff import Backoff
+from qdo.coordination.embedded.heartbeats import ExpiryMonitor, Heartbeats, boot
+from qdo.coordination.embedded.store import BusyError, SessionRow, Store, StoredState
+from qdo.coordination.embedded.tree import CHANGING, Event, Tree, TreeResult
+from qdo.errors import DatabaseError, DatabaseFullError
+from qdo.system.clock import clock
+from qdo.system.sqlite import translated
+from qdo.system.wakeup_pipes import WakeupPipe, notify_all
+
+log = logging.getLogger(__name__)
+
+MIN_TIMEOUT_SECONDS = 0.2
+MAX_TIMEOUT_SECONDS = 600.0
+_BEATS_PER_TIMEOUT = 4
+_LOCK_BACKOFF = Backoff(0.0002, 0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """The result of a batch of requests.
+
+    :ivar foreign: earlier changes of other clients that were not reported to the client yet.
+    :ivar outcomes: one for each request.
+    """
+
+    foreign: list[Event]
+    outcomes: list[TreeResult]
+
+
+class EmbeddedSession:
+    """A session on the file: call `enter` first, `tick` when `due`, and finally `close`.
+
+    :ivar seen: zxid up to which changes were reported to the client.
+    :ivar due: when to call `tick`, on `qdo.system.clock.clock`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        pause: Callable[[float], None],
+        offload: Callable[[Callable[[], Any], Callable[[], None]], Any],
+    ) -> None:
+        """Open the file.
+
+        :param pause: sleeps, as the client's handler requires.
+        :param offload: runs its first argument, a call that waits for the disk; meanwhile it calls
+            the second from time to time.
+        """
+        self._pause = pause
+        self._offload = offload
+        self._row: SessionRow | None = None
+        self._beating: SessionRow | None = None
+        self._next_beat = 0.0
+        self._store: Store = offload(lambda: Store(path), self.beat_if_due)
+        try:
+            with translated(path):
+                self.bell = WakeupPipe(self._store.wakeups)
+                self._beats = Heartbeats(f"{path}.beats")
+        except DatabaseError:
+            self._store.close()
+            raise
+        self._watchdog = ExpiryMonitor()
+        self._state = StoredState(0, 0, 0, 0, None)
+        self._sessions = -1
+        self.seen = 0
+        self.due = 0.0
+
+    def close(self) -> None:
+        """Release the file; the session stays alive for its timeout."""
+        self._offload(self._store.close, self.beat_if_due)
+        self.bell.close()
+        self._beats.close()
+
+    # --- the session ------------------------------------------------------------------
+
+    @property
+    def row(self) -> SessionRow:
+        """The session as entered."""
+        if self._row is None:
+            raise ConnectionDropped("no session was entered")
+        return self._row
+
+    def enter(
+        self, session: int, password: bytes, timeout_seconds: float, former: SessionRow | None
+    ) -> SessionRow:
+        """Resume a session, or begin one if `session` is 0.
+
+        :param former: the session as last entered by this client; kept alive while the lock is
+            taken and it cannot be resumed.
+        :raises SessionExpiredError: the session is gone, or the password is wrong.
+        """
+        if former is not None and former.id == session:
+            self._beating = former
+            self._beat()
+        state = self._begin(write=True, patience_seconds=timeout_seconds)
+        try:
+            row = self._resumed(session, password) if session else self._begun(timeout_seconds)
+            self._store.put_session(row)
+            self._beats.reserve(row.slot)
+            self._beats.beat(row.slot)
+            self._store.commit()
+        except OSError as error:
+            raise DatabaseError(path=self._store.path, reason=str(error)) from error
+        finally:
+            self._store.rollback()
+        self._row = self._beating = row
+        self.seen = state.zxid
+        self._ring()
+        return row
+
+    def _resumed(self, session: int, password: bytes) -> SessionRow:
+        row = self._store.session(session)
+        if row is None or row.boot != boot() or not secrets.compare_digest(row.password, password):
+            raise SessionExpiredError("Session has expired")
+        return SessionRow(
+            row.id,
+            row.password,
+            row.timeout_milliseconds,
+            row.generation + 1,
+            row.slot,
+            row.boot,
+        )
+
+    def _begun(self, timeout_seconds: float) -> SessionRow:
+        granted = min(max(timeout_seconds, MIN_TIMEOUT_SECONDS), MAX_TIMEOUT_SECONDS)
+        return SessionRow(
+            id=secrets.randbits(62) + 1,
+            password=secrets.token_bytes(16),
+            timeout_milliseconds=int(granted * 1000),
+            generation=1,
+            slot=self._store.free_slot(),
+            boot=boot(),
+        )
+
+    def end(self) -> None:
+        """End the session, and delete its ephemeral nodes."""
+        self._begin(write=True)
+        try:
+            self._end_sessions([self.row.id])
+        finally:
+            self._store.rollback()
+        self._announce()
+
+    def _end_sessions(self, sessions: list[int]) -> None:
+        state = self._state
+        tree = Tree(self._store, state.zxid, _now_milliseconds())
+        events: list[Event] = []
+        for session in sessions:
+            events += tree.end_session(self._store.ephemerals(session))
+            self._store.delete_session(session)
+        changes = tree.changes()
+        if changes:
+            self._store.save(changes, tree.zxid, events)
+        self._store.commit()
+
+    # --- requests ---------------------------------------------------------------------
+
+    def perform(
+        self, requests: list[Any], identities: tuple[Id, ...], *, watching: bool
+    ) -> CommandResult:
+        """Perform requests in order, each atomic on its own, all in one transaction.
+
+        Their changes are durable on return.
+
+        :param watching: whether the client has watches, so changes must be reported.
+        """
+        state = self._begin(write=any(type(request) in CHANGING for request in requests))
+        try:
+            foreign = self._missed(state, watching)
+            tree = Tree(self._store, state.zxid, _now_milliseconds())
+            outcomes = [tree.perform(each, self.row.id, identities) for each in requests]
+            changes = tree.changes()
+            if changes:
+                events = [event for outcome in outcomes for event in outcome.events]
+                self._store.save(changes, tree.zxid, events)
+                self._store.commit()
+        finally:
+            self._store.rollback()
+        self.seen = tree.zxid
+        if changes:
+            self._announce()
+        return CommandResult(foreign, outcomes)
+
+    def look(self, *, watching: bool) -> list[Event]:
+        """Return other clients' changes since `seen`; check that the session still lives here."""
+        state = self._begin(write=False)
+        try:
+            foreign = self._missed(state, watching)
+        finally:
+            self._store.rollback()
+        self.seen = state.zxid
+        return foreign
+
+    def tick(self, *, watching: bool) -> list[Event]:
+        """Write a heartbeat, expire silent sessions, and `look`."""
+        self._beat()
+        if self._silent():
+            self._expire()
+        foreign = self.look(watching=watching)
+        # Spread, so that not all processes wake at once to expire the same session.
+        silence = self._watchdog.due() + random.uniform(0.005, 0.02)
+        self.due = min(self._next_beat, silence)
+        self._watchdog.expect(self.due)
+        return foreign
+
+    def _expire(self) -> None:
+        self._begin(write=True)
+        try:
+            # Checked again under the lock: they may be back, or expired already.
+            self._end_sessions(self._judge())
+        except DatabaseFullError as error:
+            log.warning("cannot remove ended sessions yet: %s", error)
+            return
+        finally:
+            self._store.rollback()
+        self._announce()
+
+    def _silent(self) -> list[int]:
+        self._begin(write=False)
+        try:
+            return self._judge()
+        finally:
+            self._store.rollback()
+
+    def _judge(self) -> list[int]:
+        others = [row for row in self._store.sessions() if row.id != self.row.id]
+        return self._watchdog.silent(others, self._beats.read(), clock())
+
+    def _missed(self, state: StoredState, watching: bool) -> list[Event]:
+        if not watching or state.zxid == self.seen:
+            return []
+        if self.seen < state.trimmed:
+            raise ConnectionDropped("changes came faster than this connection could follow")
+        return self._store.events(self.seen)
+
+    # --- transactions -----------------------------------------------------------------
+
+    def _begin(self, *, write: bool, patience_seconds: float = 0.0) -> StoredState:
+        """Begin a transaction of a live session; wait for a lock that is taken."""
+        row = self._row
+        patience = patience_seconds or self.row.timeout_milliseconds / 1000 * 2 / 3
+        state = self._locked(0 if row is None else row.id, write, patience)
+        if row is not None:
+            if state.generation != row.generation:
+                self._store.rollback()
+                raise ConnectionDropped("the session was ended, or moved to another connection")
+            if write:
+                self._beat()
+        if state.sessions != self._sessions:
+            self._sessions = state.sessions
+            self.due = 0.0
+        self._state = state
+        return state
+
+    def _locked(self, session: int, write: bool, patience_seconds: float) -> StoredState:
+        limit = clock() + patience_seconds
+        attempt = 0
+        while True:
+            try:
+                return self._store.begin(session, write=write)
+            except BusyError:
+                if clock() > limit:
+                    raise ConnectionDropped(
+                        f"the database has been locked for {patience_seconds:.1f} s"
+                    ) from None
+            self.beat_if_due()
+            attempt += 1
+            self._pause(_LOCK_BACKOFF.delay(attempt, random.random()))
+
+    def beat_if_due(self) -> None:
+        """Write a heartbeat if the last one is getting old."""
+        if clock() >= self._next_beat:
+            self._beat()
+
+    def _beat(self) -> None:
+        row = self._beating
+        if row is not None:
+            self._beats.beat(row.slot)
+            self._next_beat = clock() + row.timeout_milliseconds / 1000 / _BEATS_PER_TIMEOUT
+
+    def _announce(self) -> None:
+        """Wake the other processes after a commit, and make it durable."""
+        self._ring()
+        self._offload(self._store.sync, self.beat_if_due)
+
+    def _ring(self) -> None:
+        with translated(self._store.path):
+            notify_all(self._store.wakeups, skip=self.bell)
+
+
+def _now_milliseconds() -> int:
+    return int(time.time() * 1000)

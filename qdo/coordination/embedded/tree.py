@@ -1,0 +1,349 @@
+"""The effect of ZooKeeper's requests on a tree of znodes: rules only, no I/O of its own.
+
+A `Tree` stands for one transaction on the database. It reads nodes through a `NodeSource`, keeps
+the changes of requests, and answers as a ZooKeeper server would, including errors and their order
+of precedence. Each request is atomic on its own and gets its own zxid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kazoo.exceptions import (
+    BadArgumentsError,
+    BadVersionError,
+    KazooException,
+    NoChildrenForEphemeralsError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+    UnimplementedError,
+)
+from kazoo.protocol.connection import CHANGED_EVENT, CHILD_EVENT, CREATED_EVENT, DELETED_EVENT
+from kazoo.protocol.serialization import (
+    CheckVersion,
+    Create,
+    Create2,
+    Delete,
+    Exists,
+    GetACL,
+    GetChildren,
+    GetChildren2,
+    GetData,
+    SetACL,
+    SetData,
+    Sync,
+    Transaction,
+)
+from kazoo.protocol.states import ZnodeStat
+from kazoo.security import Id, Permissions
+
+from qdo.coordination.embedded import acl
+from qdo.coordination.embedded.node import ROOT, NodeSource, TreeNode, parent_of
+
+MAX_REQUEST_BYTES = 0xFFFFF
+"""ZooKeeper's own limit: it answers anything larger by dropping the connection."""
+_OPERATION_BYTES = 21
+EPHEMERAL = 1
+SEQUENTIAL = 2
+
+Event = tuple[int, str]
+"""Type (as in kazoo.protocol.connection) and path."""
+
+# Java's characters are 16 bits wide: larger ones are surrogate pairs there, which it rejects.
+_BAD = "\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff"
+_VALID = re.compile(rf"/|(?:/(?!\.\.?(?:/|\Z))[^/{_BAD}]+)+")
+
+
+@dataclass(slots=True)
+class TreeResult:
+    """The outcome of a request: its result or error, and the events for watches, in order."""
+
+    result: Any = None
+    error: KazooException | None = None
+    events: list[Event] = field(default_factory=list)
+
+
+def size_of(request: Any) -> int:
+    """Return how many bytes a request would take on the network, within a few percent."""
+    if type(request) is Transaction:
+        return sum(map(size_of, request.operations))
+    return _OPERATION_BYTES + len(request.path) + len(getattr(request, "data", None) or b"")
+
+
+class Tree:
+    """One transaction's view of all znodes.
+
+    :ivar zxid: of the newest change.
+    """
+
+    def __init__(self, source: NodeSource, zxid: int, now_milliseconds: int) -> None:
+        self.zxid = zxid
+        self._source = source
+        self._now = now_milliseconds
+        self._nodes: dict[str, TreeNode | None] = {}
+        self._journal: list[tuple[str, TreeNode | None]] = []
+        self._events: list[Event] = []
+        self._session = 0
+        self._identities: tuple[Id, ...] = ()
+
+    def changes(self) -> dict[str, TreeNode | None]:
+        """Return every changed node as it is now; None for a deleted one."""
+        return {path: self._nodes[path] for path, _ in self._journal}
+
+    def perform(self, request: Any, session: int, identities: tuple[Id, ...]) -> TreeResult:
+        """Perform a request of `session`, with the rights of `identities`."""
+        self._session, self._identities = session, identities
+        mark = len(self._journal)
+        self._events = []
+        try:
+            result = _RULES[type(request)](self, request)
+        except KazooException as error:
+            self._undo(mark)
+            return TreeResult(error=error)
+        if len(self._journal) > mark:
+            self.zxid += 1
+        return TreeResult(result, events=self._events)
+
+    def end_session(self, paths: Iterable[str]) -> list[Event]:
+        """Delete the ephemeral nodes of a session that has ended."""
+        self._events = []
+        mark = len(self._journal)
+        for path in paths:
+            if self._find(path) is not None:
+                self._remove(path)
+        if len(self._journal) > mark:
+            self.zxid += 1
+        return self._events
+
+    # --- the state of the transaction -------------------------------------------------
+
+    def _find(self, path: str) -> TreeNode | None:
+        try:
+            return self._nodes[path]
+        except KeyError:
+            node = self._nodes[path] = self._source.node(path)
+            return node
+
+    def _get(self, path: str) -> TreeNode:
+        node = self._find(path)
+        if node is None:
+            raise NoNodeError
+        return node
+
+    def _put(self, path: str, node: TreeNode | None) -> None:
+        self._journal.append((path, self._find(path)))
+        self._nodes[path] = node
+
+    def _undo(self, mark: int) -> None:
+        while len(self._journal) > mark:
+            path, node = self._journal.pop()
+            self._nodes[path] = node
+
+    def _check(self, node: TreeNode, permission: int) -> None:
+        if node.acl is not None:
+            acl.check(node.acl, permission, self._identities)
+
+    # --- changes ----------------------------------------------------------------------
+
+    def _create(self, request: Create | Create2) -> str:
+        path = str(request.path)
+        if "/" not in path or "\0" in path:
+            raise BadArgumentsError
+        parent_path = parent_of(path)
+        rights = acl.normalise(request.acl, self._identities)
+        parent = self._get(parent_path)
+        self._check(parent, Permissions.CREATE)
+        if request.flags & SEQUENTIAL:
+            path = f"{path}{parent.creates:010d}"
+        _require_valid(path)
+        if request.flags & ~(SEQUENTIAL | EPHEMERAL):
+            raise UnimplementedError
+        if self._find(path) is not None:
+            raise NodeExistsError
+        if parent.owner:
+            raise NoChildrenForEphemeralsError
+        self._add(path, request, rights)
+        return path
+
+    def _add(self, path: str, request: Create | Create2, rights: str | None) -> None:
+        zxid = self.zxid + 1
+        owner = self._session if request.flags & EPHEMERAL else 0
+        now = self._now
+        self._put(
+            path, TreeNode(request.data, rights, zxid, zxid, zxid, now, now, 0, 0, 0, owner, 0)
+        )
+        parent_path = parent_of(path)
+        parent = self._get(parent_path).copy()
+        parent.creates += 1
+        parent.children += 1
+        parent.pzxid = zxid
+        self._put(parent_path, parent)
+        self._events += ((CREATED_EVENT, path), (CHILD_EVENT, parent_path))
+
+    def _create2(self, request: Create2) -> tuple[str, ZnodeStat]:
+        path = self._create(request)
+        return path, self._get(path).stat()
+
+    def _delete(self, request: Delete) -> bool:
+        path = str(request.path)
+        if "/" not in path or "\0" in path or path == ROOT:
+            raise BadArgumentsError
+        parent = self._get(parent_of(path))
+        self._check(parent, Permissions.DELETE)
+        node = self._get(path)
+        _require_version(node.version, request.version)
+        if node.children:
+            raise NotEmptyError
+        self._remove(path)
+        return True
+
+    def _remove(self, path: str) -> None:
+        parent_path = parent_of(path)
+        parent = self._get(parent_path).copy()
+        parent.children -= 1
+        parent.pzxid = self.zxid + 1
+        self._put(path, None)
+        self._put(parent_path, parent)
+        self._events += ((DELETED_EVENT, path), (CHILD_EVENT, parent_path))
+
+    def _set_data(self, request: SetData) -> ZnodeStat:
+        path = request.path
+        _require_valid(path)
+        node = self._get(path)
+        self._check(node, Permissions.WRITE)
+        _require_version(node.version, request.version)
+        node = node.copy()
+        node.data = request.data
+        node.mzxid = self.zxid + 1
+        node.mtime = self._now
+        node.version += 1
+        self._put(path, node)
+        self._events.append((CHANGED_EVENT, path))
+        return node.stat()
+
+    def _set_acl(self, request: SetACL) -> ZnodeStat:
+        _require_valid(request.path)
+        rights = acl.normalise(request.acls, self._identities)
+        node = self._get(request.path)
+        self._check(node, Permissions.ADMIN)
+        _require_version(node.aversion, request.version)
+        node = node.copy()
+        node.acl = rights
+        node.aversion += 1
+        self._put(request.path, node)
+        return node.stat()
+
+    def _check_version(self, request: CheckVersion) -> bool:
+        _require_valid(request.path)
+        node = self._get(request.path)
+        self._check(node, Permissions.READ)
+        _require_version(node.version, request.version)
+        return True
+
+    def _transaction(self, request: Transaction) -> list[Any]:
+        mark = len(self._journal)
+        results: list[Any] = []
+        for operation in request.operations:
+            try:
+                results.append(_OPERATIONS[type(operation)](self, operation))
+            except KazooException as error:
+                self._undo(mark)
+                self._events.clear()
+                after = len(request.operations) - len(results) - 1
+                return [
+                    *(RolledBackError() for _ in results),
+                    error,
+                    *(RuntimeInconsistency() for _ in range(after)),
+                ]
+        return results
+
+    # --- reads ------------------------------------------------------------------------
+
+    def _exists(self, request: Exists) -> ZnodeStat | None:
+        node = self._find(request.path)
+        return None if node is None else node.stat()
+
+    def _get_data(self, request: GetData) -> tuple[bytes | None, ZnodeStat]:
+        node = self._get(request.path)
+        self._check(node, Permissions.READ)
+        return node.data, node.stat()
+
+    def _get_acl(self, request: GetACL) -> tuple[list[Any], ZnodeStat]:
+        node = self._get(request.path)
+        self._check(node, Permissions.READ | Permissions.ADMIN)
+        return acl.shown(node.acl, self._identities), node.stat()
+
+    def _get_children(self, request: GetChildren) -> list[str]:
+        return self._get_children2(request)[0]
+
+    def _get_children2(self, request: GetChildren | GetChildren2) -> tuple[list[str], ZnodeStat]:
+        path = request.path
+        node = self._get(path)
+        self._check(node, Permissions.READ)
+        names = dict.fromkeys(self._source.names(path))
+        for changed, _ in self._journal:
+            if changed != ROOT and parent_of(changed) == path:
+                name = changed[changed.rindex("/") + 1 :]
+                if self._nodes[changed] is None:
+                    names.pop(name, None)
+                else:
+                    names[name] = None
+        return list(names), node.stat()
+
+    def _sync(self, request: Sync) -> str:
+        return str(request.path)
+
+
+def _require_valid(path: str) -> None:
+    if _VALID.fullmatch(path) is None:
+        raise BadArgumentsError
+
+
+def _require_version(found: int, expected: int) -> None:
+    if expected not in (-1, found):
+        raise BadVersionError
+
+
+_OPERATIONS: dict[type, Callable[[Tree, Any], Any]] = {
+    Create: Tree._create,
+    Delete: Tree._delete,
+    SetData: Tree._set_data,
+    CheckVersion: Tree._check_version,
+}
+CHANGING: dict[type, Callable[[Tree, Any], Any]] = {
+    Create: Tree._create,
+    Create2: Tree._create2,
+    Delete: Tree._delete,
+    SetData: Tree._set_data,
+    SetACL: Tree._set_acl,
+    Transaction: Tree._transaction,
+}
+"""Requests that need the write lock, even a transaction of checks only: see `session`."""
+
+
+def _unimplemented(tree: Tree, request: Any) -> Any:
+    raise UnimplementedError
+
+
+class _Rules(dict[type, Callable[[Tree, Any], Any]]):
+    def __missing__(self, kind: type) -> Callable[[Tree, Any], Any]:
+        return _unimplemented
+
+
+_RULES = _Rules(
+    {
+        **CHANGING,
+        Exists: Tree._exists,
+        GetData: Tree._get_data,
+        GetACL: Tree._get_acl,
+        GetChildren: Tree._get_children,
+        GetChildren2: Tree._get_children2,
+        Sync: Tree._sync,
+    }
+)

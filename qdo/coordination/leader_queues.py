@@ -1,0 +1,81 @@
+"""The leader's operations on queue nodes, apart from rebalancing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from kazoo.exceptions import KazooException
+
+from qdo.coordination.bulk_reads import read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.election import Election
+from qdo.coordination.protocol.rebalancer import Rebalancer
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.errors import CoordinatorUnreachableError
+
+Put = Callable[[Callable[[], object]], None]
+
+
+class LeaderQueues:
+    """The queue nodes, for a worker that may be the leader.
+
+    :ivar election: None before the worker is registered, as is `rebalancer`.
+    :param put: calls a function on the loop of the coordination.
+    """
+
+    def __init__(self, client: Client, layout: Layout, put: Put) -> None:
+        self.election: Election | None = None
+        self.rebalancer: Rebalancer | None = None
+        self._client = client
+        self._layout = layout
+        self._put = put
+
+    def is_leader(self) -> bool:
+        """Return whether this worker is the rebalancer, as far as it knows."""
+        return self.election is not None and self.election.leading
+
+    def create_queues(self, names: Iterable[str], last: int = 0) -> None:
+        """Create nodes for the queues that lack one; ignored unless this worker leads.
+
+        :param last: the position after which these queues start.
+        """
+        if self.rebalancer is not None:
+            self._put(partial(self.rebalancer.create_queues, list(names), last))
+
+    def queue_names(self) -> tuple[str, ...] | None:
+        """Return the names of all queue nodes; None while they are unknown."""
+        return self.rebalancer.queues if self.rebalancer is not None else None
+
+    def exclude_deleted(self, names: frozenset[str]) -> None:
+        """Exclude queues marked as deleted from assignment; ignored unless this worker leads."""
+        if self.rebalancer is not None:
+            self._put(partial(self.rebalancer.exclude_deleted, names))
+
+    def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
+        """Return the nodes of queues, without missing ones; waits for the coordinator.
+
+        :raises CoordinatorUnreachableError: the connection is lost.
+        """
+        reads = read_nodes(self._client, [self._layout.queue(name) for name in names])
+        return {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in reads}
+
+    def change_queue(
+        self, change: Callable[[Client, Layout, str], QueueNode], name: str
+    ) -> QueueNode:
+        """Call a function of `queue_admin` for a queue; waits for the coordinator.
+
+        :raises CoordinatorUnreachableError: the connection is lost; the change may have been made.
+        """
+        try:
+            return change(self._client, self._layout, name)
+        except KazooException as error:
+            raise unreachable(self._layout, error) from error
+
+
+def unreachable(layout: Layout, error: KazooException) -> CoordinatorUnreachableError:
+    """Return the error to raise for an error of kazoo."""
+    return CoordinatorUnreachableError(
+        url=layout.root, reason=f"{type(error).__name__} {error}".strip()
+    )

@@ -1,0 +1,188 @@
+"""Recording many `last` values in few transactions.
+
+Each transaction checks that the worker's own node exists and sets queue nodes at the versions
+this worker last saw. So a worker whose session has ended can write nothing, and a `last` that
+an operator moved is not overwritten. Several transactions of different queues may be in flight;
+each queue has at most one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias
+
+from qdo.coordination.protocol.claims import OwnedQueue, QueueState
+from qdo.coordination.protocol.machine import (
+    Callback,
+    CheckOp,
+    Commit,
+    CommitError,
+    Committed,
+    NoResponse,
+    Rejected,
+    Request,
+    Response,
+    SetOp,
+)
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES
+
+BATCH = 250
+"""Queues in a transaction: measured best between 100 and 250."""
+IN_FLIGHT = 4
+"""Transactions in flight at once."""
+MAX_STRETCH_SECONDS = 5.0
+OP_BYTES = 64
+"""Upper limit of the bytes that an operation takes beside its path and data."""
+
+Recorded: TypeAlias = tuple[OwnedQueue, QueueNode, SetOp]
+
+
+class Owner(Protocol):
+    """The part of `Ownership` that checkpoints use."""
+
+    path: str
+
+    def ask(self, request: Request, then: Callback) -> None: ...
+
+    def gone(self) -> None:
+        """Called when the worker's own node does not exist."""
+
+
+class NodeRecovery(Protocol):
+    """The part of `Recovery` that checkpoints use."""
+
+    def reread(self, slot: OwnedQueue) -> None:
+        """Read the queue's node again: it is not as remembered."""
+
+    def doubt(self, slots: list[OwnedQueue]) -> None:
+        """Record that a transaction of these queues was not answered."""
+
+
+class Checkpoints:
+    """Which queues have progressed, and the transactions that record it.
+
+    :ivar recovery: what reads nodes again whose state is unknown; set before the first flush.
+    """
+
+    recovery: NodeRecovery
+
+    def __init__(
+        self, layout: Layout, owner: Owner, *, clock: Callable[[], float], interval_seconds: float
+    ) -> None:
+        self._layout = layout
+        self._owner = owner
+        self._clock = clock
+        self._interval = interval_seconds
+        self._round_trip = 0.0
+        self._dirty: dict[str, OwnedQueue] = {}
+        self._next = 0.0
+        self.in_flight = 0
+
+    def mark(self, slot: OwnedQueue) -> None:
+        """Record that a queue progressed."""
+        self._dirty[slot.queue] = slot
+
+    def due(self) -> float:
+        """Return the time of the next checkpoint, `inf` if there is nothing to record."""
+        idle = not self._dirty or self.in_flight >= IN_FLIGHT
+        return float("inf") if idle else self._next
+
+    def hurry(self) -> None:
+        """Send at the next flush, regardless of the interval."""
+        self._next = 0.0
+
+    def flush(self, now: float) -> None:
+        """Send the progress that is due, in transactions of different queues."""
+        if not self._dirty or now < self._next or self.in_flight >= IN_FLIGHT:
+            return
+        room = (IN_FLIGHT - self.in_flight) * BATCH
+        chosen = self._choose(room)
+        for batch in self._batches(chosen):
+            self._send(batch, now)
+        # Stretch the interval if the coordinator is slow: in flight at most half of the time.
+        pause = max(self._interval, min(2 * self._round_trip, MAX_STRETCH_SECONDS))
+        self._next = now if len(chosen) == room else now + pause
+
+    def _choose(self, room: int) -> list[tuple[OwnedQueue, QueueNode]]:
+        """Take at most `room` queues with progress to record, the longest waiting first."""
+        chosen: list[tuple[OwnedQueue, QueueNode]] = []
+        settled = []
+        for queue, slot in self._dirty.items():
+            if len(chosen) == room:
+                break
+            if slot.busy:
+                continue
+            settled.append(queue)
+            claim = slot.claim
+            if claim is None or slot.state not in (QueueState.OWNED, QueueState.RELEASING):
+                continue  # its release records the progress, or another worker owns it
+            if (node := slot.progressed()) is not slot.node:
+                chosen.append((slot, node))
+        for queue in settled:
+            del self._dirty[queue]
+        return chosen
+
+    def _batches(self, chosen: list[tuple[OwnedQueue, QueueNode]]) -> Iterator[list[Recorded]]:
+        """Split queues into transactions: their size is limited, and nodes may be large."""
+        batch: list[Recorded] = []
+        size = 0
+        for slot, node in chosen:
+            op = SetOp(self._layout.queue(slot.queue), node.encode(), slot.version)
+            size += len(op.path) + len(op.data) + OP_BYTES
+            if batch and (len(batch) == BATCH or size > MAX_TRANSACTION_BYTES):
+                yield batch
+                batch = []
+                size = len(op.path) + len(op.data) + OP_BYTES
+            batch.append((slot, node, op))
+        if batch:
+            yield batch
+
+    def _send(self, recorded: list[Recorded], now: float) -> None:
+        batch = [(slot, node) for slot, node, _ in recorded]
+        ops = [op for _, _, op in recorded]
+        for slot, _ in batch:
+            slot.busy = True
+        self.in_flight += 1
+        self._owner.ask(
+            Commit((CheckOp(self._owner.path), *ops)),
+            lambda answer: self._answered(batch, now, answer),
+        )
+
+    def _answered(
+        self, batch: list[tuple[OwnedQueue, QueueNode]], sent_at: float, answer: Response
+    ) -> None:
+        self.in_flight -= 1
+        if isinstance(answer, NoResponse):
+            self.recovery.doubt([slot for slot, _ in batch])
+            return
+        self._round_trip = self._clock() - sent_at
+        for slot, _ in batch:
+            slot.busy = False
+        if isinstance(answer, Committed):
+            self._recorded(batch, answer.versions)
+        elif isinstance(answer, Rejected):
+            self._rejected(batch, answer)
+
+    def _recorded(
+        self, batch: list[tuple[OwnedQueue, QueueNode]], versions: tuple[int, ...]
+    ) -> None:
+        for (slot, node), version in zip(batch, versions[1:], strict=True):
+            slot.node = node
+            slot.version = version
+            if slot.again:
+                self.recovery.reread(slot)
+            elif slot.progressed() is not node:
+                self._dirty[slot.queue] = slot
+
+    def _rejected(self, batch: list[tuple[OwnedQueue, QueueNode]], answer: Rejected) -> None:
+        """Read the rejected queue again, and send the others again at once."""
+        if answer.index == 0 and answer.fault is CommitError.NO_NODE:
+            self._owner.gone()
+            return
+        for index, (slot, _) in enumerate(batch, start=1):
+            self._dirty[slot.queue] = slot
+            if index == answer.index or slot.again:
+                self.recovery.reread(slot)
+        self.hurry()

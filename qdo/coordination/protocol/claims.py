@@ -1,0 +1,200 @@
+"""The claims of a worker, and the state of each queue that it owns or should own.
+
+States of a slot, and the next states:
+
+============  ========================================================  =======================
+state         meaning                                                   next
+============  ========================================================  =======================
+reading       assigned; its queue node is being read                    free, waiting, unusable
+waiting       another live worker still has it; its node is watched     reading
+unusable      no node, marked deleted or corrupt; the node is watched   reading
+free          it has no owner, at the version read                      claiming
+claiming      the claim is in flight                                    owned, reading
+owned         messages may be started                                   releasing, lost
+releasing     the message in flight is being finished                   finished
+finished      no message runs any more                                  release sent
+release sent  the release is in flight                                  (gone)
+============  ========================================================  =======================
+
+In the terms of the documentation, reading to claiming are *assigned*, owned is *claimed*, and
+releasing to release sent are *releasing*. A slot that is gone was *released* or *lost*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from typing import Protocol
+
+from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.positions import TIME_POSITIONS, Positions
+
+
+class QueueState(Enum):
+    READING = "reading"
+    WAITING = "waiting"
+    UNUSABLE = "unusable"
+    FREE = "free"
+    CLAIMING = "claiming"
+    OWNED = "owned"
+    RELEASING = "releasing"
+    FINISHED = "finished"
+    RELEASE_SENT = "release sent"
+
+
+class Claim:
+    """One ownership of one queue by this process, as the worker engine sees it.
+
+    :ivar queue: name of the queue.
+    :ivar fence: number of the claim; grows with every claim of the queue by any worker.
+    :ivar done: position up to which all messages are done. Starts at the recorded `last`; the
+        engine sets it after each message.
+    :ivar failure: failure record of a message after `done`, as found in the queue node. The engine
+        sets it after a failed attempt, and it is recorded with `done`. It is ignored once `done`
+        has reached its message, so it need not be removed.
+    :ivar out_of_order: messages done or failed beyond `done`, if messages are not processed
+        strictly in order.
+    :ivar unconfirmed: names of messages that are done, see `QueueNode.unconfirmed`.
+    :ivar refresh: called before any of these is recorded, to bring them up to date; None if they
+        always are.
+    :ivar positions: the broker's kind of positions.
+    :ivar open: whether messages may be started, while the lease is valid.
+    :ivar lease: the lease of the registration that made the claim, and no other.
+    """
+
+    __slots__ = (
+        "done",
+        "failure",
+        "fence",
+        "lease",
+        "open",
+        "out_of_order",
+        "positions",
+        "queue",
+        "refresh",
+        "unconfirmed",
+    )
+
+    def __init__(
+        self,
+        queue: str,
+        fence: int,
+        done: int,
+        lease: Lease,
+        failure: FailureRecord | None = None,
+        out_of_order: OutOfOrderProgress | None = None,
+        positions: Positions = TIME_POSITIONS,
+        unconfirmed: tuple[str, ...] = (),
+    ) -> None:
+        self.queue = queue
+        self.fence = fence
+        self.done = done
+        self.failure = failure
+        self.out_of_order = out_of_order
+        self.refresh: Callable[[], None] | None = None
+        self.open = True
+        self.lease = lease
+        self.positions = positions
+        self.unconfirmed = unconfirmed
+
+    @classmethod
+    def of(
+        cls, queue: str, fence: int, node: QueueNode, lease: Lease, positions: Positions
+    ) -> Claim:
+        """Return a claim that continues from a queue node.
+
+        :raises ValueError: the node's `position` is not valid for this broker.
+        """
+        done = positions.resume_after(node.last, node.position)
+        return cls(
+            queue, fence, done, lease, node.failure, node.out_of_order, positions, node.unconfirmed
+        )
+
+    def __repr__(self) -> str:
+        state = "open" if self.open else "closed"
+        return f"<Claim of {self.queue!r} under {self.fence}, {state}, done {self.done}>"
+
+
+class OwnedQueue:
+    """A queue that this worker owns or should own.
+
+    :ivar node: the queue node as last read or written; `version` is the version of that node.
+    :ivar busy: whether a transaction of this queue is in flight or in doubt, or its node is being
+        read again. Until the answer arrives no other request is sent for it.
+    :ivar again: whether to read the node again as soon as it is no longer busy.
+    :ivar as_found: whether to release with the `last` found in the node, not the remembered one.
+    :ivar owner: the worker that a waiting slot waits for.
+    """
+
+    __slots__ = ("again", "as_found", "busy", "claim", "node", "owner", "queue", "state", "version")
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.state = QueueState.READING
+        self.node = QueueNode()
+        self.version = -1
+        self.claim: Claim | None = None
+        self.busy = False
+        self.again = False
+        self.as_found = False
+        self.owner = ""
+
+    def has_recorded(self, done: int) -> bool:
+        """Return whether the node records all messages up to a position as done."""
+        positions = TIME_POSITIONS if self.claim is None else self.claim.positions
+        if positions is TIME_POSITIONS:
+            return self.node.last >= done
+        return _moved(self.node, done, positions) is self.node
+
+    def final(self) -> QueueNode:
+        """Return the node as a release leaves it."""
+        return self.progressed().owned_by("")
+
+    def progressed(self) -> QueueNode:
+        """Return the node with the claim's progress; the same node if there is none."""
+        claim, node = self.claim, self.node
+        if claim is None or self.as_found:
+            return node
+        if claim.refresh is not None:
+            claim.refresh()
+        if claim.positions is not TIME_POSITIONS:
+            node = _moved(node, claim.done, claim.positions)
+        elif claim.done > node.last:
+            node = node.moved_to(claim.done, node.position)
+        if claim.out_of_order is not node.out_of_order and claim.out_of_order != node.out_of_order:
+            node = replace(node, out_of_order=claim.out_of_order)
+        if claim.unconfirmed != node.unconfirmed:
+            node = replace(node, unconfirmed=claim.unconfirmed)
+        failure = claim.failure
+        if failure is not None and failure.position <= claim.done:
+            failure = None
+        return node if failure is node.failure else node.with_failure(failure)
+
+
+def _moved(node: QueueNode, done: int, positions: Positions) -> QueueNode:
+    """Return a node that records `done`, a position that is not a time."""
+    if done <= positions.resume_after(node.last, node.position):
+        return node
+    last, text = max(node.last, positions.to_time(done)), positions.to_text(done)
+    if last == node.last and text == node.position:
+        return node
+    return node.moved_to(last, text, done)
+
+
+class ClaimListener(Protocol):
+    """The worker engine's callbacks. They must return at once and must not raise."""
+
+    def claimed(self, claim: Claim) -> None:
+        """Start processing right after ``claim.done``."""
+
+    def releasing(self, claim: Claim) -> None:
+        """Finish the message in flight, start no other, then call `finished`."""
+
+    def lost(self, claim: Claim) -> None:
+        """Drop all work of this claim; later calls for it are ignored."""
+
+    def repositioned(self, old: Claim, new: Claim) -> None:
+        """Continue with `new` once the message in flight has ended: an operator moved `last`."""

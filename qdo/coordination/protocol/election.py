@@ -1,0 +1,244 @@
+"""The election of the rebalancer: leadership that can be checked inside a transaction.
+
+The candidate with the lowest number becomes leader by writing the `rebalancer` node at the
+version it read. It keeps the version that its write left: the leader's fence. All writes of a
+leader check that version, so a worker that lost leadership can write nothing. "Not sure" means no:
+
+=============  ===========================================  ====================
+state          cause                                        next
+=============  ===========================================  ====================
+inactive       resigned or new, waiting out a cool-down     registering
+registering    the candidate node is being created          following
+following      a lower candidate is watched                 following, acquiring
+acquiring      the write of `rebalancer` is in flight       leading, inactive
+leading        it was acknowledged                          inactive
+=============  ===========================================  ====================
+
+A lost reply to the write leads to `inactive`: the version is never read back, since another worker
+may have written it. A rejected fence, an unanswered plan and `resign` lead there as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from enum import Enum
+
+from qdo.coordination.protocol.machine import (
+    CheckOp,
+    Children,
+    ChildrenRead,
+    Commit,
+    Committed,
+    CreateOp,
+    DeleteOp,
+    Get,
+    Machine,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Response,
+    SetOp,
+)
+from qdo.coordination.protocol.registration import Registration
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.values import encode
+
+log = logging.getLogger(__name__)
+
+COOL_DOWN_SECONDS = 1.0
+STEM = "candidate-"
+_NUMBERED = re.compile(rf"{STEM}([0-9]{{10,19}})", re.ASCII)
+
+
+class LeaderState(Enum):
+    INACTIVE = "inactive"
+    REGISTERING = "registering"
+    FOLLOWING = "following"
+    ACQUIRING = "acquiring"
+    LEADING = "leading"
+
+
+class Election(Machine):
+    """One worker's candidacy."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        worker: str,
+        session: int,
+        *,
+        clock: Callable[[], float],
+        on_elected: Callable[[int], None],
+        on_deposed: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self.office = LeaderState.INACTIVE
+        self._layout = layout
+        self._worker = worker
+        self._session = session
+        self._clock = clock
+        self._on_elected = on_elected
+        self._on_deposed = on_deposed
+        self._registration: Registration | None = None
+        self._path: str | None = None
+        self._watched: str | None = None
+        self._leaving: str | None = None
+        self._return_at = float("-inf")
+        self._up = False
+
+    @property
+    def leading(self) -> bool:
+        """Whether this worker is the leader as far as it knows; only its fence proves it."""
+        return self.office is LeaderState.LEADING
+
+    def connected(self) -> None:
+        self._up = True
+        if self._leaving is not None:
+            self._delete(self._leaving)
+        if self.office is LeaderState.ACQUIRING:
+            self.resign("the reply to becoming leader was lost")
+        elif self.office is LeaderState.REGISTERING and self._registration is not None:
+            self._registration.connected()
+            self._pass_on()
+        elif self.office is LeaderState.FOLLOWING:
+            self._look()
+
+    def suspended(self) -> None:
+        self._up = False
+
+    def changed(self, path: str) -> None:
+        if self._up and self.office is LeaderState.FOLLOWING and path == self._watched:
+            self._look()
+
+    def due(self) -> float:
+        if self.office is LeaderState.INACTIVE and self._up and self._leaving is None:
+            return self._return_at
+        return float("inf")
+
+    def tick(self) -> None:
+        if self._clock() >= self.due():
+            self._register()
+
+    def resign(self, reason: str, *, for_good: bool = False) -> None:
+        """Give up leadership and candidacy; run again after a cool-down unless `for_good`."""
+        leading = self.leading
+        if self.office is not LeaderState.INACTIVE or for_good:
+            log.info("%s: resigned as candidate for rebalancer: %s", self._worker, reason)
+        self.office = LeaderState.INACTIVE
+        self._return_at = float("inf") if for_good else self._clock() + COOL_DOWN_SECONDS
+        self._registration = None
+        if self._path is not None:
+            self._leaving, self._path = self._path, None
+            if self._up:
+                self._delete(self._leaving)
+        if leading:
+            self._on_deposed()
+
+    def _delete(self, path: str) -> None:
+        def answered(answer: Response) -> None:
+            if not isinstance(answer, NoResponse):
+                self._leaving = None
+
+        self.ask(Commit((DeleteOp(path),)), answered)
+
+    # --- candidacy --------------------------------------------------------------------
+
+    def _register(self) -> None:
+        self.office = LeaderState.REGISTERING
+        self._registration = Registration(
+            self._layout.election,
+            STEM,
+            encode({"worker": self._worker}),
+            self._session,
+            self._registered,
+        )
+        self._registration.connected()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Pass on the requests of the registration, and the answers to them."""
+        registration = self._registration
+        while registration is not None and registration.outbox:
+            request, then = registration.outbox.popleft()
+
+            def answered(answer: Response, then: Callable[[Response], None] = then) -> None:
+                then(answer)
+                self._pass_on()
+
+            self.ask(request, answered)
+
+    def _registered(self, path: str) -> None:
+        self._registration = None
+        if self.office is not LeaderState.REGISTERING:  # it has resigned since
+            self._leaving = path
+            self._delete(path)
+            return
+        self._path = path
+        self.office = LeaderState.FOLLOWING
+        self._look()
+
+    def _look(self) -> None:
+        self._watched = None
+        self.ask(Children(self._layout.election), self._listed)
+
+    def _listed(self, answer: Response) -> None:
+        if self.office is not LeaderState.FOLLOWING:
+            return
+        if isinstance(answer, NodeMissing):
+            self._recreate(self._layout.election)
+        if not isinstance(answer, ChildrenRead):
+            return
+        own = (self._path or "").rpartition("/")[2]
+        names = sorted((name for name in answer.names if name.startswith(STEM)), key=_number)
+        if own not in names:
+            self._path = None
+            self.resign("its candidate node is gone")
+        elif names[0] == own:
+            self.ask(Get(self._layout.rebalancer), self._rebalancer_read)
+        else:
+            before = names[names.index(own) - 1]
+            self._watched = f"{self._layout.election}/{before}"
+            self.ask(Get(self._watched, watch=True), self._predecessor_read)
+
+    def _recreate(self, path: str) -> None:
+        """Create a deleted node again, and run again: without it no worker can lead."""
+        self.ask(Commit((CreateOp(path, b""),)), lambda answer: None)
+        self.resign(f"{path} was deleted; recreating it")
+
+    def _predecessor_read(self, answer: Response) -> None:
+        if isinstance(answer, NodeMissing) and self.office is LeaderState.FOLLOWING:
+            self._look()
+
+    # --- becoming leader --------------------------------------------------------------
+
+    def _rebalancer_read(self, answer: Response) -> None:
+        if self.office is not LeaderState.FOLLOWING:
+            return
+        if isinstance(answer, NodeMissing):
+            self._recreate(self._layout.rebalancer)
+        if not isinstance(answer, NodeRead):
+            return
+        self.office = LeaderState.ACQUIRING
+        take = SetOp(self._layout.rebalancer, encode({"worker": self._worker}), answer.version)
+        self.ask(Commit((take, CheckOp(self._path or ""))), self._taken)
+
+    def _taken(self, answer: Response) -> None:
+        if self.office is not LeaderState.ACQUIRING:
+            return
+        if isinstance(answer, Committed):
+            self.office = LeaderState.LEADING
+            log.info("%s: elected as rebalancer", self._worker)
+            self._on_elected(answer.versions[0])
+        elif isinstance(answer, NoResponse):
+            self.resign("the reply to becoming leader was lost")
+        else:
+            self.office = LeaderState.FOLLOWING
+            self._look()
+
+
+def _number(name: str) -> tuple[int, str]:
+    """Order candidates; names that ZooKeeper has not numbered come last and never lead."""
+    found = _NUMBERED.fullmatch(name)
+    return (int(found[1]) if found is not None else 1 << 62, name)

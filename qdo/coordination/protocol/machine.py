@@ -1,0 +1,219 @@
+"""The vocabulary of the protocol's state machines: requests out, answers in, no I/O.
+
+A machine appends its requests to its outbox, each with the function that takes the answer. A
+driver (`machine_loop.py` on a real client, a simulation in the tests) performs the requests in the
+order of the outbox within one session. It calls that function with the answer, one at a time and
+never from inside the machine. Answers come in the order of the requests.
+
+After the driver has passed on all pending events it calls `flush`, where machines send their
+collected requests. Then it empties the outboxes. When the connection is lost, the driver answers
+all outstanding requests with `NoResponse` and then calls `suspended`. Requests made while it is
+lost are answered `NoResponse` before `connected` is called. No answer ever crosses a reconnection.
+
+=============  ======================================================================
+request        answers
+=============  ======================================================================
+`Get`          `NodeRead`, or `NodeMissing`
+`Stat`         `NodeRead` without its data, or `NodeMissing`
+`Children`     `ChildrenRead`, or `NodeMissing`
+`Create`       `Created`, or `Rejected` (index 0)
+`Commit`       `Committed`, or `Rejected` with the index of the first bad operation
+any            `NoResponse`: the connection was lost first; it may have taken effect
+=============  ======================================================================
+
+A request with ``watch=True`` also arms a one-shot watch, whether or not the node exists. When the
+watch fires, the driver calls `Machine.changed(path)` of the machine that armed it, and never before
+it has passed on the answer to that request. A lost connection drops all watches without a call:
+machines read and arm again in `connected`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+ANY_VERSION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read data and version of a node in one read."""
+
+    path: str
+    watch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Get the version of a node, if it exists; cheaper than `Get` if most nodes do not exist."""
+
+    path: str
+    watch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """List the names below a node."""
+
+    path: str
+    watch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create an ephemeral sequential node; `path` is the prefix of the number."""
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOp:
+    """Require that a node has this version (`ANY_VERSION`: that it exists)."""
+
+    path: str
+    version: int = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class SetOp:
+    """Write a node's data at a version."""
+
+    path: str
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOp:
+    """Create a persistent node."""
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOp:
+    """Delete a node at a version."""
+
+    path: str
+    version: int = ANY_VERSION
+
+
+Op: TypeAlias = CheckOp | SetOp | CreateOp | DeleteOp
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One transaction: all operations or none."""
+
+    ops: tuple[Op, ...]
+
+
+Request: TypeAlias = Get | Stat | Children | Create | Commit
+
+
+class CommitError(Enum):
+    """Why an operation was rejected."""
+
+    BAD_VERSION = "the node has another version"
+    NO_NODE = "the node does not exist"
+    NODE_EXISTS = "the node exists already"
+    OTHER = "rejected for another reason"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRead:
+    """A node as read.
+
+    :ivar mzxid: place in the coordinator's total order of the write that left this data.
+    :ivar ephemeral_owner: the session of an ephemeral node, 0 for other nodes.
+    """
+
+    data: bytes
+    version: int
+    mzxid: int = 0
+    ephemeral_owner: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMissing:
+    """The node did not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenRead:
+    """The names below a node, unordered."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The full path of the created node."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A transaction took effect.
+
+    :ivar zxid: its place in the coordinator's total order; 0 if it changed no node.
+    :ivar versions: the resulting version for each operation; -1 for a check or delete.
+    """
+
+    zxid: int
+    versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Nothing took effect: operation `index` failed."""
+
+    index: int
+    fault: CommitError
+
+
+@dataclass(frozen=True, slots=True)
+class NoResponse:
+    """The connection was lost before the answer; the request may have taken effect."""
+
+
+Response: TypeAlias = (
+    NodeRead | NodeMissing | ChildrenRead | Created | Committed | Rejected | NoResponse
+)
+Callback: TypeAlias = Callable[[Response], None]
+
+
+class Machine:
+    """A state machine without I/O; see the module's docstring."""
+
+    def __init__(self) -> None:
+        self.outbox: deque[tuple[Request, Callback]] = deque()
+
+    def ask(self, request: Request, then: Callback) -> None:
+        """Put a request into the outbox."""
+        self.outbox.append((request, then))
+
+    def connected(self) -> None:
+        """Called when the session connects or reconnects. All watches have been lost."""
+
+    def suspended(self) -> None:
+        """Called when the connection is lost; the session may still be alive."""
+
+    def changed(self, path: str) -> None:
+        """Called when a watch on `path` fired; it is no longer armed."""
+
+    def tick(self) -> None:
+        """Do the work that is due."""
+
+    def flush(self) -> None:
+        """Send the requests that follow from the events so far."""
+
+    def due(self) -> float:
+        """Return the clock time of the next `tick`, `inf` for none."""
+        return float("inf")

@@ -1,0 +1,184 @@
+"""The queues that a worker owns or should own, and how their states change.
+
+`Ownership` sends the transactions of claims and releases, `Recovery` finds out the outcome of
+unanswered ones. Both report the result here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from qdo.coordination.protocol.acquisition import Acquisition
+from qdo.coordination.protocol.claims import Claim, ClaimListener, OwnedQueue, QueueState
+from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.positions import Positions
+
+log = logging.getLogger(__name__)
+
+
+class Registered(Protocol):
+    """The registration that owns the queues.
+
+    :ivar accepting: whether requests may be sent and queues may be taken.
+    """
+
+    name: str
+    draining: bool
+
+    @property
+    def accepting(self) -> bool: ...
+
+
+class OwnedQueues:
+    """The queues of one registration.
+
+    :ivar slots: all queues that are assigned or owned, by name.
+    :ivar assigned: the names of the assigned queues.
+    :ivar finished: the queues that can be released.
+    :ivar full: whether the worker node cannot hold another queue.
+    """
+
+    def __init__(
+        self,
+        worker: Registered,
+        own_node: WorkerNodeWriter,
+        acquisition: Acquisition,
+        slots: dict[str, OwnedQueue],
+        listener: ClaimListener,
+        lease: Lease,
+        positions: Positions,
+    ) -> None:
+        self.slots = slots
+        self.assigned: frozenset[str] = frozenset()
+        self.finished: dict[str, OwnedQueue] = {}
+        self.full = False
+        self._worker = worker
+        self._own_node = own_node
+        self._acquisition = acquisition
+        self._listener = listener
+        self._lease = lease
+        self._positions = positions
+
+    # --- the assignment ---------------------------------------------------------------
+
+    def assign(self, assigned: Iterable[str]) -> None:
+        """Replace the names of the assigned queues."""
+        self.assigned = frozenset(assigned)
+        self.compare()
+
+    def wanted(self, queue: str) -> bool:
+        """Return whether this worker should own a queue."""
+        return not self._worker.draining and queue in self.assigned
+
+    def compare(self) -> None:
+        """Start to release queues that are not assigned, and to take those that are."""
+        for slot in [slot for queue, slot in self.slots.items() if not self.wanted(queue)]:
+            if slot.state is QueueState.OWNED:
+                self.begin_release(slot)
+            else:
+                self.drop_unwanted(slot)
+        if self._worker.accepting:
+            for queue in sorted(self.assigned.difference(self.slots)):
+                self._take(queue)
+
+    def _take(self, queue: str) -> None:
+        slot = self.slots[queue] = OwnedQueue(queue)
+        self._acquisition.read(slot)
+
+    def drop_unwanted(self, slot: OwnedQueue) -> None:
+        """Forget a queue that is not assigned, not owned and not being claimed."""
+        claiming = slot.claim is not None or slot.state is QueueState.CLAIMING
+        if not claiming and not self.wanted(slot.queue):
+            self._forget(slot)
+
+    def _forget(self, slot: OwnedQueue) -> None:
+        self.slots.pop(slot.queue, None)
+        self.finished.pop(slot.queue, None)
+        self._acquisition.forget(slot)
+
+    # --- claims -----------------------------------------------------------------------
+
+    def claimed(self, slot: OwnedQueue, node: QueueNode, version: int, fence: int) -> None:
+        """Start from the `last` that was read with the version the claim succeeded on."""
+        slot.node = node
+        slot.version = version
+        slot.state = QueueState.OWNED
+        slot.claim = Claim.of(slot.queue, fence, node, self._lease, self._positions)
+        self._own_node.listed[slot.queue] = None
+        # While the outcome was in doubt the node may have been marked as deleted.
+        if self.wanted(slot.queue) and not node.deleted:
+            self._listener.claimed(slot.claim)
+        else:
+            slot.claim.open = False
+            self.finish(slot)  # no message was started under this claim
+
+    def not_claimed(self, slot: OwnedQueue) -> None:
+        """Read the queue again after a failed claim, if it is still assigned."""
+        self._acquisition.read(slot)
+        self.drop_unwanted(slot)
+
+    def repositioned(self, slot: OwnedQueue, node: QueueNode) -> None:
+        """Replace the claim after an operator moved `last`."""
+        old = slot.claim
+        if old is not None:
+            old.open = False
+            new = Claim.of(slot.queue, old.fence, node, self._lease, self._positions)
+            slot.claim = new
+            self._listener.repositioned(old, new)
+
+    # --- releases ---------------------------------------------------------------------
+
+    def begin_release(self, slot: OwnedQueue) -> None:
+        """Ask the engine to finish the message in flight and to start no other."""
+        if slot.claim is not None:
+            slot.state = QueueState.RELEASING
+            slot.claim.open = False
+            self._listener.releasing(slot.claim)
+
+    def finish(self, slot: OwnedQueue) -> None:
+        """Mark a queue as ready to be released."""
+        slot.state = QueueState.FINISHED
+        self.finished[slot.queue] = slot
+
+    def released(self, slot: OwnedQueue) -> None:
+        """Forget a released queue; take it again if it is assigned again."""
+        self._own_node.listed.pop(slot.queue, None)
+        self.full = False
+        slot.claim = None
+        self._forget(slot)
+        if self.wanted(slot.queue):
+            self._take(slot.queue)
+
+    # --- losses -----------------------------------------------------------------------
+
+    def lost(self, slot: OwnedQueue) -> None:
+        """Drop a queue whose node names another owner or none."""
+        log.warning(
+            "%s: lost queue %s: its node does not name this worker as owner",
+            self._worker.name,
+            slot.queue,
+        )
+        if slot.queue in self._own_node.listed:
+            del self._own_node.listed[slot.queue]
+            self._own_node.rewrite = True
+        self._forget(slot)
+        self._close(slot)
+        if self.wanted(slot.queue):
+            self._take(slot.queue)
+
+    def lose_all(self) -> None:
+        """Report every claim as lost: the session is gone."""
+        slots = list(self.slots.values())
+        self.slots.clear()
+        for slot in slots:
+            self._close(slot)
+
+    def _close(self, slot: OwnedQueue) -> None:
+        claim, slot.claim = slot.claim, None
+        if claim is not None:
+            claim.open = False
+            self._listener.lost(claim)

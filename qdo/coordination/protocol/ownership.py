@@ -1,0 +1,339 @@
+"""Which queues this worker handles: claims, releases, fences. A state machine without I/O.
+
+A queue's node names its owner. The owner changes only in a transaction that compares the queue
+node's version and rewrites the claimer's own ephemeral node. So no plan, however stale, can give a
+queue a second owner. The rules, by the numbers of `docs/design`:
+
+2.  To release queues: finish the message in flight and wait for that queue's own outstanding
+    transaction. Then send one transaction: the final `last` and no owner in the queue nodes, and
+    the own node without them. Releases wait for nothing else.
+3.  To claim queues: read the queue node and then, later in the same session, the owner's worker
+    node. If the owner is empty, or its node is gone, send one transaction for the batch. (Numbers
+    are never reused, so a node that is gone stays gone.) If the owner lives and still lists the
+    queue, the same read watches its node. The queue is read again when that node changes.
+4.  Claims and releases are serial; each queue has at most one outstanding transaction of any kind.
+5.  After a transaction without an answer comes a barrier: a write of the own node as it was read.
+    After it no late request can take effect and no lagging server can mislead. Then the queues
+    concerned are read again, and each one that names this worker is adopted.
+6.  Processing starts from the `last` read with the version that the claim succeeded on.
+10. A worker notices a seek by a rejected write, or by the ``reread`` list in its own node.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from qdo.coordination.protocol.acquisition import Acquisition
+from qdo.coordination.protocol.checkpoints import BATCH, OP_BYTES, Checkpoints
+from qdo.coordination.protocol.claims import Claim, ClaimListener, OwnedQueue, QueueState
+from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.protocol.machine import (
+    Committed,
+    Get,
+    Machine,
+    NodeRead,
+    NoResponse,
+    Rejected,
+    Response,
+    SetOp,
+)
+from qdo.coordination.protocol.options import MemberOptions
+from qdo.coordination.protocol.owned_queues import OwnedQueues
+from qdo.coordination.protocol.recovery import Recovery
+from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES, MAX_VALUE_BYTES
+from qdo.coordination.znodes.worker_node import parse_assignment
+from qdo.errors import OversizeError
+
+log = logging.getLogger(__name__)
+
+
+class Ownership(Machine):
+    """The claims and releases of one registration."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        name: str,
+        lease: Lease,
+        listener: ClaimListener,
+        *,
+        clock: Callable[[], float],
+        on_gone: Callable[[], None],
+        options: MemberOptions,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.path = layout.worker(name)
+        self.slots: dict[str, OwnedQueue] = {}
+        self.ended = False
+        self.draining = False
+        self._layout = layout
+        self._assignment_path = layout.assignment(name)
+        self._lease = lease
+        self._clock = clock
+        self._on_gone = on_gone
+        self._up = False
+        self._assignment_known = False
+        positions = options.positions
+        self._own_node = WorkerNodeWriter(
+            self.path, self, on_gone=self.gone, on_reread=self._reread_requested
+        )
+        self._own_node.filter = options.filter
+        self._acquisition = Acquisition(layout, name, self, self.slots, positions)
+        self.checkpoints = Checkpoints(
+            layout, self, clock=clock, interval_seconds=options.checkpoint_seconds
+        )
+        self._queues = OwnedQueues(
+            self, self._own_node, self._acquisition, self.slots, listener, lease, positions
+        )
+        self._recovery = Recovery(
+            self, layout, name, self._queues, self._own_node, positions, self.checkpoints.mark
+        )
+        self.checkpoints.recovery = self._recovery
+
+    # --- called by the engine ---------------------------------------------------------
+
+    def progress(self, claim: Claim) -> None:
+        """Record ``claim.done`` with the next checkpoint."""
+        slot = self.slots.get(claim.queue)
+        if slot is not None and slot.claim is claim:
+            self.checkpoints.mark(slot)
+
+    def finished(self, claim: Claim) -> None:
+        """Called when no message of a claim that is to be released runs any more."""
+        slot = self.slots.get(claim.queue)
+        if slot is not None and slot.claim is claim and slot.state is QueueState.RELEASING:
+            self._queues.finish(slot)
+
+    def drain(self) -> None:
+        """Release all queues and take no new ones; the own node records it."""
+        if not self.draining:
+            self.draining = self._own_node.draining = self._own_node.rewrite = True
+            self._queues.compare()
+
+    def recorded(self, claim: Claim) -> bool:
+        """Return whether ``claim.done`` is recorded, or never will be by this claim."""
+        slot = self.slots.get(claim.queue)
+        return slot is None or slot.claim is not claim or slot.has_recorded(claim.done)
+
+    def settled(self) -> bool:
+        """Return whether exactly the assigned queues are owned and nothing is in flight."""
+        if not self._assignment_known or not self._own_node.free:
+            return False
+        states = {slot.state for slot in self.slots.values()}
+        complete = len(self.slots) == len(self._queues.assigned)
+        return complete and states <= {QueueState.OWNED, QueueState.UNUSABLE}
+
+    def empty(self) -> bool:
+        """Return whether nothing is owned or being released any more."""
+        listed = not self._own_node.free or self._own_node.listed
+        return self.ended or not (listed or self.unreleased())
+
+    def unreleased(self) -> list[str]:
+        """Return the names of the queues that are still owned."""
+        return sorted(slot.queue for slot in self.slots.values() if slot.claim is not None)
+
+    # --- the session ------------------------------------------------------------------
+
+    @property
+    def accepting(self) -> bool:
+        """Whether queues may be taken: the session is connected, and the worker stays."""
+        return self._up and not self.draining
+
+    def connected(self) -> None:
+        if self.ended:
+            return
+        self._up = True
+        self._assignment_known = False
+        self.ask(Get(self._assignment_path, watch=True), self._assignment_read)
+        self._own_node.connected()
+        if self._own_node.in_doubt or self._recovery.doubtful:
+            self._own_node.barrier(self._recovery.resolve)
+        else:
+            self._own_node.read()
+        self._acquisition.connected()
+        self._recovery.connected()
+
+    def suspended(self) -> None:
+        self._up = False
+
+    def expire(self) -> None:
+        """End all claims for good: the session is gone."""
+        if not self.ended:
+            self.ended = True
+            self._up = False
+            self._lease.end()
+            self._queues.lose_all()
+
+    def gone(self) -> None:
+        """Called when the own node does not exist: the session ended, or was evicted."""
+        if not self.ended:
+            self._lease.end()
+            self._on_gone()
+
+    def changed(self, path: str) -> None:
+        if not self._up:
+            return
+        folder, _, name = path.rpartition("/")
+        if path == self._assignment_path:
+            self.ask(Get(path, watch=True), self._assignment_read)
+        elif path == self.path:
+            self._own_node.read()
+        elif folder == self._layout.workers:
+            self._acquisition.worker_changed(name)
+        else:
+            self._acquisition.queue_changed(name)
+
+    def due(self) -> float:
+        return self.checkpoints.due() if self._up else float("inf")
+
+    def flush(self) -> None:
+        if self._up:
+            self.checkpoints.flush(self._clock())
+            self._acquisition.flush()
+            self._write_own_node()
+
+    def _assignment_read(self, answer: Response) -> None:
+        if isinstance(answer, NoResponse):
+            return
+        self._assignment_known = isinstance(answer, NodeRead)
+        assigned = parse_assignment(answer.data) if isinstance(answer, NodeRead) else frozenset()
+        # A rebalancer of an older version ignores the filters of workers.
+        self._queues.assign(filter(self._own_node.filter.matcher(), assigned))
+
+    # --- the one transaction that may rewrite the own node; releases go first ---------
+
+    def _write_own_node(self) -> None:
+        if not self._own_node.free:
+            return
+        finished = self._queues.finished.values()
+        releasable = [slot for slot in finished if not slot.busy][:BATCH]
+        free = self._acquisition.free
+        if releasable:
+            self._release(self._fitting(releasable, OwnedQueue.final))
+        elif self._own_node.rewrite:
+            self._own_node.rewrite = False
+            self._own_node.commit([], self._own_node.value((), ()), self._rewritten)
+        elif self._may_claim():
+            self._claim(self._fitting(list(free.values())[:BATCH], attrgetter("node")))
+
+    def _may_claim(self) -> bool:
+        free, reading = self._acquisition.free, self._acquisition.reading
+        return bool(free) and not self._queues.full and (len(free) >= BATCH or not reading)
+
+    def _rewritten(self, answer: Response) -> None:
+        if self._answered([], answer) and isinstance(answer, Rejected):
+            self._own_node.rewrite = True
+
+    def _answered(self, slots: list[OwnedQueue], answer: Response) -> bool:
+        """Handle the answer to a write of the own node; return False if its outcome is unknown."""
+        if self.ended:
+            return False
+        if not self._own_node.answered(answer):
+            self._recovery.doubt(slots)
+            return False
+        for slot in slots:
+            slot.busy = False
+        if isinstance(answer, Rejected) and answer.index == len(slots):
+            self._own_node.rejected(answer)
+        return True
+
+    def _fitting(
+        self, slots: list[OwnedQueue], node_of: Callable[[OwnedQueue], QueueNode]
+    ) -> list[OwnedQueue]:
+        """Return the first slots whose nodes fit into a transaction beside the own node."""
+        room = MAX_TRANSACTION_BYTES - MAX_VALUE_BYTES
+        for count, slot in enumerate(slots):
+            room -= len(self._layout.queue(slot.queue)) + len(node_of(slot).encode()) + OP_BYTES
+            if room < 0 and count:
+                return slots[:count]
+        return slots
+
+    def _sets(self, slots: Iterable[OwnedQueue], nodes: Iterable[QueueNode]) -> list[SetOp]:
+        queue_path = self._layout.queue
+        return [
+            SetOp(queue_path(slot.queue), node.encode(), slot.version)
+            for slot, node in zip(slots, nodes, strict=True)
+        ]
+
+    # --- claims -----------------------------------------------------------------------
+
+    def _claim(self, slots: list[OwnedQueue]) -> None:
+        value = self._own_node.value([slot.queue for slot in slots], ())
+        ops = self._sets(slots, [slot.node.owned_by(self.name) for slot in slots])
+        size = len(value) + sum(len(op.path) + len(op.data) + 64 for op in ops)
+        if len(value) > MAX_VALUE_BYTES or size > MAX_TRANSACTION_BYTES:
+            self._stop_claiming(len(slots), size)
+            return
+        for slot in slots:
+            slot.state = QueueState.CLAIMING
+            slot.busy = True
+            del self._acquisition.free[slot.queue]
+        if not self._acquisition.free:
+            self._acquisition.free.clear()  # releases memory: a dict never shrinks by itself
+        self._own_node.commit(ops, value, lambda answer: self._claim_answered(slots, answer))
+
+    def _stop_claiming(self, count: int, size: int) -> None:
+        """Claim no further queue: ZooKeeper would drop the connection, again and again."""
+        self._queues.full = True
+        error = OversizeError(
+            what=f"the node of {self.name} with {len(self._own_node.listed) + count} queues",
+            size=size,
+            limit=MAX_VALUE_BYTES,
+        )
+        log.error("%s: cannot claim more queues: %s", self.name, error)
+
+    def _claim_answered(self, slots: list[OwnedQueue], answer: Response) -> None:
+        if not self._answered(slots, answer):
+            return
+        if isinstance(answer, Committed):
+            for slot, version in zip(slots, answer.versions, strict=False):
+                self._queues.claimed(slot, slot.node.owned_by(self.name), version, answer.zxid)
+        elif isinstance(answer, Rejected):
+            for index, slot in enumerate(slots):
+                if index == answer.index:
+                    self._queues.not_claimed(slot)
+                else:
+                    self._acquisition.offer(slot)
+                    self._queues.drop_unwanted(slot)
+
+    # --- releases ---------------------------------------------------------------------
+
+    def _release(self, slots: list[OwnedQueue]) -> None:
+        for slot in slots:
+            slot.state = QueueState.RELEASE_SENT
+            slot.busy = True
+            del self._queues.finished[slot.queue]
+        self._own_node.rewrite = False
+        self._own_node.commit(
+            self._sets(slots, [slot.final() for slot in slots]),
+            self._own_node.value((), [slot.queue for slot in slots]),
+            lambda answer: self._release_answered(slots, answer),
+        )
+
+    def _release_answered(self, slots: list[OwnedQueue], answer: Response) -> None:
+        if not self._answered(slots, answer):
+            return
+        if isinstance(answer, Committed):
+            for slot in slots:
+                self._queues.released(slot)
+        elif isinstance(answer, Rejected):
+            for index, slot in enumerate(slots):
+                self._queues.finish(slot)
+                if index == answer.index or slot.again:
+                    # `Recovery` decides whether to release with the `last` found there.
+                    self._recovery.read(slot)
+
+    # --- recovery ---------------------------------------------------------------------
+
+    def _reread_requested(self, queues: Iterable[str]) -> None:
+        """Read again the queues that an operator's seek listed in the own node."""
+        for queue in queues:
+            slot = self.slots.get(queue)
+            if slot is not None and slot.claim is not None:
+                self._recovery.reread(slot)

@@ -1,0 +1,350 @@
+"""The elected rebalancer: observe, plan, publish. A state machine without I/O.
+
+It provides balance and liveness, never safety: a published plan is only a wish, and workers take
+queues by compare-and-swap only. Every transaction checks the leader's fence.
+
+It plans at once after a worker is gone, because its queues are orphans, and after new queues
+appear. It plans a moment after a worker joined: a fleet that starts up must not be rebalanced once
+for each worker. It plans from scratch after becoming leader, after every reconnection and once a
+minute, because a missed event would otherwise stall it. On any doubt it resigns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from qdo.coordination.protocol.assignments import Assignments
+from qdo.coordination.protocol.filtered_planner import plan_filtered
+from qdo.coordination.protocol.machine import (
+    Callback,
+    CheckOp,
+    Children,
+    ChildrenRead,
+    Commit,
+    CreateOp,
+    Get,
+    Machine,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Op,
+    Rejected,
+    Response,
+)
+from qdo.coordination.protocol.queue_nodes import QueueNodes
+from qdo.coordination.znodes.layout import Layout, is_worker_name
+from qdo.coordination.znodes.worker_node import WorkerNode
+
+log = logging.getLogger(__name__)
+
+INFINITY = float("inf")
+SETTLE_SECONDS = 0.15
+"""Quiet time to wait for after a worker joined."""
+MAX_SETTLE_SECONDS = 1.0
+"""Longest wait for quiet, counted from the first join."""
+RELIST_SECONDS = 0.05
+"""Shortest time between two listings of all queues."""
+RECONCILE_SECONDS = 60.0
+NAMES_SHOWN = 20
+
+
+class Rebalancer(Machine):
+    """The work of the leader; idle on all other workers.
+
+    :param wait_for_deleted: the names of the queues marked as deleted are reported through
+        `exclude_deleted`. Until then only queues that are already assigned are planned.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        clock: Callable[[], float],
+        resign: Callable[[str], None],
+        wait_for_deleted: bool = False,
+    ) -> None:
+        super().__init__()
+        self._wait_for_deleted = wait_for_deleted
+        self._deleted: frozenset[str] | None = None
+        self._layout = layout
+        self._clock = clock
+        self._resign = resign
+        self._up = False
+        self._fence: int | None = None
+        self._term = 0
+        self._unmatched: list[str] = []
+        self._assignments = Assignments(layout, commit=self._fenced, on_conflict=self._reconcile)
+        self._queue_nodes = QueueNodes(layout, self._fenced)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget the observed workers, and all appointments."""
+        self._workers: dict[str, WorkerNode] | None = None
+        self._unread = 0
+        self._settled = False
+        self._plan_at = INFINITY
+        self._joined_at = INFINITY
+        self._relist_at = INFINITY
+        self._reconcile_at = INFINITY
+
+    # --- leadership -------------------------------------------------------------------
+
+    def leadership_acquired(self, fence: int) -> None:
+        """Begin; `fence` is the version of the rebalancer node after becoming leader."""
+        self._fence = fence
+        self._deleted = None if self._wait_for_deleted else frozenset()
+        self._reconcile()
+
+    def leadership_lost(self) -> None:
+        """Stop, and forget all observations."""
+        self._fence = None
+        self._term += 1
+        self._unmatched = []
+        self._assignments.end_term()
+        self._queue_nodes.end_term()
+        self._clear()
+
+    @property
+    def leading(self) -> bool:
+        return self._fence is not None
+
+    def connected(self) -> None:
+        self._up = True
+        if self.leading:
+            self._reconcile()
+
+    def suspended(self) -> None:
+        self._up = False
+
+    def due(self) -> float:
+        if not self.leading or not self._up:
+            return INFINITY
+        blocked = self._assignments.publishing or self._unread
+        return min(INFINITY if blocked else self._plan_at, self._relist_at, self._reconcile_at)
+
+    def tick(self) -> None:
+        now = self._clock()
+        if not self.leading or not self._up:
+            return
+        if now >= self._reconcile_at:
+            self._reconcile()
+        if now >= self._relist_at:
+            self._relist_at = INFINITY
+            self._list_queues()
+        if now >= self._plan_at:
+            self._publish()
+
+    def changed(self, path: str) -> None:
+        if not self.leading or not self._up:
+            return
+        if path == self._layout.workers:
+            self._list_workers()
+        elif path == self._layout.queues:
+            self._relist_at = min(self._relist_at, self._clock() + RELIST_SECONDS)
+        elif path.startswith(f"{self._layout.workers}/"):
+            self._read_worker(path.rpartition("/")[2])
+
+    # --- observing --------------------------------------------------------------------
+
+    def _observe(self, request: Get | Children, then: Callable[[Response], None]) -> None:
+        """Send a request whose answer counts only in this term."""
+        term = self._term
+
+        def answered(answer: Response) -> None:
+            if term == self._term and not isinstance(answer, NoResponse):
+                then(answer)
+
+        self.ask(request, answered)
+
+    def _reconcile(self) -> None:
+        """Read everything again, then plan."""
+        self._term += 1
+        self._assignments.forget()
+        self._queue_nodes.relist()
+        self._clear()
+        self._reconcile_at = self._clock() + RECONCILE_SECONDS
+        self._list_workers()
+        self._list_queues()
+        self._unread += 1
+        self._observe(Children(self._layout.assignments), self._assignments_listed)
+
+    def _list_workers(self) -> None:
+        self._unread += 1
+        self._observe(Children(self._layout.workers, watch=True), self._workers_listed)
+
+    def _workers_listed(self, answer: Response) -> None:
+        self._unread -= 1
+        listed = answer.names if isinstance(answer, ChildrenRead) else ()
+        # Nodes of other tools take no queues, and must be assigned none.
+        names = set(filter(is_worker_name, listed))
+        first = self._workers is None
+        known = self._workers or {}
+        self._workers = {name: node for name, node in known.items() if name in names}
+        for name in sorted(names - known.keys()):
+            self._unread += 1
+            self._workers[name] = WorkerNode()
+            self._read_worker(name, counted=True)
+        if first or known.keys() - names:
+            self._plan_soon(0.0)
+        elif names - known.keys():
+            self._settle()
+
+    def _read_worker(self, name: str, counted: bool = False) -> None:
+        self._observe(
+            Get(self._layout.worker(name), watch=True),
+            lambda answer: self._worker_read(name, counted, answer),
+        )
+
+    def _worker_read(self, name: str, counted: bool, answer: Response) -> None:
+        self._unread -= counted
+        workers = self._workers
+        if workers is None or name not in workers or not isinstance(answer, NodeRead):
+            return
+        before, workers[name] = workers[name], WorkerNode.parse(answer.data)
+        # A new worker is planned for once the fleet has settled.
+        filter_changed = not counted and workers[name].filter != before.filter
+        if workers[name].draining != before.draining or filter_changed:
+            self._plan_soon(0.0)
+
+    def _list_queues(self) -> None:
+        self._unread += 1
+        self._observe(Children(self._layout.queues, watch=True), self._queues_listed)
+
+    def _queues_listed(self, answer: Response) -> None:
+        self._unread -= 1
+        if isinstance(answer, NodeMissing):
+            self._recreate(self._layout.queues)
+            self._queue_nodes.listed = ()
+            self._relist_at = self._clock() + RELIST_SECONDS
+        if isinstance(answer, ChildrenRead):
+            if set(answer.names) != set(self._queue_nodes.listed or ()):
+                self._plan_soon(0.0)
+            self._queue_nodes.record_listing(answer.names)
+
+    def _assignments_listed(self, answer: Response) -> None:
+        self._unread -= 1
+        if isinstance(answer, NodeMissing):
+            self._recreate(self._layout.assignments)
+        listed = answer.names if isinstance(answer, ChildrenRead) else ()
+        for worker in filter(is_worker_name, listed):
+            self._unread += 1
+            self._read_assignment(worker)
+
+    def _recreate(self, path: str) -> None:
+        """Create a deleted folder again: without it no queue can be assigned."""
+        log.warning("rebalancer: %s was deleted; recreating it", path)
+        self._fenced((CreateOp(path, b""),), lambda answer: None)
+
+    def _read_assignment(self, worker: str) -> None:
+        def read(answer: Response) -> None:
+            self._unread -= 1
+            if isinstance(answer, NodeRead):
+                self._assignments.read(worker, answer.data, answer.version)
+
+        self._observe(Get(self._layout.assignment(worker)), read)
+
+    # --- planning ---------------------------------------------------------------------
+
+    def _plan_soon(self, delay_seconds: float) -> None:
+        self._plan_at = min(self._plan_at, self._clock() + delay_seconds)
+
+    def _settle(self) -> None:
+        """Wait for quiet after a join, but not forever."""
+        now = self._clock()
+        self._joined_at = min(self._joined_at, now)
+        self._plan_at = min(now + SETTLE_SECONDS, self._joined_at + MAX_SETTLE_SECONDS)
+
+    def _publish(self) -> None:
+        """Plan, and write the assignments that change, fenced."""
+        workers = self._workers
+        if workers is None or self._queue_nodes.listed is None:
+            return
+        if self._assignments.publishing or self._unread:
+            return
+        current = self._assignments.current(workers)
+        if not self._settled and not any(current.values()):
+            self._settle()  # the fleet is starting up: wait for the other workers
+            self._settled = True
+            return
+        self._settled = True
+        self._plan_at = self._joined_at = INFINITY
+        able = {name: node.filter for name, node in workers.items() if not node.draining}
+        if not able:
+            return
+        queues = self._planned(self._queue_nodes.listed)
+        wanted, unmatched = plan_filtered(queues, able, current)
+        self._report_unmatched(sorted(unmatched))
+        changes = self._assignments.changes(workers, wanted)
+        if changes:
+            sizes = len(queues), len(able), len(changes)
+            log.info("rebalancer: %d queues over %d workers, %d assignments change", *sizes)
+            self._assignments.write(changes)
+
+    def _planned(self, queues: Sequence[str]) -> Sequence[str]:
+        """Return the queues to distribute.
+
+        A deleted queue would count in the share of a worker, and bring it no work.
+        """
+        deleted = self._deleted
+        if deleted is None:
+            assigned = self._assignments.queues()
+            return [queue for queue in queues if queue in assigned]
+        return [queue for queue in queues if queue not in deleted] if deleted else queues
+
+    def _report_unmatched(self, unmatched: list[str]) -> None:
+        """Log the queues that match no worker's filter, whenever they change."""
+        if unmatched == self._unmatched:
+            return
+        if unmatched:
+            shown = ", ".join(unmatched[:NAMES_SHOWN])
+            log.warning(
+                "rebalancer: %d queues match no worker's --queues and --exclude and are not "
+                "processed; start a worker that takes them: %s",
+                len(unmatched),
+                shown + ("" if len(unmatched) <= NAMES_SHOWN else ", ..."),
+            )
+        else:
+            log.info("rebalancer: every queue matches a worker again")
+        self._unmatched = unmatched
+
+    # --- publishing -------------------------------------------------------------------
+
+    def _fenced(self, ops: tuple[Op, ...], then: Callback) -> None:
+        """Commit under the fence; resign if the fence changed or no answer came."""
+        term = self._term
+
+        def answered(answer: Response) -> None:
+            if term != self._term:
+                return
+            if isinstance(answer, NoResponse):
+                self._resign("a transaction of the rebalancer was not answered")
+            elif isinstance(answer, Rejected) and answer.index == 0:
+                self._resign("another worker has become leader")
+            else:
+                then(answer)
+
+        self.ask(Commit((CheckOp(self._layout.rebalancer, self._fence or 0), *ops)), answered)
+
+    # --- called by the leader's discovery of queues -----------------------------------
+
+    @property
+    def queues(self) -> tuple[str, ...] | None:
+        """The names of all queue nodes as last listed, None while they are unknown."""
+        return self._queue_nodes.listed if self.leading else None
+
+    def exclude_deleted(self, names: frozenset[str]) -> None:
+        """Assign exactly these queues to no worker; ignored unless leading."""
+        if self.leading and names != self._deleted:
+            self._deleted = names
+            self._plan_soon(0.0)
+
+    def create_queues(self, names: Iterable[str], last: int = 0) -> None:
+        """Create the nodes of new queues; ignored unless leading.
+
+        :param last: the position after which these queues start.
+        """
+        if self.leading:
+            self._queue_nodes.want(names, last)
+            if self._up:
+                self._queue_nodes.create_missing()

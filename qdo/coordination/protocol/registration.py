@@ -1,0 +1,121 @@
+"""Registration: one ephemeral sequential node for the session, even if answers are lost.
+
+If the reply to the creation is lost, the node may exist or not. Then the machine commits a barrier
+transaction: after it no late request can follow and no lagging server can mislead. It lists the
+nodes and adopts the one whose `ephemeralOwner` is its own session. Without such a node it creates
+one again. Used for workers, candidates and components alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from qdo.coordination.protocol.machine import (
+    ANY_VERSION,
+    CheckOp,
+    Children,
+    ChildrenRead,
+    Commit,
+    Committed,
+    Create,
+    Created,
+    Get,
+    Machine,
+    NodeRead,
+    NoResponse,
+    Response,
+    SetOp,
+)
+from qdo.coordination.znodes.values import encode
+
+
+class Registration(Machine):
+    """Creates one node ``<folder>/<stem>NNNNNNNNNN`` and reports its path, once."""
+
+    def __init__(
+        self,
+        folder: str,
+        stem: str,
+        data: bytes,
+        session: int,
+        on_registered: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self.path: str | None = None
+        self._folder = folder
+        self._stem = stem
+        self._data = data
+        self._session = session
+        self._on_registered = on_registered
+        self._sent = False
+        self._unread = 0
+
+    def connected(self) -> None:
+        """Create the node, or after a lost reply find out whether it exists."""
+        if self.path is None:
+            if self._sent:
+                self.ask(Commit((CheckOp(self._folder),)), self._barrier_done)
+            else:
+                self._create()
+
+    def _create(self) -> None:
+        self._sent = True
+        self.ask(Create(f"{self._folder}/{self._stem}", self._data), self._created)
+
+    def _created(self, answer: Response) -> None:
+        if isinstance(answer, Created):
+            self._adopt(answer.path)
+
+    def _barrier_done(self, answer: Response) -> None:
+        if isinstance(answer, Committed):
+            self.ask(Children(self._folder), self._listed)
+
+    def _listed(self, answer: Response) -> None:
+        if not isinstance(answer, ChildrenRead):
+            return
+        names = [name for name in answer.names if name.startswith(self._stem)]
+        self._unread = len(names)
+        for name in names:
+            self._look(f"{self._folder}/{name}")
+        if not names:
+            self._create()
+
+    def _look(self, path: str) -> None:
+        self.ask(Get(path), lambda answer: self._looked(path, answer))
+
+    def _looked(self, path: str, answer: Response) -> None:
+        if isinstance(answer, NoResponse):
+            return  # `connected` starts again
+        self._unread -= 1
+        if isinstance(answer, NodeRead) and answer.ephemeral_owner == self._session:
+            self._adopt(path)
+        elif self._unread == 0 and self.path is None:
+            self._create()
+
+    def _adopt(self, path: str) -> None:
+        if self.path is None:
+            self.path = path
+            self._on_registered(path)
+
+
+class Component(Registration):
+    """The node in which a process describes itself, rewritten from time to time."""
+
+    def __init__(self, folder: str, host: str, value: dict[str, Any], session: int) -> None:
+        super().__init__(folder, f"{host}-", encode(value), session, lambda path: None)
+        self._written = self._data
+
+    def refresh(self, value: dict[str, Any]) -> None:
+        """Update the description of the process if it changed."""
+        self._data = encode(value)
+
+    def flush(self) -> None:
+        if self.path is not None and self._data != self._written:
+            self._written = self._data
+            # Without a version: only this process writes it, and the next write repairs a lost one.
+            self.ask(Commit((SetOp(self.path, self._data, ANY_VERSION),)), _ignore)
+
+
+def _ignore(answer: Response) -> None:
+    """Take an answer that decides nothing."""

@@ -1,0 +1,160 @@
+"""The worker's own node: the queues it lists, its version, and whether it may be written now.
+
+Every claim and release rewrites it, so claims and releases are serial: one such write is
+outstanding at a time, and none is sent before the version is known for certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from qdo.coordination.protocol.machine import (
+    Callback,
+    Commit,
+    CommitError,
+    Committed,
+    Get,
+    Machine,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Rejected,
+    Response,
+    SetOp,
+)
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.queues import EVERYTHING
+
+
+class WorkerNodeWriter:
+    """Writes a worker's own node, and remembers its content.
+
+    :ivar listed: the queues in it, as last written or read back after a barrier.
+    :ivar draining: recorded in it from the next write on.
+    :ivar filter: the queues that may be assigned to the worker; recorded by every write.
+    :ivar rewrite: whether to write it even if no queue is claimed or released.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        machine: Machine,
+        *,
+        on_gone: Callable[[], None],
+        on_reread: Callable[[Iterable[str]], None],
+    ) -> None:
+        self.path = path
+        self.listed: dict[str, None] = {}
+        self.draining = False
+        self.filter = EVERYTHING
+        self.rewrite = False
+        self._machine = machine
+        self._on_gone = on_gone
+        self._on_reread = on_reread
+        self._version = 0
+        # No write may start: one is in flight, or the version is being read.
+        self._closed = False
+        self._in_flight = False
+        self._in_doubt = False
+
+    @property
+    def free(self) -> bool:
+        """Whether a write may be started."""
+        return not self._closed
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a write was not answered. Then a barrier is due."""
+        return self._in_doubt
+
+    def connected(self) -> None:
+        """Forget requests in flight: after a reconnection there are none."""
+        self._closed = self._in_flight = False
+
+    # --- writing ----------------------------------------------------------------------
+
+    def value(self, plus: Iterable[str], minus: Iterable[str]) -> bytes:
+        """Return the value with some queues added and some removed."""
+        listed = dict(self.listed)
+        listed.update(dict.fromkeys(plus))
+        for queue in minus:
+            listed.pop(queue, None)
+        return WorkerNode(tuple(listed), draining=self.draining, filter=self.filter).encode()
+
+    def commit(self, ops: list[SetOp], value: bytes, then: Callback) -> None:
+        """Write the own node together with queue nodes; `then` must first call `answered`."""
+        self._closed = self._in_flight = True
+        self._machine.ask(Commit((*ops, SetOp(self.path, value, self._version))), then)
+
+    def answered(self, answer: Response) -> bool:
+        """Handle the answer to `commit`; return False if the own node is in doubt."""
+        if isinstance(answer, NoResponse):
+            self._in_doubt = True
+            return False
+        self._closed = self._in_flight = False
+        if isinstance(answer, Committed):
+            self._version = answer.versions[-1]
+        return True
+
+    def rejected(self, answer: Rejected) -> None:
+        """Called when the own node was not as remembered: gone, or written by an operator."""
+        if answer.fault is CommitError.NO_NODE:
+            self._on_gone()
+        else:
+            self._closed = True
+            self.read()
+
+    # --- reading ----------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Read and watch it, for its version and for an operator's requests in it."""
+        self._machine.ask(Get(self.path, watch=True), self._read)
+
+    def _read(self, answer: Response) -> None:
+        if isinstance(answer, NodeMissing):
+            self._on_gone()
+        elif isinstance(answer, NodeRead):
+            self._on_reread(WorkerNode.parse(answer.data).reread)
+            if not self._in_flight:  # otherwise the answer to the write has the version
+                self._closed = False
+                self._version = answer.version
+
+    # --- the barrier ------------------------------------------------------------------
+
+    def barrier(self, then: Callable[[], None]) -> None:
+        """Write the node unchanged: requests sent before can no longer take effect.
+
+        After the acknowledgement a late request finds another version and fails. No lagging server
+        can answer with a state from before it.
+        """
+        self._closed = self._in_flight = self._in_doubt = True
+        self._machine.ask(
+            Get(self.path, watch=True), lambda answer: self._barrier_read(then, answer)
+        )
+
+    def _barrier_read(self, then: Callable[[], None], answer: Response) -> None:
+        if isinstance(answer, NodeMissing):
+            self._on_gone()
+        elif isinstance(answer, NodeRead):
+            node = WorkerNode.parse(answer.data)
+            # Keeps the list of a seek: its queues are read again when this write is acknowledged.
+            value = replace(node, draining=self.draining, filter=self.filter).encode()
+            self._machine.ask(
+                Commit((SetOp(self.path, value, answer.version),)),
+                lambda written: self._barrier_written(node, then, written),
+            )
+
+    def _barrier_written(
+        self, node: WorkerNode, then: Callable[[], None], answer: Response
+    ) -> None:
+        if isinstance(answer, Rejected) and answer.fault is CommitError.NO_NODE:
+            self._on_gone()
+        elif isinstance(answer, Rejected):
+            self.barrier(then)
+        elif isinstance(answer, Committed):
+            self._version = answer.versions[0]
+            self.listed = dict.fromkeys(node.queues)
+            self._closed = self._in_flight = self._in_doubt = False
+            then()
+            self._on_reread(node.reread)

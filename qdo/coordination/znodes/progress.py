@@ -1,0 +1,163 @@
+"""Progress values inside a queue node: positions, failure records, done ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+MAX_LAST = 2**63 - 1
+"""`last` fits into 64 bits; a UUIDv1 timestamp has 60."""
+
+
+_MAX_DIGITS = 100
+
+
+MAX_POSITION = 10**_MAX_DIGITS - 1
+"""A broker's positions may be wider than times; see `qdo.positions`."""
+
+
+DECISIONS = ("skip", "dead-letter")
+"""An operator's decisions on a message, for the owner of its queue to carry out."""
+
+
+FAILURE_ERROR_CHARACTERS = 300
+"""Limit of an error in a queue node: nodes of thousands of queues must stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRecord:
+    """The failed attempts of a message after `last`; the record outlives its worker.
+
+    It is the value of ``failing`` in the queue node, or of ``blocked`` while the queue waits for an
+    operator.
+
+    :ivar attempts: how many attempts failed, or ended with their process.
+    :ivar error: the error of the last attempt, as one line.
+    :ivar crashed: whether the last attempt ended with its process.
+    :ivar retry_at: Unix time before which the message should not run again, 0 for any time.
+    :ivar blocked_since: Unix time since when its queue is blocked, 0 while it is not.
+    :ivar decision: the operator's decision: "", "skip" or "dead-letter".
+    :ivar retry_delay: seconds from the last attempt to `retry_at`, 0 if unknown. A wait never needs
+        to be longer than this, even if the clock was set.
+    """
+
+    position: int
+    attempts: int
+    error: str = ""
+    crashed: bool = False
+    retry_at: float = 0.0
+    blocked_since: float = 0.0
+    decision: str = ""
+    retry_delay: float = 0.0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the queue waits for an operator."""
+        return self.blocked_since > 0
+
+    @classmethod
+    def parse(cls, value: Any) -> FailureRecord | None:
+        """Parse a record; return None if it is unreadable: attempts then count from 1 again."""
+        if not isinstance(value, dict):
+            return None
+        position, fault = parse_last(value.get("position"), MAX_POSITION)
+        attempts = value.get("attempts")
+        if fault or not position or isinstance(attempts, bool) or not isinstance(attempts, int):
+            return None
+        return cls(
+            position,
+            max(0, attempts),
+            str(value.get("error", "")),
+            bool(value.get("crashed", False)),
+            _moment(value.get("retry_at")),
+            _moment(value.get("blocked_since")),
+            decision if (decision := value.get("decision")) in DECISIONS else "",
+            _moment(value.get("retry_delay")),
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """Return the value for the queue node."""
+        value: dict[str, Any] = {
+            "position": str(self.position),
+            "attempts": self.attempts,
+            "error": self.error[:FAILURE_ERROR_CHARACTERS],
+        }
+        for name in ("crashed", "retry_at", "retry_delay", "blocked_since", "decision"):
+            if getattr(self, name):
+                value[name] = getattr(self, name)
+        return value
+
+
+def _moment(value: Any) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if number and 0 <= value < 1e12 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfOrderProgress:
+    """Progress beyond `last`, for a queue whose messages are not processed strictly in order.
+
+    The queue node has it as two values. ``done_ranges`` are pairs of numbers: the distance from the
+    range before (or from `last`) to the start of this range of done messages, and the distance from
+    its first to its newest message. ``other_failures`` are failure records like ``failing``.
+
+    :ivar done_ranges: first and newest position of each range of done messages, ascending.
+    :ivar other_failures: records of failing messages, apart from the node's `failure`.
+    """
+
+    done_ranges: tuple[tuple[int, int], ...] = ()
+    other_failures: tuple[FailureRecord, ...] = ()
+
+    @classmethod
+    def parse(cls, last: int, ranges: Any, failures: Any) -> OutOfOrderProgress | None:
+        """Parse the two values; unreadable parts are left out, and their messages run again."""
+        found = cls(
+            tuple(_parse_ranges(last, ranges)),
+            tuple(
+                each
+                for value in (failures if isinstance(failures, list) else ())
+                if (each := FailureRecord.parse(value)) is not None and each.position > last
+            ),
+        )
+        return found if found.done_ranges or found.other_failures else None
+
+    def dump(self, last: int) -> dict[str, Any]:
+        """Return the values for the queue node."""
+        pairs = []
+        before = last
+        for first, newest in self.done_ranges:
+            pairs.append([first - before, newest - first])
+            before = newest
+        value: dict[str, Any] = {"done_ranges": pairs} if pairs else {}
+        if self.other_failures:
+            value["other_failures"] = [each.dump() for each in self.other_failures]
+        return value
+
+
+def _parse_ranges(last: int, value: Any) -> Iterator[tuple[int, int]]:
+    before = last
+    for pair in value if isinstance(value, list) else ():
+        valid = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
+        if not valid or pair[0] < 1 or pair[1] < 0 or before + sum(pair) > MAX_POSITION:
+            return
+        first = before + pair[0]
+        before = first + pair[1]
+        yield first, before
+
+
+def parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:
+    """Return a position, and why it is unreadable, if it is."""
+    if isinstance(text, int) and not isinstance(text, bool) and 0 <= text <= most:
+        return text, None
+    if not isinstance(text, str):
+        return 0, f"last must be a decimal string, got {text!r}"
+    digits = text.strip().removesuffix("L").strip()
+    if not digits:
+        return 0, None if not text.strip() else f"last must be a decimal string, got {text!r}"
+    if not (digits.isascii() and digits.isdigit()):
+        return 0, f"last must be a decimal string, got {text!r}"
+    # The length first: Python rejects thousands of digits.
+    if len(digits) > _MAX_DIGITS or int(digits) > most:
+        return 0, f"last is larger than any position: {digits[:60]}"
+    return int(digits), None

@@ -1,0 +1,70 @@
+"""The values of worker and assignment nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from qdo.coordination.znodes.values import encode, load, string_tuple
+from qdo.queues import EVERYTHING, QueueFilter, is_path_part
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNode:
+    """The queues of a worker.
+
+    :ivar reread: queues that an operator moved; the worker must read their nodes again.
+    :ivar draining: whether the worker releases its queues and takes no new ones.
+    :ivar filter: the queues that may be assigned to it; all queues if the node has no filter.
+    """
+
+    queues: tuple[str, ...] = ()
+    reread: tuple[str, ...] = ()
+    draining: bool = False
+    filter: QueueFilter = EVERYTHING
+
+    @classmethod
+    def parse(cls, data: bytes) -> WorkerNode:
+        value = load(data) or {}
+        return cls(
+            string_tuple(value.get("queues")),
+            string_tuple(value.get("reread")),
+            bool(value.get("draining", False)),
+            parse_filter(value.get("filter")),
+        )
+
+    def encode(self) -> bytes:
+        value: dict[str, Any] = {"queues": list(self.queues)}
+        if self.reread:
+            value["reread"] = list(self.reread)
+        if self.draining:
+            value["draining"] = True
+        if self.filter != EVERYTHING:
+            value["filter"] = {
+                "queues": list(self.filter.queues),
+                "exclude": list(self.filter.exclude),
+            }
+        return encode(value)
+
+
+def parse_filter(value: Any) -> QueueFilter:
+    """Return the filter in a worker node; an unreadable one matches all queues."""
+    if not isinstance(value, dict):
+        return EVERYTHING
+    return QueueFilter(
+        string_tuple(value.get("queues")) or EVERYTHING.queues, string_tuple(value.get("exclude"))
+    )
+
+
+def parse_assignment(data: bytes) -> frozenset[str]:
+    """Return the queues of an assignment node; an unreadable node assigns none.
+
+    The names become paths, and a name that is not a valid path would break the connection.
+    """
+    return frozenset(filter(is_path_part, string_tuple((load(data) or {}).get("queues"))))
+
+
+def encode_queues(queues: Iterable[str]) -> bytes:
+    """Return the value of an assignment node."""
+    return encode({"queues": sorted(queues)})

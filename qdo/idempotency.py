@@ -1,0 +1,244 @@
+"""Idempotent writes: a repeated or late write changes nothing.
+
+A message may run again after a crash, and a frozen worker may write after its queue has a new
+owner (see the page "Idempotency" of the documentation). Only the database that stores the write
+can distinguish both from a first run, and only if the proof is in the same transaction as the
+write. There are two kinds of proof:
+
+- `FencedWrites`: one row per queue with the fence and the position of its last write. The table
+  does not grow, and writes of former owners are rejected as well. It requires the order of the
+  queue and stable positions: not for SQS.
+- `ProcessedMessages`: one row per message id. It requires no order, and recognizes a message with
+  a new position, such as a dead letter that is sent again. The table grows; old rows can be
+  deleted by age.
+
+Both work in a transaction of the app: in a SQLAlchemy session or connection, or in a connection
+of the standard library's sqlite3. The SQL is common to SQLite and PostgreSQL. SQLAlchemy is only
+imported for its own sessions (``pip install 'qdo[sql]'``).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from qdo.errors import UnsupportedError, UsageError
+from qdo.message import Message
+
+SqlSession: TypeAlias = Any
+"""A SQLAlchemy `Session` or `Connection`, or a `sqlite3.Connection`, in a transaction."""
+
+DIALECTS = ("sqlite", "postgresql")
+MAX_NAME = 200
+"""Maximum number of characters of a queue, a part or an id."""
+POSITION_DIGITS = 100
+"""Width of a stored position, which is text with leading zeros: positions of Kinesis exceed the
+integers of databases, and texts of equal length compare like numbers."""
+
+Parameters: TypeAlias = Mapping[str, Any]
+
+
+class Write(enum.Enum):
+    """The decision about a write; true only if the write may be made.
+
+    NEW: neither this message nor a later one was written: write.
+    REPEATED: this message was written before: change nothing, the message is done.
+    STALE: another worker has claimed the queue and written since: change nothing. The new owner
+    runs the message, or already ran it.
+    """
+
+    NEW = "new"
+    REPEATED = "repeated"
+    STALE = "stale"
+
+    def __bool__(self) -> bool:
+        return self is Write.NEW
+
+
+class FencedWrites:
+    """Decides about writes by `message.fence` and `message.position`.
+
+    :param table: name of the table, of letters, digits and underscores.
+    :raises UsageError: the name is invalid.
+    """
+
+    def __init__(self, table: str = "qdo_writes") -> None:
+        self.table = _table(table)
+        self.schema = f"""
+            CREATE TABLE IF NOT EXISTS {table} (
+                queue VARCHAR({MAX_NAME}) NOT NULL,
+                part VARCHAR({MAX_NAME}) NOT NULL,
+                fence BIGINT NOT NULL,
+                position VARCHAR({POSITION_DIGITS}) NOT NULL,
+                PRIMARY KEY (queue, part)
+            )
+        """
+        """The statement that creates the table, for tools that create all tables of an app."""
+        self._advance = f"""
+            INSERT INTO {table} (queue, part, fence, position)
+            VALUES (:queue, :part, :fence, :position)
+            ON CONFLICT (queue, part) DO UPDATE
+            SET fence = excluded.fence, position = excluded.position
+            WHERE excluded.fence >= {table}.fence AND excluded.position > {table}.position
+        """
+        # Even a repetition shows that the queue has a new owner. From here on its former owner,
+        # which may be ahead of the recorded progress, is rejected.
+        self._take_over = f"""
+            UPDATE {table} SET fence = :fence
+            WHERE queue = :queue AND part = :part AND fence < :fence
+        """
+        self._reset = f"UPDATE {table} SET fence = 0"
+        self._stale = f"""
+            SELECT 1 FROM {table} WHERE queue = :queue AND part = :part AND fence > :fence
+        """
+
+    def create(self, session: SqlSession) -> None:
+        """Create the table unless it exists; call it where the app creates its own tables."""
+        _execute(session, self.schema, {})
+
+    def admit(self, session: SqlSession, message: Message, part: str = "") -> Write:
+        """Decide whether to write this message, and record the decision.
+
+        Call it first in the transaction of the write: both are committed together, or neither.
+        The row stays locked until the end of the transaction: two owners decide one after the
+        other.
+
+        :param part: a part of the queue with its own order, such as the message's key if keys
+            run in parallel, or the name of one of several sinks.
+        :raises UsageError: `part` has more than 200 characters.
+        :raises UnsupportedError: the database is neither SQLite nor PostgreSQL, or the message
+            gets a new position for each delivery, as with SQS.
+        """
+        if not message.stable:
+            raise UnsupportedError(
+                broker="a broker with unstable positions, such as SQS,",
+                what="distinguish repeated messages from new ones by their position",
+                remedy="use qdo.idempotency.ProcessedMessages, which uses message.id",
+            )
+        if len(part) > MAX_NAME:
+            raise UsageError(
+                reason=f"part must have at most {MAX_NAME} characters, got {part!r:.60}..."
+            )
+        row = {
+            "queue": message.queue,
+            "part": part,
+            "fence": message.fence,
+            "position": f"{message.position:0{POSITION_DIGITS}d}",
+        }
+        if _execute(session, self._advance, row).rowcount:
+            return Write.NEW
+        if _execute(session, self._take_over, row).rowcount:
+            return Write.REPEATED
+        stale = _execute(session, self._stale, row).fetchone() is not None
+        return Write.STALE if stale else Write.REPEATED
+
+    def reset_fences(self, session: SqlSession) -> int:
+        """Reset every fence but no position; return the number of rows.
+
+        For an app that moves to another coordinator, whose fences may be smaller. No worker may
+        be running.
+        """
+        return int(_execute(session, self._reset, {}).rowcount)
+
+
+class ProcessedMessages:
+    """Recognizes repeated messages by `message.id`.
+
+    :param table: name of the table, of letters, digits and underscores.
+    :param clock: Unix time in seconds.
+    :raises UsageError: the name is invalid.
+    """
+
+    def __init__(
+        self, table: str = "qdo_done_messages", *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.table = _table(table)
+        self._clock = clock
+        self.schema = f"""
+            CREATE TABLE IF NOT EXISTS {table} (
+                queue VARCHAR({MAX_NAME}) NOT NULL,
+                id VARCHAR({MAX_NAME}) NOT NULL,
+                done_at BIGINT NOT NULL,
+                PRIMARY KEY (queue, id)
+            )
+        """
+        """The statement that creates the table, for tools that create all tables of an app."""
+        self._record = f"""
+            INSERT INTO {table} (queue, id, done_at) VALUES (:queue, :id, :done_at)
+            ON CONFLICT (queue, id) DO NOTHING
+        """
+        self._forget = f"DELETE FROM {table} WHERE done_at < :done_at"
+
+    def create(self, session: SqlSession) -> None:
+        """Create the table unless it exists; call it where the app creates its own tables."""
+        _execute(session, self.schema, {})
+
+    def record(self, session: SqlSession, message: Message) -> bool:
+        """Record that the message is done; if it returns False, it was done before: write nothing.
+
+        Call it first in the transaction of the message's effects: both are committed together,
+        or neither.
+
+        :raises UnsupportedError: the database is neither SQLite nor PostgreSQL.
+        """
+        row = {"queue": message.queue, "id": message.id, "done_at": int(self._clock())}
+        return bool(_execute(session, self._record, row).rowcount)
+
+    def forget(self, session: SqlSession, older_than_seconds: float) -> int:
+        """Delete the rows that are older than this age; return their number.
+
+        A message that is delivered again after that counts as new. Keep rows for as long as the
+        broker keeps messages (`retention_seconds`) and dead letters may be sent again.
+
+        :raises UsageError: the age is negative.
+        """
+        if older_than_seconds < 0:
+            raise UsageError(
+                reason=f"older_than_seconds must be at least 0, got {older_than_seconds!r}"
+            )
+        limit = int(self._clock() - older_than_seconds)
+        return int(_execute(session, self._forget, {"done_at": limit}).rowcount)
+
+
+def _table(name: str) -> str:
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) is None:
+        raise UsageError(
+            reason="the name of a table must have 1 to 63 letters, digits and underscores and not "
+            f"begin with a digit, got {name!r}"
+        )
+    return name
+
+
+def _execute(session: SqlSession, statement: str, parameters: Parameters) -> Any:
+    """Execute a statement in any kind of session; return its cursor or result."""
+    if isinstance(session, sqlite3.Connection):
+        return session.execute(statement, dict(parameters))
+    from sqlalchemy import text
+
+    dialect = _dialect(session)
+    if dialect not in DIALECTS:
+        raise UnsupportedError(
+            broker=f"a database of the kind {dialect}",
+            what="make conditional writes with qdo",
+            remedy=f"use one of {', '.join(DIALECTS)}, or compare fence and position in SQL of "
+            "the app",
+        )
+    return session.execute(text(statement), dict(parameters))
+
+
+def _dialect(session: SqlSession) -> str:
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
+
+    if isinstance(session, Connection):
+        return session.dialect.name
+    if isinstance(session, Session):
+        return session.get_bind().dialect.name
+    raise UsageError(
+        reason="the session must be a Session or Connection of SQLAlchemy, or a connection of "
+        f"sqlite3, got {type(session).__name__}; for an AsyncSession use the session from run_sync"
+    )

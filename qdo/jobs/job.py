@@ -1,0 +1,103 @@
+"""A job: a function of the app and the options it runs with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from qdo.errors import UsageError
+from qdo.jobs.options import (
+    CONCURRENCY,
+    ExecutorName,
+    Order,
+    check_batch,
+    check_order,
+    check_placement,
+)
+from qdo.jobs.policy import Policy
+from qdo.jobs.signatures import check_job, describe_callable
+from qdo.message import Message
+
+JobFunction = Callable[[Message, Any], Any]
+Checkpoint = Literal["interval", "message"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A function that processes messages, with its options.
+
+    :ivar function: called as ``function(message, context)``; its return value is ignored.
+    :ivar queues: glob of the queues it is for.
+    :ivar checkpoint: "interval" records progress every `checkpoint_seconds`; "message" also
+        after every message, before the next message of the queue starts.
+    :ivar executor: where it runs, None for the setting `executor`; ``async def`` jobs run on
+        an asyncio loop.
+    :ivar timeout_seconds: how long one message may take, None for no limit.
+    :ivar memory_mib: resident memory at which its process is killed (executor "process").
+    :ivar recycle_after: number of messages after which its process is replaced (executor
+        "process").
+    :ivar policy: the consequences of failed attempts, None for those in the settings.
+    :ivar order: "queue": one message of a queue at a time; "key": one message of each key;
+        "none": any.
+    :ivar concurrency: messages of one queue in flight at once, None for the default of `order`.
+    :ivar batch: maximum size of the `qdo.Batch` it is called with, None: it is called with one
+        message.
+    :ivar batch_wait_seconds: how long an incomplete batch waits for more messages.
+    """
+
+    function: JobFunction
+    queues: str = "*"
+    checkpoint: Checkpoint = "interval"
+    executor: ExecutorName | None = None
+    timeout_seconds: float | None = None
+    memory_mib: int | None = None
+    recycle_after: int | None = None
+    policy: Policy | None = None
+    order: Order = "queue"
+    concurrency: int | None = None
+    batch: int | None = None
+    batch_wait_seconds: float = 0.0
+
+    @classmethod
+    def checked(cls, function: Callable[..., Any], **options: Any) -> Job:
+        """Return a job after checking its function and options, which are those of `App.job`.
+
+        :raises UsageError: with the remedy, for the first problem.
+        """
+        job = cls(function, **options)
+        check_job(function, "message" if job.batch is None else "batch")
+        name = job.name
+        check_order(name, job.order, job.concurrency, job.checkpoint, job.policy)
+        check_batch(name, job.batch, job.batch_wait_seconds, job.order, job.executor)
+        check_placement(
+            function, job.executor, job.timeout_seconds, job.memory_mib, job.recycle_after
+        )
+        return job
+
+    @property
+    def lanes(self) -> int:
+        """How many messages of one queue may be in flight at once."""
+        if self.order == "queue":
+            return 1
+        return CONCURRENCY if self.concurrency is None else self.concurrency
+
+    @property
+    def name(self) -> str:
+        """The function as MODULE:FUNCTION, for logs."""
+        return describe_callable(self.function)
+
+
+def check_declaration(queues: Any, checkpoint: Any, policy: Any) -> None:
+    """Raise UsageError for options of `App.job` that are wrong whatever the function is."""
+    if callable(queues):
+        raise UsageError(reason="write @app.job() with parentheses")
+    if not isinstance(queues, str):
+        raise UsageError(
+            reason=f"queues must be one glob, got {queues!r}; register the job once for each of "
+            "several globs"
+        )
+    if checkpoint not in get_args(Checkpoint):
+        raise UsageError(reason=f"checkpoint must be 'interval' or 'message', got {checkpoint!r}")
+    if policy is not None and not isinstance(policy, Policy):
+        raise UsageError(reason=f"policy must be a qdo.Policy, got {policy!r}")

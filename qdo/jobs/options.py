@@ -1,0 +1,172 @@
+"""Options of `@app.job()` - executor, limits, order, batches - and their checks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from qdo.errors import UsageError
+from qdo.jobs.signatures import describe_callable
+from qdo.jobs.signatures import is_async as is_async
+
+if TYPE_CHECKING:
+    from qdo.jobs.policy import Policy
+
+ExecutorName = Literal["greenlet", "thread", "process"]
+EXECUTORS = ("greenlet", "thread", "process")
+ASYNCIO = "asyncio"
+"""The executor of ``async def`` jobs; selected by the kind of function, never by name."""
+LEAST_MEMORY_MIB = 32
+"""About the memory of a Python process that has done nothing yet."""
+
+
+def check_placement(
+    function: Any,
+    executor: str | None,
+    timeout_seconds: float | None,
+    memory_mib: int | None,
+    recycle_after: int | None,
+) -> None:
+    """Raise UsageError, with the remedy, unless the executor and the limits suit the job."""
+    name = describe_callable(function)
+    if executor is not None and executor not in EXECUTORS:
+        raise UsageError(
+            reason=f"job {name}: executor must be one of {', '.join(EXECUTORS)}, got {executor!r}"
+        )
+    if executor is not None and is_async(function):
+        raise UsageError(
+            reason=f"job {name} is 'async def' and runs on the asyncio loop of its worker, not "
+            f"with executor={executor!r}; omit executor, or write the job with 'def'"
+        )
+    _check_number(name, "timeout_seconds", timeout_seconds, 0.001)
+    _check_number(name, "memory_mib", memory_mib, LEAST_MEMORY_MIB)
+    _check_number(name, "recycle_after", recycle_after, 1)
+    if executor in ("greenlet", "thread") or is_async(function):
+        _check_process_only(name, memory_mib, recycle_after)
+
+
+def kind_of(job: Any, default: str) -> str:
+    """Return the executor of a job: "greenlet", "thread", "process" or "asyncio".
+
+    :param job: a `qdo.jobs.job.Job`.
+    :param default: the setting `executor`.
+    :raises UsageError: its options do not suit that executor.
+    """
+    if is_async(job.function):
+        return ASYNCIO
+    kind = job.executor or default
+    if kind == "process" and job.batch is not None:
+        raise UsageError(
+            reason=f"job {job.name} takes batches, but executor 'process' takes one message at a "
+            "time; give the job executor='thread' or 'greenlet', or omit batch"
+        )
+    if kind != "process":
+        _check_process_only(job.name, job.memory_mib, job.recycle_after)
+    return str(kind)
+
+
+def _check_number(name: str, option: str, value: Any, least: float) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
+        raise UsageError(
+            reason=f"job {name}: {option} must be a number of at least {least:g}, or None, "
+            f"got {value!r}"
+        )
+    if option != "timeout_seconds" and not isinstance(value, int):
+        raise UsageError(reason=f"job {name}: {option} must be an integer, got {value!r}")
+
+
+def _check_process_only(name: str, memory_mib: int | None, recycle_after: int | None) -> None:
+    for option, value in (("memory_mib", memory_mib), ("recycle_after", recycle_after)):
+        if value is not None:
+            raise UsageError(
+                reason=f"job {name}: {option} requires executor='process'; add it, or omit {option}"
+            )
+
+
+Order = Literal["queue", "key", "none"]
+
+
+CONCURRENCY = 10
+"""Messages of one queue in flight at once, if the order allows it and the job sets no limit."""
+
+
+MOST_CONCURRENCY = 10_000
+
+
+MOST_BATCH = 10_000
+
+
+def check_order(
+    name: str, order: str, concurrency: int | None, checkpoint: str, policy: Policy | None
+) -> None:
+    """Raise UsageError, with the remedy, for options of job `name` that contradict each other."""
+    if order not in get_args(Order):
+        raise _invalid(name, f"order must be one of {', '.join(get_args(Order))}, got {order!r}")
+    if concurrency is not None and not _in_range(concurrency, MOST_CONCURRENCY):
+        raise _invalid(
+            name,
+            f"concurrency must be an integer from 1 to {MOST_CONCURRENCY}, got {concurrency!r}",
+        )
+    if order == "queue":
+        if concurrency not in (None, 1):
+            raise _invalid(
+                name,
+                f"concurrency={concurrency} requires messages that do not wait for each other; "
+                "add order='key' or order='none', or omit concurrency",
+            )
+        return
+    if checkpoint == "message":
+        raise _invalid(
+            name,
+            f"checkpoint='message' records messages one by one, but with order={order!r} they "
+            "do not finish one by one; use order='queue', or omit checkpoint",
+        )
+    if order == "none" and policy is not None and blocks(policy):
+        raise _invalid(
+            name,
+            "order='none' and a policy that blocks contradict each other, because no message "
+            "waits for the failed one; use order='queue' or 'key', or then='dead-letter'",
+        )
+
+
+def blocks(policy: Policy) -> bool:
+    """Return whether a policy may block a queue."""
+    return policy.then == "block" or any(rule.then == "block" for rule in policy.rules)
+
+
+def check_batch(
+    name: str, batch: int | None, batch_wait_seconds: float, order: str, executor: str | None
+) -> None:
+    """Raise UsageError, with the remedy, unless the job `name` can take such batches."""
+    wait: Any = batch_wait_seconds
+    if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= 3600:
+        raise _invalid(
+            name, f"batch_wait_seconds must be a number of seconds from 0 to 3600, got {wait!r}"
+        )
+    if batch is None:
+        if wait:
+            raise _invalid(name, "batch_wait_seconds requires batch; add one, such as batch=500")
+        return
+    if not _in_range(batch, MOST_BATCH):
+        raise _invalid(name, f"batch must be an integer from 1 to {MOST_BATCH}, got {batch!r}")
+    if order == "key":
+        raise _invalid(
+            name,
+            f"batch={batch} processes a queue batch by batch, so its messages wait for more than "
+            "their own key, which contradicts order='key'; omit one of them",
+        )
+    if executor == "process":
+        raise _invalid(
+            name,
+            "executor='process' takes one message at a time, not a batch; use "
+            "executor='thread', or omit batch",
+        )
+
+
+def _in_range(value: Any, most: int) -> bool:
+    return type(value) is int and 1 <= value <= most
+
+
+def _invalid(name: str, reason: str) -> UsageError:
+    return UsageError(reason=f"job {name}: {reason}")

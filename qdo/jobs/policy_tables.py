@@ -1,0 +1,213 @@
+"""Policies of queues by name: the tables in the settings, and the policy of each queue.
+
+In a TOML file::
+
+    [[policies]]
+    queues = "pay-*"
+    attempts = 5
+    then = "block"
+
+    [[policies.rules]]
+    exception = "requests.exceptions:Timeout"
+    attempts = 100
+
+Omitted options are those of the policy of the queue's job; without one, those of the settings
+`attempts`, `backoff_seconds` and `backoff_max_seconds`. If several tables match a queue, only the
+one with the most literal characters applies.
+"""
+
+from __future__ import annotations
+
+import builtins
+import fnmatch
+import importlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from qdo.errors import PolicyError, UnknownSettingError
+from qdo.jobs.options import blocks
+from qdo.jobs.policy import OPTIONS, Policy, Rule, Then, check_options
+from qdo.text import did_you_mean
+
+if TYPE_CHECKING:
+    from qdo.jobs.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class RuleTable:
+    """A rule in the settings; only worker processes import its exception."""
+
+    exception: str
+    attempts: int | None = None
+    backoff_seconds: float | None = None
+    backoff_max_seconds: float | None = None
+    then: Then | None = None
+
+    def rule(self, where: str) -> Rule:
+        """Return the rule, with its exception imported."""
+        kind = _imported(self.exception, where)
+        return Rule(kind, **{name: getattr(self, name) for name in OPTIONS})
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """One table of the setting `policies`; None stands for an omitted option."""
+
+    queues: str
+    attempts: int | None = None
+    backoff_seconds: float | None = None
+    backoff_max_seconds: float | None = None
+    then: Then | None = None
+    rules: tuple[RuleTable, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in error messages."""
+        return f"policies for {self.queues!r}"
+
+    def override(self, below: Policy) -> Policy:
+        """Return a policy, changed by the options of this table.
+
+        :raises PolicyError: an exception cannot be imported, or values contradict each other.
+        """
+        options: dict[str, Any] = {
+            name: getattr(self, name) for name in OPTIONS if getattr(self, name) is not None
+        }
+        if self.rules is not None:
+            options["rules"] = tuple(table.rule(self.name) for table in self.rules)
+        try:
+            return replace(below, **options)
+        except PolicyError as error:
+            details = error.details
+            raise PolicyError(
+                where=f"{self.name}: {details['where']}", reason=details["reason"]
+            ) from error
+
+
+def read_tables(value: Any, origin: str = "") -> tuple[QueuePolicy, ...]:
+    """Return the tables of the setting `policies`; checks all but exceptions, imports nothing.
+
+    :param origin: their origin in brackets, for error messages.
+    :raises UnknownSettingError: a key is unknown.
+    :raises PolicyError: a value is invalid.
+    """
+    tables = tuple(_table(each, f"policies{origin}") for each in value)
+    seen: set[str] = set()
+    for table in tables:
+        if table.queues in seen:
+            raise PolicyError(
+                where=table.name, reason="there are two tables with these queues; merge them"
+            )
+        seen.add(table.queues)
+    return tables
+
+
+def _table(value: Any, origin: str) -> QueuePolicy:
+    if isinstance(value, QueuePolicy):
+        return value
+    known = {"queues", "rules", *OPTIONS}
+    given = _checked_keys(value, known, origin)
+    queues = given.get("queues")
+    if not isinstance(queues, str) or not queues:
+        raise PolicyError(
+            where=origin, reason='a table must name its queues, such as queues = "pay-*"'
+        )
+    options = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+    where = f"policies for {queues!r}"
+    check_options(where, options)
+    rules = given.get("rules")
+    if not options and rules is None:
+        raise PolicyError(
+            where=where, reason="it has no options; add attempts, a backoff, then or rules"
+        )
+    if rules is not None and not isinstance(rules, (list, tuple)):
+        raise PolicyError(where=where, reason="rules must be tables; write [[policies.rules]]")
+    found = None if rules is None else tuple(_rule(each, where) for each in rules)
+    return QueuePolicy(queues, **options, rules=found)
+
+
+def _rule(value: Any, where: str) -> RuleTable:
+    given = _checked_keys(value, {"exception", *OPTIONS}, where)
+    exception = given.get("exception")
+    if not isinstance(exception, str) or not re.fullmatch(r"([\w.]+:)?[\w.]+", exception):
+        raise PolicyError(
+            where=where,
+            reason='the exception of a rule must be "MODULE:NAME", or the name of a built-in one '
+            f'such as "ValueError", got {exception!r}',
+        )
+    options = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+    if not options:
+        raise PolicyError(
+            where=f"{where}: the rule for {exception}",
+            reason="it has no options; add attempts, a backoff or then",
+        )
+    check_options(f"{where}: the rule for {exception}", options)
+    return RuleTable(exception, **options)
+
+
+def _checked_keys(value: Any, known: Iterable[str], origin: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise PolicyError(
+            where=origin, reason=f"it must be a table, got {value!r}; write [[policies]]"
+        )
+    for name in value:
+        if name not in known:
+            hint = did_you_mean(str(name).lower(), sorted(known))
+            raise UnknownSettingError(name=name, origin=origin, hint=hint)
+    return value
+
+
+def _imported(name: str, where: str) -> Any:
+    module, colon, path = name.rpartition(":")
+    try:
+        found: Any = importlib.import_module(module) if colon else builtins
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise PolicyError(
+            where=where,
+            reason=f"cannot import the exception {name!r} of a rule "
+            f"({type(error).__name__}: {error}); write MODULE:NAME, or the name of a built-in one",
+        ) from error
+    return found
+
+
+# --- the policy of a queue ----------------------------------------------------------
+
+
+def policy_for(
+    queue: str, job: Job | None, tables: Sequence[QueuePolicy], default: Policy
+) -> Policy:
+    """Return the policy of a queue: its table, else its job's policy, else the default."""
+    below = job.policy if job is not None and job.policy is not None else default
+    fitting = [table for table in tables if fnmatch.fnmatchcase(queue, table.queues)]
+    if not fitting:
+        return below
+    return max(fitting, key=lambda table: literal_characters(table.queues)).override(below)
+
+
+def check_policies(jobs: Iterable[Job], tables: Sequence[QueuePolicy], default: Policy) -> None:
+    """Raise PolicyError at startup for mistakes that would otherwise show at the first failure."""
+    for table in tables:
+        for job in jobs:
+            if _may_overlap(table.queues, job.queues):
+                merged = table.override(job.policy or default)
+                if job.order == "none" and blocks(merged):
+                    raise PolicyError(
+                        where=table.name,
+                        reason=f"it may block queues of job {job.name}, but with order='none' no "
+                        "message waits for another; remove then='block', or change the order",
+                    )
+
+
+def _may_overlap(one: str, other: str) -> bool:
+    """Return False if no queue can match both globs, because their beginnings differ."""
+    first, second = (re.split(r"[*?[]", glob, maxsplit=1)[0] for glob in (one, other))
+    return first.startswith(second) or second.startswith(first)
+
+
+def literal_characters(glob: str) -> int:
+    """Return the number of literal characters of a glob: the most specific glob has most."""
+    return sum(character not in "*?[]" for character in glob)

@@ -1,0 +1,97 @@
+"""Names of queues, and the filter of a worker: globs of queues to take and to exclude."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from qdo.errors import QueueNameError
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFilter:
+    """A queue is taken if a glob of `queues` matches its name and none of `exclude` does."""
+
+    queues: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def everything(self) -> bool:
+        """Whether it takes every queue, whatever its name."""
+        return "*" in self.queues and not self.exclude
+
+    def matcher(self) -> Callable[[str], bool]:
+        """Return a predicate that tells whether a queue is taken; for many names."""
+        if self.everything:
+            return _always
+        wanted, excluded = _pattern(self.queues), _pattern(self.exclude)
+        if not self.exclude:
+            return lambda queue: wanted(queue) is not None
+        return lambda queue: wanted(queue) is not None and excluded(queue) is None
+
+    def takes(self, queue: str) -> bool:
+        """Return whether a queue is taken."""
+        return self.matcher()(queue)
+
+    def __str__(self) -> str:
+        """Return it in the form of command-line options, "" for everything."""
+        wanted = [] if self.queues == ("*",) else [f"--queues {glob}" for glob in self.queues]
+        return " ".join([*wanted, *(f"--exclude {glob}" for glob in self.exclude)])
+
+
+EVERYTHING = QueueFilter()
+
+
+def _always(queue: str) -> bool:
+    return True
+
+
+def _pattern(globs: Iterable[str]) -> Callable[[str], re.Match[str] | None]:
+    return re.compile("|".join(map(fnmatch.translate, globs)) or r"(?!)").match
+
+
+MAX_NAME_LENGTH = 200
+"""Characters; short enough that transactions of many queues stay small."""
+
+
+_RESERVED = {
+    "": "it is empty",
+    ".": "it is a relative path",
+    "..": "it is a relative path",
+    "zookeeper": "ZooKeeper reserves it",
+}
+_INVALID = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
+"""Characters that ZooKeeper rejects: control, surrogate, private and special characters. For its
+Java code, a character beyond U+FFFF, such as an emoji, is two surrogates."""
+
+
+def name_error(name: str) -> str | None:
+    """Return why `name` cannot be a znode name, None if it can.
+
+    The rules are ZooKeeper's (PathUtils.validatePath), and a limit of length.
+    """
+    if name in _RESERVED:
+        return _RESERVED[name]
+    if len(name) > MAX_NAME_LENGTH:
+        return f"it has {len(name)} characters"
+    invalid = _INVALID.search(name)
+    if invalid is None:
+        return None
+    if invalid[0] == "/":
+        return "it contains a '/'"
+    return f"it contains the character U+{ord(invalid[0]):04X}"
+
+
+def is_path_part(name: str) -> bool:
+    """Return whether a name can be part of a path, whatever its length."""
+    return name not in _RESERVED and _INVALID.search(name) is None
+
+
+def check_queue_name(name: str) -> str:
+    """Return `name`; raise QueueNameError if it cannot be a znode name."""
+    reason = name_error(name)
+    if reason:
+        raise QueueNameError(name=name, reason=reason)
+    return name

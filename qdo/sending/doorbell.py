@@ -1,0 +1,72 @@
+"""A broker for senders: opened together with the doorbell that notifies the owners of queues."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from qdo.brokers.base import Broker
+from qdo.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from qdo.coordination.doorbell_notifier import DoorbellNotifier
+
+
+def attach_doorbell(broker: Broker, settings: Settings, app: str) -> DoorbellNotifier | None:
+    """Notify the owners of queues about messages sent through a broker, if the settings say so.
+
+    :return: the notifier, to be closed after the broker. None for brokers that wake up their
+        readers themselves, and without the setting `doorbell`.
+    """
+    if not settings.doorbell or not broker.capabilities.doorbell:
+        return None
+    # Imported late: most senders need no coordinator.
+    from qdo.coordination.doorbell_notifier import DoorbellNotifier
+    from qdo.coordination.znodes.layout import Layout
+
+    notifier = DoorbellNotifier(settings.coordinator, Layout.of(app, settings.namespace))
+    broker.on_sent = notifier.ring
+    return notifier
+
+
+@dataclass(slots=True)
+class OpenBroker:
+    """An open broker with its doorbell; a context manager, which yields the broker."""
+
+    broker: Broker
+    notifier: DoorbellNotifier | None
+
+    def close(self) -> None:
+        """Close the broker, then the doorbell: closing the broker may still send."""
+        try:
+            self.broker.close()
+        finally:
+            if self.notifier is not None:
+                self.notifier.close()
+
+    def __enter__(self) -> Broker:
+        return self.broker
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_broker_with_doorbell(settings: Settings, app: str) -> OpenBroker:
+    """Open the broker of an app for sending.
+
+    :raises UnreachableError: the broker cannot be reached.
+    """
+    from qdo.brokers.registry import open_broker
+
+    broker = open_broker(settings.broker, app)
+    try:
+        return OpenBroker(broker, attach_doorbell(broker, settings, app))
+    except BaseException:
+        broker.close()
+        raise

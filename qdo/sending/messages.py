@@ -1,0 +1,161 @@
+"""Messages as senders give them: checked, and converted for a broker."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Capabilities, Outgoing, SendOptions
+from qdo.encoding import encoded
+from qdo.errors import UnsupportedError, UsageError
+from qdo.positions import position_now, time_of_position
+from qdo.queues import check_queue_name
+
+LATEST = 253402300800.0
+"""The year 10000; later times have no ISO 8601 form."""
+MAX_DEDUP_KEY = 1000
+"""Characters."""
+
+Moment: TypeAlias = "datetime.datetime | float"
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """One message for `App.send_many`, with the parameters of `App.send`."""
+
+    queue: str
+    body: Any
+    key: str | None = None
+    headers: Mapping[str, str] | None = None
+    delay_seconds: float | None = None
+    at: Moment | None = None
+    dedup_key: str | None = None
+    dedup_seconds: float | None = None
+
+
+AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
+
+
+def build_outgoing(message: NewMessage) -> Outgoing:
+    """Return a checked message in the form that brokers take; see `App.send`."""
+    _check_queue(message.queue)
+    if message.key is not None and not isinstance(message.key, str):
+        raise UsageError(reason=f"the key of a message must be text, got {message.key!r}")
+    data, head = encoded(message.queue, message.body, message.headers)
+    delay, at, dedup_key = message.delay_seconds, message.at, message.dedup_key
+    if delay is None and at is None and dedup_key is None and message.dedup_seconds is None:
+        return Outgoing(message.queue, data, message.key, head)
+    options = build_send_options(delay, at, dedup_key, message.dedup_seconds)
+    return Outgoing(message.queue, data, message.key, head, options)
+
+
+def outgoing_of(message: AnyMessage) -> Outgoing:
+    """Return a checked message from any form that `App.send_many` takes."""
+    if isinstance(message, tuple | list):
+        if not 2 <= len(message) <= 4:
+            raise UsageError(
+                reason="a message must be (queue, body), optionally followed by key and headers, "
+                f"got {message!r}"
+            )
+        return build_outgoing(NewMessage(*message))
+    if isinstance(message, NewMessage):
+        return build_outgoing(message)
+    if not isinstance(message, Mapping):
+        raise UsageError(
+            reason=f"a message must be a tuple, a dict or qdo.NewMessage, got {message!r}"
+        )
+    try:
+        new = NewMessage(**message)
+    except TypeError as error:
+        fields = ", ".join(NewMessage.__slots__)
+        raise UsageError(
+            reason=f"a message as a dict must have the keys {fields}: {error}"
+        ) from error
+    return build_outgoing(new)
+
+
+def build_send_options(
+    delay_seconds: float | None = None,
+    at: Moment | None = None,
+    dedup_key: str | None = None,
+    dedup_seconds: float | None = None,
+    now: Callable[[], int] = position_now,
+) -> SendOptions | None:
+    """Return the checked options of a message, None if there are none.
+
+    :raises UsageError: they contradict each other, or a value is invalid.
+    """
+    if delay_seconds is not None and at is not None:
+        raise UsageError(reason="use delay_seconds or at, not both")
+    due: float | None = None
+    if delay_seconds is not None:
+        if not _is_number(delay_seconds) or delay_seconds < 0:
+            raise UsageError(
+                reason=f"delay_seconds must be a number of at least 0, got {delay_seconds!r}"
+            )
+        due = time_of_position(now()) + delay_seconds if delay_seconds else None
+    elif at is not None:
+        due = _unix_time(at)
+    if due is not None and due >= LATEST:
+        raise UsageError(reason="a message cannot be delayed beyond the year 9999")
+    if dedup_key is None:
+        if dedup_seconds is not None:
+            raise UsageError(reason="dedup_seconds requires a dedup_key: it is the key's window")
+        return None if due is None else SendOptions(due)
+    return SendOptions(due, _dedup_key(dedup_key), _dedup_seconds(dedup_seconds))
+
+
+def _unix_time(at: Moment) -> float:
+    if isinstance(at, datetime.datetime):
+        if at.tzinfo is None:
+            raise UsageError(
+                reason=f"at must have a time zone, got {at.isoformat()}; add one, such as "
+                "tzinfo=datetime.timezone.utc"
+            )
+        return at.timestamp()
+    if not _is_number(at):
+        raise UsageError(reason=f"at must be a datetime or a Unix time in seconds, got {at!r}")
+    return float(at)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _dedup_key(key: Any) -> str:
+    if not isinstance(key, str) or not 0 < len(key) <= MAX_DEDUP_KEY:
+        raise UsageError(
+            reason=f"dedup_key must be text of 1 to {MAX_DEDUP_KEY} characters, got {key!r:.60}"
+        )
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(reason=f"dedup_key {key!r} cannot be encoded in UTF-8") from error
+    return key
+
+
+def _dedup_seconds(seconds: float | None) -> float:
+    if seconds is None:
+        return DEDUP_SECONDS
+    if not _is_number(seconds) or not 0 < seconds < LATEST:
+        raise UsageError(reason=f"dedup_seconds must be a number above 0, got {seconds!r}")
+    return float(seconds)
+
+
+def check_terms(capabilities: Capabilities, wanted: SendOptions | None, broker: str) -> None:
+    """Raise UnsupportedError for options that a broker does not support."""
+    if wanted is None:
+        return
+    if wanted.due is not None and not capabilities.delay:
+        raise UnsupportedError(broker=broker, what="delay messages", remedy=NO_DELAY)
+    if wanted.dedup_key is not None and not capabilities.dedup:
+        raise UnsupportedError(broker=broker, what="deduplicate messages", remedy=NO_DEDUP)
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_queue(queue: str) -> str:
+    return check_queue_name(queue)

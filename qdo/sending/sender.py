@@ -1,0 +1,228 @@
+"""The part of an app that needs no job: its settings, and sending messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from qdo.errors import SettingsError, UsageError
+from qdo.sending.messages import AnyMessage, Moment, NewMessage, check_terms, outgoing_of
+from qdo.settings.settings import Settings, check_names
+from qdo.settings.sources import load
+
+if TYPE_CHECKING:
+    from qdo.brokers.base import Broker, Outgoing
+    from qdo.sending.doorbell import OpenBroker
+
+_Self = TypeVar("_Self", bound="Sender")
+
+
+class Sender:
+    """The sending half of `qdo.App`.
+
+    :param given: settings given in code.
+    :raises UnknownSettingError: with the closest known name.
+    :raises SettingsError: a name or value is invalid.
+    """
+
+    def __init__(self, name: str, given: Mapping[str, Any]) -> None:
+        check_names(given, f"App({name!r})")
+        self.name = name
+        self.given: Mapping[str, Any] = {**given, "app": name}
+        """Settings given in code."""
+        if not name:
+            raise SettingsError(name="app", reason="it must not be empty")
+        Settings(**self.given)
+        self._settings: Settings | None = None
+        self._lock = threading.Lock()
+        _senders.add(self)
+        self._broker: Broker | None = None
+        self._opened: OpenBroker | None = None
+        self._broker_pid = 0
+        self._inherited: list[OpenBroker] = []
+        self._stand_in: Broker | None = None
+
+    # --- settings ---
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force: those in code < TOML file < environment, or those set by `use`.
+
+        The file and the environment are read at first use.
+        """
+        if self._settings is None:
+            self._settings = self.use(load(defaults=self.given, defaults_origin=self.origin))
+        return self._settings
+
+    @property
+    def origin(self) -> str:
+        """The origin of settings given in code, as `qdo config` and errors show it."""
+        return f"App({self.name!r})"
+
+    def use(self, settings: Settings) -> Settings:
+        """Use settings that were loaded elsewhere; they override those given in code.
+
+        :return: the settings in force.
+        :raises UsageError: they are for another app.
+        """
+        if settings.app not in ("", self.name):
+            raise UsageError(
+                reason=f"this is app {self.name!r}, but {settings.origin('app')} names "
+                f"{settings.app!r}"
+            )
+        merged = settings.underlaid(self.given, self.origin)
+        self._settings = merged if merged.app else merged.merged({"app": self.name}, self.origin)
+        return self._settings
+
+    # --- sending ---
+
+    def send(
+        self,
+        queue: str,
+        body: Any,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        delay_seconds: float | None = None,
+        at: Moment | None = None,
+        dedup_key: str | None = None,
+        dedup_seconds: float | None = None,
+    ) -> str:
+        """Store one message and return its id; it is durable when this returns.
+
+        :param body: a JSON value (dict, list, str, int, float, bool, None), or bytes, which the
+            job gets as bytes.
+        :param headers: text by name. For bytes, `content-type` describes their format.
+        :param delay_seconds: deliver the message after this delay.
+        :param at: deliver it at this time: a datetime with a zone, or a Unix time in seconds.
+        :param dedup_key: if a message with this key was sent to the queue within the
+            `dedup_seconds` of that message (default 300), store nothing and return its id.
+        :raises QueueNameError: no znode can have this name.
+        :raises UsageError: JSON cannot hold the body, or a value is invalid.
+        :raises MessageTooLargeError: the body is larger than the broker's limit.
+        :raises UnsupportedError: the broker cannot delay or deduplicate.
+        :raises UnreachableError: the broker cannot be reached.
+        """
+        message = NewMessage(queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds)
+        return self.broker.send_many(self._build_outgoing([message]))[0]
+
+    def send_many(self, messages: Iterable[AnyMessage]) -> list[str]:
+        """Store many messages at once, all or none, and return their ids.
+
+        :param messages: tuples ``(queue, body)``, ``(queue, body, key)`` or
+            ``(queue, body, key, headers)``, dicts with the parameters of `send`, or
+            `qdo.NewMessage`; order within a queue is kept.
+        :raises: as `send`.
+        """
+        return self.broker.send_many(self._build_outgoing(messages))
+
+    async def asend(
+        self,
+        queue: str,
+        body: Any,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        delay_seconds: float | None = None,
+        at: Moment | None = None,
+        dedup_key: str | None = None,
+        dedup_seconds: float | None = None,
+    ) -> str:
+        """Send like `send`, from a coroutine, without blocking its loop.
+
+        A call that is cancelled, for instance by a timeout, may still have sent its message.
+        """
+        message = NewMessage(queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds)
+        return (await self.broker.asend_many(self._build_outgoing([message])))[0]
+
+    async def asend_many(self, messages: Iterable[AnyMessage]) -> list[str]:
+        """Send like `send_many`, from a coroutine: see `asend`."""
+        return await self.broker.asend_many(self._build_outgoing(messages))
+
+    def _build_outgoing(self, messages: Iterable[AnyMessage]) -> list[Outgoing]:
+        outgoing = list(map(outgoing_of, messages))
+        for message in outgoing:
+            if message.terms is not None:
+                check_terms(self.broker.capabilities, message.terms, self.settings.broker)
+        return outgoing
+
+    @property
+    def broker(self) -> Broker:
+        """The app's broker, opened at first use."""
+        broker = self._broker
+        if broker is not None and self._broker_pid == os.getpid():
+            return broker
+        return self._open_broker()
+
+    def _open_broker(self) -> Broker:
+        from qdo.sending.doorbell import open_broker_with_doorbell
+
+        with self._lock:
+            if self._stand_in is not None:
+                return self._stand_in
+            if self._opened is not None and self._broker_pid != os.getpid():
+                # A child must not close its parent's files and connections.
+                self._inherited.append(self._opened)
+                self._broker = self._opened = None
+            if self._broker is None:
+                self._opened = open_broker_with_doorbell(self.settings, self.name)
+                self._broker_pid = os.getpid()
+                self._broker = self._opened.broker
+            return self._broker
+
+    @contextlib.contextmanager
+    def override_broker(self, broker: Broker, settings: Settings) -> Iterator[None]:
+        """Use another broker and these settings until the block ends, for `qdo.testing`.
+
+        :raises UsageError: the app already uses such a broker.
+        """
+        if self._stand_in is not None:
+            raise UsageError(
+                reason=f"app {self.name!r} is being tested by another TestKit; close that first"
+            )
+        with self._lock:
+            kept = self._opened, self._broker, self._settings
+            self._opened, self._broker, self._settings = None, None, settings
+            self._stand_in = broker
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._opened, self._broker, self._settings = kept
+                self._stand_in = None
+
+    def close(self) -> None:
+        """Close the broker; sending again opens it again."""
+        with self._lock:
+            opened, self._opened, self._broker = self._opened, None, None
+            if opened is not None and self._broker_pid == os.getpid():
+                opened.close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """Replace locks that other threads of the parent held: a forked child has no such threads."""
+
+    for sender in list(_senders):
+        sender._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

@@ -1,0 +1,4 @@
+"""Settings: declared in `settings`, read from `sources`."""
+
+from qdo.settings.settings import Settings as Settings
+from qdo.settings.sources import load as load

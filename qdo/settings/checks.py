@@ -1,0 +1,120 @@
+"""Checks of settings: each returns why a value is invalid, or None."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from qdo.brokers.registry import address_error
+from qdo.queues import name_error
+
+Check = Callable[[Any], "str | None"]
+
+
+def between(low: float, high: float) -> Check:
+    """Return a check for numbers from `low` to `high`; NaN is invalid."""
+
+    def check(value: Any) -> str | None:
+        if low <= value <= high:
+            return None
+        return f"got {value!r}, but it must be from {low:g} to {high:g}"
+
+    return check
+
+
+def one_of(*choices: str) -> Check:
+    """Return a check for one of several texts."""
+
+    def check(value: Any) -> str | None:
+        return None if value in choices else f"it must be {_either(choices)}, got {value!r}"
+
+    return check
+
+
+def non_empty(value: str) -> str | None:
+    """Check a text that must not be empty."""
+    return None if value else "it must not be empty"
+
+
+def globs(value: tuple[str, ...]) -> str | None:
+    """Check globs; an empty one, as in a list that begins with a comma, matches nothing."""
+    return None if all(value) else f"{', '.join(value)!r} contains an empty glob"
+
+
+def non_empty_globs(value: tuple[str, ...]) -> str | None:
+    """Check a list that needs at least one glob."""
+    return globs(value) if value else "it must contain a glob; * matches every queue"
+
+
+def app_name(value: str) -> str | None:
+    """Check a text that is empty or the name of a znode."""
+    fault = name_error(value) if value else None
+    return f"{value!r} cannot be a znode name: {fault}" if fault else None
+
+
+def import_reference(value: str) -> str | None:
+    """Check a text that is empty or MODULE:NAME."""
+    if not value or re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", value):
+        return None
+    return f"it must have the form MODULE:NAME, got {value!r}"
+
+
+def broker_url(value: str) -> str | None:
+    """Check the address of a broker; nothing is opened."""
+    known = ("sqlite:PATH", "sqs://REGION/PREFIX", "kinesis://REGION/STREAM")
+    if value.startswith(("sqs:", "kinesis:")):
+        return address_error(value)
+    return _sqlite_fault(value) or _scheme_fault(value, known)
+
+
+def coordinator_url(value: str) -> str | None:
+    """Check the address of a coordinator."""
+    if value.startswith("zookeeper://"):
+        hosts, _, chroot = value.removeprefix("zookeeper://").partition("/")
+        return _hosts_fault(hosts) or _chroot_fault(chroot)
+    known = ("sqlite:PATH", "zookeeper://HOST:PORT,.../CHROOT")
+    return _sqlite_fault(value) or _scheme_fault(value, known)
+
+
+def _scheme_fault(value: str, known: Iterable[str]) -> str | None:
+    schemes = {form.partition(":")[0] for form in known}
+    if value.partition(":")[0] in schemes and ":" in value:
+        return None
+    return f"it must have the form {' or '.join(known)}, got {value!r}"
+
+
+def _sqlite_fault(value: str) -> str | None:
+    if not value.startswith("sqlite:"):
+        return None
+    path = value.removeprefix("sqlite:")
+    if not path or path.endswith("/"):
+        return f"it must name a file as sqlite:PATH, got {value!r}"
+    if path.startswith("//") or path == ":memory:" or "\0" in path:
+        return f"it must name a file as sqlite:some/path or sqlite:/some/path, got {value!r}"
+    return None
+
+
+def _hosts_fault(hosts: str) -> str | None:
+    for host in hosts.split(","):
+        found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::(\d{1,5}))?", host)
+        if found is None or int(found.group(2) or 1) not in range(1, 65536):
+            return f"each address must be HOST or HOST:PORT, got {host!r}"
+    return None
+
+
+def _chroot_fault(chroot: str) -> str | None:
+    if chroot and not all(chroot.rstrip("/").split("/")):
+        return f"the chroot must be a znode path, got '/{chroot}'"
+    return None
+
+
+def namespace(value: str) -> str | None:
+    """Check an absolute path of a znode."""
+    if value.startswith("/") and all(value[1:].split("/")):
+        return None
+    return f"it must be an absolute znode path such as /a/b, got {value!r}"
+
+
+def _either(choices: tuple[str, ...]) -> str:
+    return f"{', '.join(choices[:-1])} or {choices[-1]}"

@@ -1,0 +1,266 @@
+"""All settings: one frozen object, from TOML file < QDO_* environment < flags.
+
+Each setting is declared once, below, with its type, default, unit, limits and explanation. The
+command line and `qdo config` are generated from these declarations; the sample file and the
+documentation are tested against them. An invalid value is reported once, at startup, with its
+origin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdo.errors import SettingsError, UnknownSettingError
+from qdo.jobs.policy_tables import QueuePolicy
+from qdo.settings import checks
+from qdo.settings.checks import Check
+from qdo.settings.values import (
+    DEFAULT,
+    Declaration,
+    convert,
+    from_origin,
+)
+from qdo.text import did_you_mean
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _setting(default: Any, help: str, check: Check | None = None, unit: str = "") -> Any:
+    return field(default=default, metadata={"help": help, "check": check, "unit": unit})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every setting of qdo; the constructor checks them.
+
+    Durations are seconds as float. `origins` records where each explicitly set value came from; it
+    is ignored in comparisons. A parent passes its settings to its children as
+    `dataclasses.asdict`, whose result survives JSON and makes equal settings.
+
+    :raises SettingsError: a value has the wrong type or is out of range.
+    """
+
+    app: str = _setting(
+        "", "name of the app; all its data is stored below one znode", checks.app_name
+    )
+    job: str = _setting(
+        "",
+        "the function to call for each message, MODULE:FUNCTION; needs `app`",
+        checks.import_reference,
+    )
+    job_context: str = _setting(
+        "",
+        "context manager whose value is passed to jobs as context, MODULE:FUNCTION",
+        checks.import_reference,
+    )
+    job_failure: str = _setting(
+        "", "function called after every failed attempt, MODULE:FUNCTION", checks.import_reference
+    )
+    queues: tuple[str, ...] = _setting(
+        ("*",),
+        "take only queues that match one of these globs: * any text, ? one character, [ab] either",
+        checks.non_empty_globs,
+    )
+    exclude: tuple[str, ...] = _setting(
+        (), "leave queues that match one of these globs to other workers", checks.globs
+    )
+    broker: str = _setting(
+        "sqlite:qdo-data/messages.db",
+        "where messages are stored: sqlite:PATH, sqs://REGION/PREFIX?OPTION=VALUE&... or "
+        "kinesis://REGION/STREAM?OPTION=VALUE&...",
+        checks.broker_url,
+    )
+    coordinator: str = _setting(
+        "sqlite:qdo-data/coordination.db",
+        "where shared state is stored: sqlite:PATH for one machine, or "
+        "zookeeper://HOST:PORT,HOST:PORT/CHROOT",
+        checks.coordinator_url,
+    )
+    namespace: str = _setting(
+        "/mozilla/services/qdo", "znode below which every app has its own znode", checks.namespace
+    )
+    processes: int = _setting(
+        1, "number of worker processes that qdo-worker runs", checks.between(1, 1024), "processes"
+    )
+    concurrency: int = _setting(
+        100,
+        "maximum number of jobs that run at the same time in one process",
+        checks.between(1, 100_000),
+        "jobs",
+    )
+    executor: str = _setting(
+        "greenlet",
+        "where jobs run that do not specify it themselves: greenlet, thread or process",
+        checks.one_of("greenlet", "thread", "process"),
+    )
+    executor_processes: int = _setting(
+        16,
+        "child processes that each job with executor 'process' may have in one worker process; "
+        "this many of its messages run at the same time",
+        checks.between(1, 1024),
+        "processes",
+    )
+    burst: bool = _setting(False, "exit when every queue is empty, instead of waiting for messages")
+    reload: bool = _setting(
+        False, "for development: restart workers when the app's Python files change"
+    )
+    max_messages: int = _setting(
+        0,
+        "stop after starting jobs for this many messages, in each process; 0 means no limit",
+        checks.between(0, 1_000_000_000),
+        "messages",
+    )
+    max_seconds: float = _setting(
+        0.0,
+        "stop after running for this long; 0 means no limit",
+        checks.between(0, 31_536_000),
+        "seconds",
+    )
+    session_timeout_seconds: float = _setting(
+        10.0,
+        "after this long without contact, the coordinator gives a worker's queues to others; "
+        "ZooKeeper may grant another value",
+        checks.between(0.1, 3600),
+        "seconds",
+    )
+    connect_seconds: float = _setting(
+        10.0,
+        "how long to try to reach the coordinator at startup; after registering once, a worker "
+        "retries forever",
+        checks.between(0.1, 3600),
+        "seconds",
+    )
+    checkpoint_seconds: float = _setting(
+        0.2,
+        "how often progress is recorded; after kill -9, at most this much is repeated",
+        checks.between(0.001, 3600),
+        "seconds",
+    )
+    drain_seconds: float = _setting(
+        30.0,
+        "how long running jobs may take to finish after a worker receives a stop signal",
+        checks.between(0, 86_400),
+        "seconds",
+    )
+    fetch: int = _setting(
+        1000,
+        "maximum number of messages of a queue read from the broker at once",
+        checks.between(1, 100_000),
+        "messages",
+    )
+    turn_seconds: float = _setting(
+        0.02,
+        "how long a queue may run before waiting queues get their turn",
+        checks.between(0.0001, 60),
+        "seconds",
+    )
+    attempts: int = _setting(
+        10,
+        "number of attempts for a failing message before its policy ends it, by default as a dead "
+        "letter",
+        checks.between(1, 1_000_000),
+        "attempts",
+    )
+    backoff_seconds: float = _setting(
+        0.5,
+        "pause before the second attempt; it doubles with each further attempt",
+        checks.between(0, 86_400),
+        "seconds",
+    )
+    backoff_max_seconds: float = _setting(
+        60.0, "longest pause between attempts", checks.between(0, 86_400), "seconds"
+    )
+    policies: tuple[QueuePolicy, ...] = _setting(
+        (),
+        "rules for failing messages of some queues: [[policies]] tables with queues (a glob), "
+        "attempts, backoff_seconds, backoff_max_seconds, then and [[policies.rules]]",
+    )
+    retention_seconds: float = _setting(
+        604_800.0,
+        "how long the broker keeps completed messages, for replay",
+        checks.between(0, 3_153_600_000),
+        "seconds",
+    )
+    doorbell: bool = _setting(
+        False,
+        "for polled brokers (SQS): senders notify the queue's owner through a znode, and it polls "
+        "at once",
+    )
+    log_level: str = _setting("info", "lowest level that is logged", checks.one_of(*LOG_LEVELS))
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for each in declarations():
+            value = convert(each, getattr(self, each.name), self.origin(each.name))
+            object.__setattr__(self, each.name, value)
+        if self.backoff_max_seconds < self.backoff_seconds:
+            raise SettingsError(
+                name="backoff_max_seconds",
+                reason=f"it must be at least backoff_seconds, {self.backoff_seconds:g}, got "
+                f"{self.backoff_max_seconds:g}{from_origin(self.origin('backoff_max_seconds'))}",
+            )
+        if "*" in self.exclude or set(self.queues) <= set(self.exclude):
+            raise SettingsError(
+                name="exclude",
+                reason=f"{', '.join(self.exclude)}{from_origin(self.origin('exclude'))} excludes "
+                f"every queue of {', '.join(self.queues)}{from_origin(self.origin('queues'))}; "
+                "this worker would take no queue",
+            )
+
+    def origin(self, name: str) -> str:
+        """Return where the value of a setting came from, such as "QDO_APP" or "default"."""
+        return self.origins.get(name, DEFAULT)
+
+    def values(self) -> dict[str, Any]:
+        """Return every setting by name, in the order of declaration."""
+        return {each.name: getattr(self, each.name) for each in declarations()}
+
+    def merged(self, values: Mapping[str, Any], origin: str) -> Settings:
+        """Return a copy in which `values`, set at `origin`, override the present values.
+
+        :raises UnknownSettingError: a name is not a setting.
+        """
+        check_names(values, origin)
+        origins = {**self.origins, **dict.fromkeys(values, origin)}
+        return Settings(**{**self.values(), **values}, origins=origins)
+
+    def underlaid(self, values: Mapping[str, Any], origin: str) -> Settings:
+        """Return a copy in which `values` apply to the settings that are still at their default.
+
+        :raises UnknownSettingError: a name is not a setting.
+        """
+        check_names(values, origin)
+        free = {name: value for name, value in values.items() if name not in self.origins}
+        return self.merged(free, origin)
+
+
+_KINDS = {"tuple[QueuePolicy, ...]": "tables", "tuple[str, ...]": "globs"}
+_declared: dict[str, Declaration] = {}
+
+
+def declarations() -> Iterable[Declaration]:
+    """Return every setting, in the order of declaration."""
+    if not _declared:
+        for each in dataclasses.fields(Settings):
+            if each.metadata:
+                kind = _KINDS.get(str(each.type), str(each.type))
+                _declared[each.name] = Declaration(
+                    each.name, kind, each.default, **_described(each.metadata)
+                )
+    return _declared.values()
+
+
+def _described(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: metadata[key] for key in ("help", "unit", "check")}
+
+
+def check_names(names: Iterable[str], origin: str) -> None:
+    """Raise UnknownSettingError for the first name that is not a setting."""
+    known = [each.name for each in declarations()]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name.lower(), known)
+            raise UnknownSettingError(name=name, origin=origin, hint=hint)

@@ -1,0 +1,111 @@
+"""Loads settings from the TOML file, the environment and flags."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from qdo.errors import SettingsError, UnknownSettingError
+from qdo.settings.settings import Settings, check_names, declarations
+from qdo.settings.values import (
+    CONFIG_VARIABLE,
+    DEFAULT,
+    ENVIRONMENT_PREFIX,
+)
+from qdo.text import did_you_mean
+
+SPECIAL_VARIABLES = frozenset(
+    {
+        CONFIG_VARIABLE,
+        "QDO_CHILD",  # a parent passes its settings to a worker process in it
+        "QDO_EXECUTOR",  # a worker process passes its settings to a job's process in it
+        "QDO_CHURN_DB",  # database with the totals of workers.churn
+        "QDO_REQUIRE_ZOOKEEPER",  # without ZooKeeper tests fail instead of being skipped
+    }
+)
+"""Variables with qdo's prefix that are not settings."""
+
+
+SPECIAL_PREFIXES = (
+    "QDO_TEST_",  # for tests
+    "QDO_MESSAGE_",  # workers.shell describes the message to its commands in them
+    "QDO_ARCHIVE_",  # options of workers.archive, which rejects unknown ones itself
+    "QDO_SHELL_",  # likewise
+    "QDO_WEBHOOK_",  # likewise
+)
+"""Prefixes of further variables that are not settings."""
+
+
+def load(
+    *,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    config: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    defaults_origin: str = DEFAULT,
+) -> Settings:
+    """Return the settings of this process: TOML file < QDO_* environment < flags.
+
+    :param flags: values from the command line by setting name; None means "not given".
+    :param environ: `os.environ` if None.
+    :param config: path of a TOML file; if None, the variable QDO_CONFIG may name one.
+    :param defaults: values for settings that none of the three sets.
+    :raises UnknownSettingError: with the closest known name.
+    :raises SettingsError: a value is invalid, or the file cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    path = config or environ.get(CONFIG_VARIABLE)
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    check_names(given, "flags")
+    for name, value, origin in (
+        *(_file_values(path) if path else ()),
+        *_environment_values(environ),
+        *((name, value, "--" + name.replace("_", "-")) for name, value in given.items()),
+    ):
+        values[name] = value
+        origins[name] = origin
+    return Settings(**values, origins=origins).underlaid(defaults or {}, defaults_origin)
+
+
+def _file_values(path: str) -> list[tuple[str, Any, str]]:
+    table = _read_toml(path)
+    check_names(table, path)
+    return [(name, value, path) for name, value in table.items()]
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(name="config", reason=f"{path}: {error.strerror}") from error
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
+        raise SettingsError(name="config", reason=f"{path} is not a TOML file: {error}") from error
+
+
+def _environment_values(environ: Mapping[str, str]) -> list[tuple[str, Any, str]]:
+    known = {each.variable: each.name for each in declarations()}
+    found = []
+    for variable in sorted(environ):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or _is_special(variable):
+            continue
+        if variable not in known:
+            raise UnknownSettingError(
+                name=variable,
+                origin="the environment",
+                hint=did_you_mean(variable.upper(), [*known, *SPECIAL_VARIABLES]),
+            )
+        found.append((known[variable], environ[variable], variable))
+    return found
+
+
+def _is_special(variable: str) -> bool:
+    return variable in SPECIAL_VARIABLES or variable.startswith(SPECIAL_PREFIXES)

@@ -1,0 +1,243 @@
+"""Opens qdo's SQLite files with safe settings, a format check and clear errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from qdo.errors import (
+    DatabaseCorruptError,
+    DatabaseError,
+    DatabaseFullError,
+    DatabaseNewerError,
+    DatabaseReplacedError,
+    NotAQdoDatabaseError,
+)
+
+BUSY_TIMEOUT_SECONDS = 30.0
+_RETRY_SECONDS = (0.001, 0.01)
+
+# SQLite's primary result codes; the sqlite3 module names them since Python 3.11.
+_BUSY = 5
+_IOERR = 10
+_CORRUPT = 11
+_FULL = 13
+_CANTOPEN = 14
+_NOTADB = 26
+_CODES_BY_TEXT = {
+    "database is locked": _BUSY,
+    "disk I/O error": _IOERR,
+    "database disk image is malformed": _CORRUPT,
+    "database or disk is full": _FULL,
+    "unable to open database file": _CANTOPEN,
+    "file is not a database": _NOTADB,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Identity of a kind of file: `application_id` in its header, a version, its schema.
+
+    :ivar upgrades: by version, the statements that upgrade a file to the next version.
+    """
+
+    name: str
+    application_id: int
+    version: int
+    schema: str
+    upgrades: Mapping[int, str] = field(default_factory=dict)
+
+
+def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.Connection:
+    """Open or create `path`, in autocommit mode with a write-ahead log.
+
+    :param durable: sync at every commit. Otherwise sync only at checkpoints of the log: a power
+        cut may then undo the newest commits, but never tear one.
+    :raises DatabaseCorruptError: the file is damaged or not a SQLite file.
+    :raises NotAQdoDatabaseError: another program's file, or qdo's for another purpose.
+    :raises DatabaseNewerError: a newer qdo wrote the file.
+    :raises DatabaseFullError: the disk is full.
+    :raises DatabaseError: anything else, such as a missing permission.
+    """
+    with translated(path):
+        # Absolute: SQLite may read a name that begins with "file:" as a URI with options, such as
+        # one that stores nothing on disk.
+        absolute = os.path.abspath(path)
+        os.makedirs(os.path.dirname(absolute), exist_ok=True)
+        connection = sqlite3.connect(
+            absolute,
+            timeout=BUSY_TIMEOUT_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+        try:
+            _identify_with_retries(connection, path, kind)
+            connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            connection.execute("PRAGMA temp_store = MEMORY")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _identify_with_retries(connection: sqlite3.Connection, path: str, kind: Format) -> None:
+    """Identify the file; retry while other processes create it too.
+
+    SQLite waits for most locks by itself, but not for the one that turns the write-ahead log on:
+    the connection already holds a shared lock, and waiting might last forever.
+    """
+    limit = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    while True:
+        try:
+            _identify(connection, path, kind)
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > limit:
+                raise
+        time.sleep(random.uniform(*_RETRY_SECONDS))
+
+
+def _identify(connection: sqlite3.Connection, path: str, kind: Format) -> None:
+    # In one transaction: another process may create the file between two reads.
+    connection.execute("BEGIN")
+    try:
+        version = _version(connection, path, kind)
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    if version == kind.version:
+        return
+    # Check again under the write lock: another process may be creating the file.
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = _version(connection, path, kind)
+        if version == 0:
+            _execute(connection, kind.schema)
+            connection.execute(f"PRAGMA application_id = {kind.application_id}")
+        else:
+            for older in range(version, kind.version):
+                _execute(connection, kind.upgrades[older])
+        connection.execute(f"PRAGMA user_version = {kind.version}")
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+    _sync_folders(path)
+
+
+def _sync_folders(path: str) -> None:
+    """Make the names of a new file and its folder durable: SQLite syncs only file contents."""
+    folder = os.path.dirname(os.path.abspath(path))
+    for name in (folder, os.path.dirname(folder)):
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            continue  # a folder that cannot be read was not created just now
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _execute(connection: sqlite3.Connection, statements: str) -> None:
+    for statement in statements.split(";"):
+        if statement.strip():
+            connection.execute(statement)
+
+
+def _version(connection: sqlite3.Connection, path: str, kind: Format) -> int:
+    """Return the version of a file of this kind, 0 when it is empty."""
+    (owner,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if owner == 0 and version == 0 and tables == 0:
+        return 0
+    if owner != kind.application_id:
+        raise NotAQdoDatabaseError(path=path, reason=f"not a {kind.name} file of qdo")
+    if version > kind.version:
+        raise DatabaseNewerError(path=path, found=version, known=kind.version)
+    if not all(older in kind.upgrades for older in range(version, kind.version)):
+        raise NotAQdoDatabaseError(path=path, reason=f"format {version} was never released")
+    return int(version)
+
+
+def absolute(url: str) -> str:
+    """Return an address with its file's absolute path, for the log."""
+    path = url.removeprefix("sqlite:")
+    return url if path == url else f"sqlite:{os.path.abspath(path)}"
+
+
+@contextlib.contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Convert errors of sqlite3 and the file system to qdo's errors."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translate(path, error) from error
+    except OSError as error:
+        raise DatabaseError(path=path, reason=error.strerror or str(error)) from error
+
+
+def translate(path: str, error: sqlite3.Error) -> DatabaseError:
+    """Return qdo's error for one of sqlite3's."""
+    code = error_code(error)
+    if code == _FULL:
+        return DatabaseFullError(path=path, reason=str(error))
+    if code in (_CORRUPT, _NOTADB):
+        return DatabaseCorruptError(path=path, reason=str(error))
+    if code == _CANTOPEN:
+        return DatabaseError(path=path, reason=f"{error}; check that the folder is writable")
+    if code == _IOERR:  # quotas and limits of file size are reported as this, not as "full"
+        reason = f"{error}; check free space, quotas, file size limits and the system log"
+        return DatabaseError(path=path, reason=reason)
+    return DatabaseError(path=path, reason=str(error))
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Return whether another connection holds the lock."""
+    return error_code(error) == _BUSY
+
+
+def error_code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary result code, 0 if it is unknown."""
+    code = getattr(error, "sqlite_errorcode", None)  # Python 3.11 and later
+    return _CODES_BY_TEXT.get(str(error), 0) if code is None else code & 0xFF
+
+
+class ReplacedFileCheck:
+    """Detects that an open database is no longer the file at its path.
+
+    SQLite continues to write to a deleted file without an error, and the stored data would be
+    lost with the process. Without the index of the log, which also holds the locks, two
+    processes would write at the same time.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._files = {name: _identity(name) for name in (path, f"{path}-wal", f"{path}-shm")}
+
+    def check(self) -> None:
+        """Raise DatabaseReplacedError if the file, its log or the log's index was replaced."""
+        for name, known in self._files.items():
+            now = _identity(name)
+            if known is None:
+                self._files[name] = now
+            elif now != known:
+                change = "is missing" if now is None else "is now another file"
+                raise DatabaseReplacedError(path=self._path, reason=f"{name} {change}")
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

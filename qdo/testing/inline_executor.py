@@ -1,0 +1,151 @@
+"""Runs jobs of every kind in the thread of the test.
+
+The executors of a worker differ in what a job blocks and what a crash affects; for a message and
+its outcome they are equivalent. Here every job is called inline, including those for `thread` and
+`process`; ``async def`` jobs run on a loop that runs only for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qdo.errors import UsageError
+from qdo.jobs.options import is_async, kind_of
+from qdo.message import Batch, Message
+from qdo.testing.clock import Clock
+from qdo.testing.fault_points import Point
+from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, timed_out
+
+if TYPE_CHECKING:
+    from qdo.jobs.job import Job
+
+
+NO_JOB = "spend() requires a running job; use advance() between runs"
+
+
+class ProcessSteps(Protocol):
+    """The process of the kit in which jobs run."""
+
+    clock: Clock
+
+    def starting(self, message: Message) -> None: ...
+
+    def reach(self, point: Point, queue: str) -> None: ...
+
+
+class InlineExecutor(Executor):
+    """Calls jobs directly.
+
+    :param default: the setting `executor`.
+    """
+
+    def __init__(self, stage: ProcessSteps, default: str) -> None:
+        self._stage = stage
+        self._default = default
+        self._running: list[_InlineRun] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self, job: Job) -> JobCall:
+        """Return a call with a fault point before and after it.
+
+        :raises UsageError: options of the job contradict each other.
+        """
+        kind_of(job, self._default)
+        stage = self._stage
+        function = self._in_loop(job.function) if is_async(job.function) else job.function
+
+        def call(message: Message, context: Any) -> None:
+            work: Message | Batch = message
+            for each in work if isinstance(work, Batch) else (work,):
+                stage.starting(each)
+            stage.reach("before-job", message.queue)
+            if job.timeout_seconds is not None:
+                message.limit(job.timeout_seconds)
+            run = _InlineRun(job, message)
+            self._running.append(run)
+            try:
+                function(message, context)
+            except BaseException as error:
+                stage.reach("after-job", message.queue)
+                if error is not run.interrupt:
+                    raise
+                raise timed_out(job, message) from error
+            else:
+                stage.reach("after-job", message.queue)
+            finally:
+                self._running.remove(run)
+
+        return call
+
+    def spend(self, seconds: float) -> None:
+        """Let time pass within the running job, at most until it is interrupted.
+
+        :raises UsageError: no job is running.
+        """
+        if not self._running:
+            raise UsageError(reason=NO_JOB)
+        run, clock = self._running[-1], self._stage.clock
+        deadline = run.message.deadline
+        if deadline is not None and clock.passed() + seconds > deadline:
+            clock.move_to(deadline)
+            kind = asyncio.CancelledError if is_async(run.job.function) else JobInterrupt
+            run.interrupt = kind(f"{run.job.timeout_seconds:g} s are over")
+            raise run.interrupt
+        clock.move(seconds)
+
+    def close(self) -> None:
+        """Close the loop."""
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+
+    def _in_loop(self, function: Callable[..., Any]) -> JobCall:
+        """Return a plain function that runs a coroutine function until it finishes."""
+
+        def run(message: Message, context: Any) -> None:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+            error = self._loop.run_until_complete(_outcome(function, message, context))
+            if error is not None:
+                raise error
+
+        return run
+
+
+class _InlineRun:
+    """A running job.
+
+    :ivar interrupt: the exception that ended it at its deadline.
+    """
+
+    def __init__(self, job: Job, message: Message) -> None:
+        self.job = job
+        self.message = message
+        self.interrupt: BaseException | None = None
+
+
+async def _outcome(
+    function: Callable[..., Any], message: Message, context: Any
+) -> BaseException | None:
+    """Return the exception of a coroutine: a loop would treat some of them as its own."""
+    try:
+        await function(message, context)
+    except BaseException as error:  # noqa: BLE001 - it is raised again by the caller
+        return error
+    return None
+
+
+def check_no_loop(any_async: bool) -> None:
+    """Raise UsageError if ``async def`` jobs could not run."""
+    if not any_async:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError(
+        reason="the kit runs 'async def' jobs on its own loop and cannot do so within a"
+        " coroutine; call it from a plain test function"
+    )

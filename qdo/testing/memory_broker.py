@@ -1,0 +1,340 @@
+"""An in-memory broker that passes the contract tests of brokers.
+
+A `MemoryStore` replaces the file of the embedded broker: it outlives the processes that use it.
+Several brokers on one store represent several processes that share one file.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+
+from qdo.brokers.base import Broker, Capabilities, Outgoing, Row, SendOptions
+from qdo.brokers.catalog import Backlog, QueueCatalog
+from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore, retried_headers
+from qdo.encoding import MAX_STORED_BODY_BYTES, with_header
+from qdo.errors import MessageTooLargeError, UsageError
+from qdo.positions import message_id, position_now, position_of_time, time_of_position
+from qdo.queues import check_queue_name
+
+FETCH_BYTES = 16 * 1024 * 1024
+"""A fetch ends at this total size of bodies, as in the embedded broker."""
+_SECOND = 10_000_000
+_SLACK = 10
+"""Tolerance in units of 100 ns: a Unix time as a float has an error of a few units."""
+
+ID_NODE = 0x02_00_00_00_00_01
+"""A locally administered address, which no network card has."""
+
+Wake = Callable[[Iterable[str]], None]
+
+
+@dataclass(slots=True)
+class _Queue:
+    rows: list[Row] = field(default_factory=list)
+    head: int = 0
+    dead: dict[int, DeadLetterRecord] = field(default_factory=dict)
+    sent: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Message id and end of the deduplication window, by deduplication key."""
+
+    def behind(self, position: int) -> int:
+        """Return the index of the first row after a position."""
+        return bisect_right(self.rows, position, key=attrgetter("position"))
+
+
+@dataclass(slots=True)
+class _Delayed:
+    due: int
+    id: str
+    message: Outgoing
+
+
+@dataclass(slots=True)
+class Contents:
+    """The queues, delayed messages and listeners of an app."""
+
+    queues: dict[str, _Queue] = field(default_factory=dict)
+    delayed: list[_Delayed] = field(default_factory=list)
+    listeners: list[Wake] = field(default_factory=list)
+
+    def queue(self, name: str) -> _Queue:
+        return self.queues.setdefault(name, _Queue())
+
+
+class MemoryStore:
+    """Holds the messages of any number of apps, for any number of `MemoryBroker` objects.
+
+    :param clock: returns the current time as a position.
+    """
+
+    def __init__(self, clock: Callable[[], int] = position_now) -> None:
+        self.clock = clock
+        self.lock = threading.RLock()
+        self.contents: defaultdict[str, Contents] = defaultdict(Contents)
+        self._head = 0
+        self._dice = random.Random(0)
+
+    def new_id(self) -> str:
+        """Return an id for a message without a position. Every store yields the same sequence."""
+        return str(uuid.UUID(int=self._dice.getrandbits(128), version=4))
+
+    def append(self, contents: Contents, message: Outgoing, least: int = 0) -> int:
+        """Add a message to its queue; return its position. Call it with the lock held."""
+        self._head = position = max(self.clock(), least, self._head + 1)
+        queue = contents.queue(message.queue)
+        queue.rows.append(Row(position, message.body, message.key, message.headers))
+        queue.head = position
+        return position
+
+    def next_due(self) -> float | None:
+        """Return the Unix time of the next delayed message; None without any."""
+        with self.lock:
+            dues = [each.due for contents in self.contents.values() for each in contents.delayed]
+        return time_of_position(min(dues)) if dues else None
+
+    def tick(self) -> None:
+        """Move due messages into the queues of the apps that have listeners."""
+        with self.lock:
+            moved = [
+                (list(contents.listeners), self.move_due(contents))
+                for contents in self.contents.values()
+                if contents.listeners
+            ]
+        for listeners, names in moved:
+            wake_all(listeners, names)
+
+    def move_due(self, contents: Contents) -> list[str]:
+        """Move the delayed messages that are due; return the names of their queues."""
+        now = self.clock() + _SLACK
+        due = sorted((each for each in contents.delayed if each.due <= now), key=attrgetter("due"))
+        contents.delayed = [each for each in contents.delayed if each.due > now]
+        for each in due:
+            headers = with_header(each.message.headers, qdo_id=each.id)
+            self.append(contents, replace(each.message, headers=headers), least=each.due)
+        return [each.message.queue for each in due]
+
+
+class MemoryBroker(Broker):
+    """The queues of one app in a `MemoryStore`. Safe to use from several threads."""
+
+    capabilities = Capabilities(
+        ordered=True,
+        seekable=True,
+        countable=True,
+        delay=True,
+        peek=True,
+        max_body_bytes=MAX_STORED_BODY_BYTES,
+        dedup=True,
+    )
+    id_node = ID_NODE
+
+    def __init__(self, store: MemoryStore, app: str) -> None:
+        self._store = store
+        self._contents = store.contents[app]
+        self._closed = False
+        self.catalog = MemoryCatalog(store, self._contents)
+        self.dead_letters = MemoryDeadLetters(store, self._contents)
+
+    def send(self, message: Outgoing) -> str:
+        return self.send_many((message,))[0]
+
+    def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        for message in messages:
+            _check(message)
+        with self._store.lock:
+            if self._closed:
+                raise UsageError(reason="this broker is closed: open a new one to send")
+            stored: list[str] = []
+            ids = [self._send(message, stored) for message in messages]
+            listeners = list(self._contents.listeners)
+        wake_all(listeners, stored)
+        return ids
+
+    async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        return self.send_many(messages)  # there is nothing to wait for
+
+    def _send(self, message: Outgoing, stored: list[str]) -> str:
+        """Store one message; add the name of its queue to `stored` if it can be read now."""
+        terms = message.terms
+        if terms is None or terms.dedup_key is None:
+            return self._place(message, terms, stored)
+        sent = self._contents.queue(message.queue).sent
+        now = self._store.clock()
+        known, until = sent.get(terms.dedup_key, ("", 0))
+        if until > now:
+            return known
+        made = self._place(message, terms, stored)
+        sent[terms.dedup_key] = made, now + round(terms.dedup_seconds * _SECOND)
+        return made
+
+    def _place(self, message: Outgoing, terms: SendOptions | None, stored: list[str]) -> str:
+        plain = replace(message, terms=None)
+        if terms is not None and terms.due is not None:
+            due = position_of_time(terms.due)
+            if due > self._store.clock() + _SLACK:
+                self._contents.queue(message.queue)
+                made = self._store.new_id()
+                self._contents.delayed.append(_Delayed(due, made, plain))
+                return made
+        stored.append(message.queue)
+        return message_id(self._store.append(self._contents, plain), self.id_node)
+
+    def reader(self, queue: str, after: int) -> MemoryReader:
+        return MemoryReader(self._store, self._contents, check_queue_name(queue), after)
+
+    def listen(self, wake: Wake) -> Callable[[], None]:
+        with self._store.lock:
+            self._store.move_due(self._contents)
+            self._contents.listeners.append(wake)
+
+        def stop() -> None:
+            with self._store.lock:
+                if wake in self._contents.listeners:
+                    self._contents.listeners.remove(wake)
+
+        return stop
+
+    def trim(self, queue: str, last: int, older_than: float) -> int:
+        upto = min(last, self._store.clock() - round(older_than * _SECOND))
+        with self._store.lock:
+            found = self._contents.queues.get(queue, _Queue())
+            count = found.behind(upto)
+            del found.rows[:count]
+            return count
+
+    def close(self) -> None:
+        with self._store.lock:
+            self._closed = True
+
+
+class MemoryCatalog(QueueCatalog):
+    """The queues of one app."""
+
+    def __init__(self, store: MemoryStore, contents: Contents) -> None:
+        self._store = store
+        self._contents = contents
+
+    def names(self) -> list[str]:
+        with self._store.lock:
+            return sorted(self._contents.queues)
+
+    def backlog(self, queue: str, after: int) -> Backlog:
+        with self._store.lock:
+            found = self._contents.queues.get(queue, _Queue())
+            waiting = found.rows[found.behind(after) :]
+            delayed = sum(each.message.queue == queue for each in self._contents.delayed)
+            oldest = waiting[0].position if waiting else None
+            return Backlog(len(waiting), oldest, found.head, delayed)
+
+
+class MemoryDeadLetters(DeadLetterStore):
+    """The dead letters of one app."""
+
+    def __init__(self, store: MemoryStore, contents: Contents) -> None:
+        self._store = store
+        self._contents = contents
+
+    def store(self, record: DeadLetterRecord) -> None:
+        check_queue_name(record.queue)
+        stored = replace(
+            record,
+            error=_storable(record.error),
+            traceback=_storable(record.traceback),
+            dead_at=record.dead_at or time_of_position(self._store.clock()),
+        )
+        with self._store.lock:
+            self._contents.queue(record.queue).dead.setdefault(record.position, stored)
+
+    def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
+        with self._store.lock:
+            found = [
+                record
+                for name, each in self._contents.queues.items()
+                for record in each.dead.values()
+                if queue in (None, name)
+            ]
+        return sorted(found, key=lambda record: (record.dead_at, record.position))
+
+    def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
+        with self._store.lock:
+            moved = [self._retry(*key) for key in keys]
+            listeners = list(self._contents.listeners)
+        names = [name for (name, _), each in zip(keys, moved, strict=True) if each is not None]
+        wake_all(listeners, names)
+        return moved
+
+    def _retry(self, queue: str, position: int) -> int | None:
+        record = self._take(queue, position)
+        if record is None:
+            return None
+        headers = retried_headers(record.headers, message_id(position, ID_NODE))
+        message = Outgoing(queue, record.body, record.key, headers)
+        return self._store.append(self._contents, message)
+
+    def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
+        with self._store.lock:
+            return [self._take(*key) is not None for key in keys]
+
+    def _take(self, queue: str, position: int) -> DeadLetterRecord | None:
+        return self._contents.queues.get(queue, _Queue()).dead.pop(position, None)
+
+
+class MemoryReader:
+    """Reads one queue from a position on."""
+
+    def __init__(self, store: MemoryStore, contents: Contents, queue: str, after: int) -> None:
+        self._store = store
+        self._contents = contents
+        self._queue = queue
+        self._after = after
+
+    def fetch(self, limit: int) -> list[Row]:
+        rows: list[Row] = []
+        size = 0
+        with self._store.lock:
+            found = self._contents.queues.get(self._queue)
+            start = 0 if found is None else found.behind(self._after)
+            for row in [] if found is None else found.rows[start : start + limit]:
+                rows.append(row)
+                size += len(row.body)
+                if size > FETCH_BYTES:
+                    break
+        if rows:
+            self._after = rows[-1].position
+        return rows
+
+    def close(self) -> None:
+        """Do nothing: a reader holds nothing."""
+
+
+def wake_all(listeners: Iterable[Wake], names: Sequence[str]) -> None:
+    """Wake listeners for queues, each once; call it without the lock."""
+    distinct = list(dict.fromkeys(names))
+    if distinct:
+        for wake in listeners:
+            wake(distinct)
+
+
+def _check(message: Outgoing) -> None:
+    """Raise an error if the message cannot be stored."""
+    check_queue_name(message.queue)
+    for word, text in (("key", message.key), ("headers", message.headers)):
+        if text is not None and text != _storable(text):
+            raise UsageError(
+                reason=f"the {word} of a message for queue {message.queue!r} cannot be"
+                f" encoded in UTF-8: {text!r}"
+            )
+    size = len(message.body)
+    if size > MAX_STORED_BODY_BYTES:
+        raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_STORED_BODY_BYTES)
+
+
+def _storable(text: str) -> str:
+    """Return text with stray surrogates escaped, because UTF-8 cannot encode them."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,109 @@
+"""The state that outlives the processes of a testing kit, and the attempts for the test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import ujson
+
+from qdo.app import App
+from qdo.brokers.base import Row
+from qdo.encoding import is_raw, parsed
+from qdo.events import Event, OutcomeName
+from qdo.settings.settings import Settings
+from qdo.testing.clock import Clock
+from qdo.testing.fault_points import Faults
+from qdo.testing.memory_broker import MemoryBroker, MemoryStore
+from qdo.testing.memory_coordinator import MemoryCoordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that ended.
+
+    :ivar body: the body that the job got; the original bytes if they cannot be decoded.
+    :ivar outcome: "done", "retry", "dead-letter", "skip", "block", "stop" or "lost".
+    :ivar error: the error as one line; None if the job returned.
+    :ivar seconds: how long the job ran on the clock of the kit.
+    :ivar worker: name of the worker; a worker that takes over has another name.
+    """
+
+    queue: str
+    body: Any
+    key: str | None
+    outcome: OutcomeName
+    error: str | None
+    attempt: int
+    fence: int
+    seconds: float
+    id: str
+    position: int
+    worker: str
+
+
+@dataclass(slots=True)
+class State:
+    """One app, its messages, and their recorded progress.
+
+    :ivar chance: returns the random numbers of backoffs, from 0 to 1.
+    :ivar attempts: every attempt that ended, in order.
+    :ivar stops: the reasons of `qdo.Stop`, in order.
+    :ivar most: maximum number of jobs that a run may start, of which `left` remain.
+    """
+
+    app: App
+    settings: Settings
+    clock: Clock
+    store: MemoryStore
+    chance: Callable[[], float]
+    record: MemoryCoordinator = field(default_factory=MemoryCoordinator)
+    faults: Faults = field(default_factory=Faults)
+    attempts: list[Attempt] = field(default_factory=list)
+    stops: list[str] = field(default_factory=list)
+    most: int = 0
+    left: int = 0
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def broker(self) -> MemoryBroker:
+        """Return a new broker on the store."""
+        return MemoryBroker(self.store, self.app.name)
+
+    def rows(self, queue: str, after: int) -> Iterator[Row]:
+        """Yield the messages of a queue after a position."""
+        reader = self.broker().reader(queue, after)
+        while rows := reader.fetch(1000):
+            yield from rows
+
+    def note(self, event: Event, fence: int, seconds: float) -> None:
+        """Record an attempt that ended."""
+        (row,) = self.broker().reader(event.queue, event.position - 1).fetch(1)
+        self.attempts.append(
+            Attempt(
+                event.queue,
+                body_of(row),
+                row.key,
+                event.outcome,
+                event.error,
+                event.attempt,
+                fence,
+                seconds,
+                event.message_id,
+                event.position,
+                event.worker,
+            )
+        )
+
+
+def body_of(row: Row) -> Any:
+    """Return the body as a job gets it, or the bytes if it cannot be decoded."""
+
+    headers = parsed(row.headers)
+    if headers is None or is_raw(headers):
+        return row.body
+    try:
+        return ujson.loads(row.body)
+    except ValueError:
+        return row.body

@@ -1,0 +1,59 @@
+"""Text for people: lists, counts, suggestions, and errors of an app.
+
+An app's errors may have a `__str__` or `__repr__` that raises; the functions here still return.
+"""
+
+from __future__ import annotations
+
+import difflib
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+UNPRINTABLE = "(its text cannot be shown: str() of it raises)"
+
+
+def one_line(value: Any) -> str:
+    """Return ``str(value)`` as one line, even if it raises."""
+    try:
+        return " ".join(str(value).split())
+    except BaseException:  # noqa: BLE001 - it is the app's code, and only its text is needed
+        return UNPRINTABLE
+
+
+def pluralize(count: int, noun: str) -> str:
+    """Return a number of things as text: "1 message", "2 messages"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def join_some(items: Sequence[object], most: int = 5) -> str:
+    """Return at most `most` items as text, and the number of the rest: "a, b and 7 more"."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
+
+
+def closest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word that is most similar, None if none is similar enough."""
+    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+def did_you_mean(word: object, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return " (did you mean 'x'?)" for the closest known word, "" if none is close."""
+    found = closest(word, known, cutoff)
+    return "" if found is None else f" (did you mean {found!r}?)"
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as one line."""
+    name = type(error).__name__
+    text = one_line(error)
+    return f"{name}: {text}" if text else name
+
+
+def describe_traceback(error: BaseException) -> str:
+    """Return the traceback of an error."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException:  # noqa: BLE001 - see `one_line`
+        return "".join(traceback.format_tb(error.__traceback__)) + describe(error)

@@ -1,0 +1,141 @@
+"""The duty "burst": ends a worker that was started with `burst` once everything is processed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import gevent
+
+from qdo.app import App
+from qdo.brokers.base import Broker
+from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.positions import Positions
+from qdo.system.clock import clock
+from qdo.text import describe
+from qdo.worker.duties.runner import Duty
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+LOOK_SHARE = 10
+"""The pause between two surveys is at least this many times the duration of the last survey.
+A survey of thousands of queues takes a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSurvey:
+    """Who has the queues that this worker does not own.
+
+    :ivar unattended: the queues that no live worker lists.
+    :ivar elsewhere: the recorded position of each queue that another worker lists.
+    """
+
+    unattended: list[str]
+    elsewhere: dict[str, int]
+
+
+class Burst(Duty):
+    """Checks whether everything is processed, by this worker and by all others.
+
+    This worker's own queues are not enough. A worker killed with -9 counts as alive until its
+    session ends. If all others left before that, its queues would have no owner. So a worker
+    stays until no message waits behind the recorded `last` of any queue, and a live worker
+    lists each queue. Not counted are queues that this worker does not take, queues without a
+    job in the app, and queues whose node excludes them from processing.
+
+    :param takes: whether this worker takes a queue.
+    :param survey: returns who has these queues, see `fleet_survey`.
+    :param is_idle: whether all queues of this worker are claimed and fully processed.
+    :param finish: called with the reason when everything is processed.
+    """
+
+    name = "burst"
+
+    def __init__(
+        self,
+        app: App,
+        broker: Broker,
+        takes: Callable[[str], bool],
+        survey: Callable[[Iterable[str]], FleetSurvey],
+        is_idle: Callable[[], bool],
+        finish: Callable[[str], None],
+    ) -> None:
+        self._app = app
+        self._broker = broker
+        self._takes = takes
+        self._survey = survey
+        self._is_idle = is_idle
+        self._finish = finish
+
+    def run(self) -> None:
+        while (pause := self.step()) is not None:
+            gevent.sleep(pause)
+        self._finish("every queue is fully processed; this worker was started with burst and stops")
+
+    def step(self) -> float | None:
+        """Check once; return None when all is processed, else the seconds until the next check."""
+        start = clock()
+        if self._is_idle() and self._is_done_everywhere() and self._is_idle():
+            return None
+        return max(LOOK_SECONDS, LOOK_SHARE * (clock() - start))
+
+    def _is_done_everywhere(self) -> bool:
+        try:
+            names = [
+                name
+                for name in self._broker.catalog.names()
+                if self._takes(name) and self._app.job_for(name) is not None
+            ]
+            survey = self._survey(names)
+            return not survey.unattended and not any(
+                self._broker.catalog.backlog(name, last).count
+                for name, last in survey.elsewhere.items()
+            )
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            _log.warning(
+                "cannot determine whether every queue is processed, retrying: %s", describe(error)
+            )
+            return False
+
+
+def fleet_survey(
+    client: Client, layout: Layout, positions: Positions, worker: str, queues: Iterable[str]
+) -> FleetSurvey:
+    """Return who has these queues, without those that must not be processed.
+
+    :param worker: name of the asking worker. Its own queues are left out.
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    workers = read_children(client, [layout.workers]).get(layout.workers, [])
+    owned: set[str] = set()
+    mine: frozenset[str] = frozenset()
+    for read in read_nodes(client, [layout.worker(name) for name in workers]):
+        listed = frozenset(WorkerNode.parse(read.data).queues)
+        owned |= listed
+        if read.path == layout.worker(worker):
+            mine = listed
+    wanted = sorted(set(queues) - mine)
+    found = {
+        read.path.rpartition("/")[2]: QueueNode.parse(read.data).checked(positions)
+        for read in read_nodes(client, [layout.queue(name) for name in wanted])
+    }
+    usable = {name: node for name in wanted if _is_usable(node := found.get(name, QueueNode()))}
+    return FleetSurvey(
+        unattended=[name for name in usable if name not in owned],
+        elsewhere={
+            name: positions.resume_after(node.last, node.position)
+            for name, node in usable.items()
+            if name in owned
+        },
+    )
+
+
+def _is_usable(node: QueueNode) -> bool:
+    """Return whether the queue may be processed now; a blocked queue waits for an operator."""
+    return not (node.fault or node.deleted or (node.failure is not None and node.failure.blocked))

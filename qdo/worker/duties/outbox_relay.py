@@ -1,0 +1,92 @@
+"""The duty "outbox": sends the messages of SQL outboxes. Only the leader of the fleet does it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import gevent
+
+from qdo.app import OutboxTable
+from qdo.brokers.base import Broker
+from qdo.errors import UnsupportedError
+from qdo.outbox import DEDUP_SECONDS
+from qdo.text import describe
+from qdo.worker.duties.membership import CurrentMember
+from qdo.worker.duties.runner import Duty
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+"""How often the other workers check whether they lead: a look at their own memory."""
+POLL_SECONDS = 0.5
+"""How often the leader looks for new rows."""
+RETRY_SECONDS = 5.0
+"""Pause after an error of the database or the broker."""
+
+
+class Leader(Protocol):
+    """The part of a member that a relay uses."""
+
+    def is_leader(self) -> bool: ...
+
+
+class Relay(Duty):
+    """Empties the outboxes of an app while its member leads.
+
+    :ivar quiet: the last look found every outbox empty, or another worker leads.
+    :param current: the member that `run` uses.
+    :raises UnsupportedError: the broker does not deduplicate, or not for long enough.
+    """
+
+    name = "outbox"
+
+    def __init__(
+        self,
+        outboxes: Sequence[OutboxTable],
+        broker: Broker,
+        current: CurrentMember | None = None,
+    ) -> None:
+        can = broker.capabilities
+        if not can.dedup or (can.dedup_seconds or DEDUP_SECONDS) < DEDUP_SECONDS:
+            raise UnsupportedError(
+                broker="this broker",
+                what="relay an outbox: it does not deduplicate for "
+                f"{DEDUP_SECONDS / 86_400:g} days",
+                remedy="send with App.send after the commit",
+            )
+        self._outboxes = outboxes
+        self._broker = broker
+        self._current = current if current is not None else CurrentMember()
+        self.quiet = False
+
+    def run(self) -> None:
+        while True:
+            gevent.sleep(self.step(self._current.member))
+
+    def step(self, member: Leader | None) -> float:
+        """Relay all rows there are; return the seconds until the next step."""
+        if member is None or not member.is_leader():
+            self.quiet = member is not None
+            return LOOK_SECONDS
+        results = [self._relay(outbox) for outbox in self._outboxes]
+        moved = sum(count for count in results if count is not None)
+        self.quiet = not moved and None not in results
+        if moved:
+            _log.debug("relayed %d messages from the outbox", moved)
+            return 0.0
+        return RETRY_SECONDS if None in results else POLL_SECONDS
+
+    def _relay(self, outbox: OutboxTable) -> int | None:
+        """Return the number of rows sent, None if sending failed."""
+        try:
+            return outbox.relay(self._broker)
+        except Exception as error:  # noqa: BLE001 - databases raise what their drivers raise
+            _log.warning(
+                "cannot relay the messages in %s, retrying in %g s: %s",
+                outbox.table.name,
+                RETRY_SECONDS,
+                describe(error),
+            )
+            return None

@@ -1,0 +1,93 @@
+"""The duty "component": keeps the component node of a worker up to date."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import gevent
+
+from qdo._version import __version__
+from qdo.worker.duties.membership import CurrentMember
+from qdo.worker.duties.runner import Duty
+from qdo.worker.engine.counters import Counters
+from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.slot import Slot
+
+REFRESH_SECONDS = 10.0
+"""How often the component node is refreshed."""
+MOST_QUEUES = 100
+"""At most this many queues are listed, those farthest behind: many clients read component nodes."""
+WORTH_SECONDS = 1.0
+"""Queues less far behind are not listed."""
+
+
+class StatusReport(Duty):
+    """Writes the status of a worker to its component node.
+
+    :param state: returns the state of the worker.
+    """
+
+    name = "component"
+    ends_at_drain = False
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        counters: Counters,
+        concurrency: int,
+        state: Callable[[], str],
+        current: CurrentMember,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._counters = counters
+        self._concurrency = concurrency
+        self._state = state
+        self._current = current
+        self._started_at = time.time()
+
+    def run(self) -> None:
+        while True:
+            gevent.sleep(REFRESH_SECONDS)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Write the component node now, if the worker is registered."""
+        member = self._current.member
+        if member is not None:
+            member.refresh_component(self.component(member.name))
+
+    def component(self, name: str) -> dict[str, Any]:
+        """Return the content of the component node of a worker with this name."""
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": __version__,
+            "started": self._started_at,
+            "state": self._state(),
+            "worker": name,
+            "concurrency": self._concurrency,
+            "queues": len(self._dispatcher.slots),
+            **self._counters.dump(),
+            "behind": lags(self._dispatcher.slots.values()),
+        }
+
+
+def lags(slots: Iterable[Slot]) -> dict[str, float]:
+    """Return the age in seconds of the first unprocessed message, by queue.
+
+    Only queues of polled brokers are included: of other brokers every client can read the lag.
+    """
+    behind = [
+        (seconds, slot.queue)
+        for slot in slots
+        if slot.subscription is not None
+        and (seconds := slot.subscription.behind_seconds()) is not None
+        and seconds >= WORTH_SECONDS
+    ]
+    worst = heapq.nlargest(MOST_QUEUES, behind)
+    return {queue: round(seconds, 1) for seconds, queue in worst}

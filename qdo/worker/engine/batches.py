@@ -1,0 +1,259 @@
+"""Turns of a queue whose job takes many messages at once: ``@app.job(batch=500)``.
+
+How a call of the job ends, and what follows:
+
+===========================  ==============================================================
+it returns                   every message of the batch is done
+it raises ``FailedAt(i)``    the messages before `i` are done; message `i` has failed, and
+                             is treated as if the job had been called for it alone
+it raises something else     no message is done, because the failing one is unknown. After a
+                             backoff each message of the batch runs in a batch of its own,
+                             with attempts, policy and dead letter of its own
+===========================  ==============================================================
+
+One bad message costs its batch a second run, and itself its attempts. It fails no other message,
+and messages behind it wait no longer than that. A message whose attempts are being counted also
+runs alone. If a message killed its process, as many messages as a batch holds run alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from dataclasses import replace
+from operator import itemgetter, length_hint
+
+import ujson
+
+from qdo.coordination.protocol.claims import Claim
+from qdo.message import Batch, Message
+from qdo.outcomes import FailedAt, Retry, Stop
+from qdo.text import describe
+from qdo.worker.engine.context import Engine
+from qdo.worker.engine.decoder import NO_HEADERS
+from qdo.worker.engine.outcomes import Outcomes
+from qdo.worker.engine.prefetch import Row
+from qdo.worker.engine.resume import FailureResumer
+from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult
+from qdo.worker.engine.turn import Turn
+from qdo.worker.executors.base import JobAborted, MessageExpired, NotStarted
+
+_POSITION = itemgetter(0)
+
+_log = logging.getLogger(__name__)
+
+
+class Batches:
+    """Runs turns of batches."""
+
+    def __init__(self, engine: Engine, outcomes: Outcomes, resumer: FailureResumer) -> None:
+        self._engine = engine
+        self._outcomes = outcomes
+        self._resumer = resumer
+        self._fetcher = engine.fetcher
+        self._counters = engine.counters
+        self._in_flight = engine.in_flight
+        self._positions_in_flight = engine.in_flight.notes(engine.broker.positions)
+        self._id_scheme = engine.broker.id_scheme
+
+    def process(self, turn: Turn) -> TurnResult:
+        """Run one batch, or wait for more messages; return how the turn ended."""
+        slot, claim, job = turn.slot, turn.claim, turn.job
+        single = slot.singles > 0 or turn.has_failure
+        try:
+            rows = self._gather(turn, 1 if single else job.batch)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            return self._outcomes.broker_failed(slot, UNREADABLE, error)
+        if not rows:
+            return TurnResult.TIP
+        now = self._engine.clock()
+        if not claim.open or now >= claim.lease.until:
+            return TurnResult.MORE
+        if not single and len(rows) < job.batch and job.batch_wait_seconds:
+            slot.gathering_until = slot.gathering_until or now + job.batch_wait_seconds
+            if now < slot.gathering_until:
+                slot.not_before = slot.gathering_until
+                return TurnResult.WAIT
+        slot.gathering_until = 0.0
+        slot.in_flight_index = self._in_flight.take(slot.label)
+        try:
+            if single:
+                return self._run_single(turn, rows[0])
+            return self._run(turn, rows[: job.batch])
+        finally:
+            self._in_flight.give_back(slot.in_flight_index)
+
+    def _gather(self, turn: Turn, wanted: int) -> list[Row]:
+        """Return at least `wanted` rows; fewer only if the queue has no more."""
+        slot, claim = turn.slot, turn.claim
+        rows = slot.gathered
+        if rows is None:
+            rows = slot.gathered = []
+        self._drop_expired(slot, rows)
+        while len(rows) < wanted:
+            slot.limit = min(max(slot.limit, 2 * wanted), self._fetcher.most)
+            batch = self._fetcher.fetch(slot, claim)
+            count = length_hint(batch)
+            rows.extend(batch)
+            if not claim.positions.stable:
+                _update_failure_position(claim, rows)
+            if not count:
+                break
+        return rows
+
+    def _drop_expired(self, slot: Slot, rows: list[Row]) -> None:
+        """Drop rows that the broker took back."""
+        subscription = slot.subscription
+        if subscription is None:
+            return
+        for row in [row for row in rows if not subscription.is_held(row[0])]:
+            rows.remove(row)
+            self._outcomes.note_expired(slot, row[0])
+
+    def _run_single(self, turn: Turn, row: Row) -> TurnResult:
+        """Run one message in a batch of its own."""
+        slot, claim = turn.slot, turn.claim
+        failure, attempt = claim.failure, 1
+        if failure is not None and failure.position == row[0]:
+            if failure.crashed and slot.singles < turn.job.batch:
+                slot.singles = turn.job.batch
+            result = self._resumer.resume(turn, row, failure)
+            if result is not None:
+                self._drop_done(turn)
+                return result
+            attempt = failure.attempts + 1
+        result = self._run(turn, [row], attempt)
+        if slot.singles and claim.done >= row[0]:
+            slot.singles -= 1
+        return result
+
+    def _run(self, turn: Turn, rows: list[Row], attempt: int = 1) -> TurnResult:
+        slot, job = turn.slot, turn.job
+        batch, failure = self._decode(turn, rows, attempt)
+        if failure is not None and len(batch) == 1:
+            self._counters.attempts += 1
+            return self._failed(turn, rows[0], batch[0], failure)
+        if failure is not None:
+            batch.pop()  # the next turn runs it, once all before it are done
+        self._positions_in_flight[slot.in_flight_index] = batch[0].position
+        slot.message = message = batch[0]
+        counters = self._counters
+        try:
+            job.call(batch, self._engine.context.value)  # type: ignore[arg-type]
+        except MessageExpired:
+            self._fetcher.clear(slot)  # messages that are still held are read again
+            return TurnResult.MORE
+        except JobAborted:
+            counters.attempts += 1
+            counters.unsuccessful += 1
+            raise
+        except NotStarted:
+            self._fetcher.clear(slot)
+            return TurnResult.MORE
+        except FailedAt as error:
+            index = error.index
+            if 0 <= index < len(batch):
+                self._done(turn, batch[:index])
+                counters.attempts += 1
+                cause = error.__cause__ or error
+                return self._failed(turn, rows[index], batch[index], cause)
+            return self._failed_whole(turn, rows, batch, error)
+        except BaseException as error:  # noqa: BLE001 - a job's SystemExit must not end the worker
+            return self._failed_whole(turn, rows, batch, error)
+        del message
+        self._done(turn, batch)
+        return TurnResult.MORE
+
+    def _decode(
+        self, turn: Turn, rows: list[Row], attempt: int
+    ) -> tuple[Batch, BaseException | None]:
+        """Return the messages up to the first undecodable one, and its error."""
+        queue, fence, loads = turn.slot.queue, turn.claim.fence, ujson.loads
+        scheme = self._id_scheme
+        try:
+            # All at once, which works for nearly every batch: a call for each message would take
+            # as long as decoding it.
+            return Batch(
+                [
+                    Message(queue, position, loads(body), key, NO_HEADERS, fence, attempt, scheme)
+                    if headers is None
+                    else _raise_has_headers()
+                    for position, body, key, headers in rows
+                ]
+            ), None
+        except (ValueError, _HasHeaders):
+            return self._decode_each(turn, rows, attempt)
+
+    def _decode_each(
+        self, turn: Turn, rows: list[Row], attempt: int
+    ) -> tuple[Batch, BaseException | None]:
+        batch = Batch()
+        for row in rows:
+            message, failure = self._engine.decoder.decode(turn, row, attempt)
+            batch.append(message)
+            if failure is not None:
+                return batch, failure
+        return batch, None
+
+    def _done(self, turn: Turn, batch: list[Message]) -> None:
+        self._counters.attempts += len(batch)
+        if batch:
+            turn.claim.done = batch[-1].position
+            self._drop_done(turn)
+            if self._engine.observers:
+                for message in batch:
+                    self._engine.observers.report(message, "done", None)
+
+    def _failed(self, turn: Turn, row: Row, message: Message, error: BaseException) -> TurnResult:
+        result = self._outcomes.failed(turn, row, message, error)
+        self._drop_done(turn)
+        return result
+
+    def _failed_whole(
+        self, turn: Turn, rows: list[Row], batch: Batch, error: BaseException
+    ) -> TurnResult:
+        """Run each message alone after the whole batch failed."""
+        if len(batch) == 1 or isinstance(error, Stop):
+            self._counters.attempts += 1
+            return self._failed(turn, rows[0], batch[0], error)
+        slot, engine = turn.slot, self._engine
+        slot.singles = len(batch)
+        delay = error.after if isinstance(error, Retry) else None
+        if delay is None:
+            backoff = engine.policy_of(slot.queue).terms(error).backoff
+            delay = backoff.delay(1, engine.jitter())
+        _log.warning(
+            "queue %s: a batch of %d messages failed as a whole; retrying each alone in %.2f s: %s",
+            slot.queue,
+            len(batch),
+            delay,
+            describe(error),
+        )
+        slot.not_before = engine.clock() + max(0.0, delay)
+        return TurnResult.WAIT
+
+    def _drop_done(self, turn: Turn) -> None:
+        """Drop gathered rows that are done."""
+        rows = turn.slot.gathered
+        if rows:
+            del rows[: bisect_right(rows, turn.claim.done, key=_POSITION)]
+
+
+def _update_failure_position(claim: Claim, rows: list[Row]) -> None:
+    """Update the position of the claim's failed message to the one under which it came again."""
+    failure = claim.failure
+    if failure is None:
+        return
+    identity = claim.positions.identity(failure.position)
+    for position, _, _, _ in rows:
+        if claim.positions.identity(position) == identity:
+            claim.failure = replace(failure, position=position)
+            return
+
+
+class _HasHeaders(Exception):
+    """A row has headers, which determine how to decode its body."""
+
+
+def _raise_has_headers() -> Message:
+    raise _HasHeaders

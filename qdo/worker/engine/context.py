@@ -1,0 +1,100 @@
+"""The shared context of the worker engine's parts, and their assembly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdo.app import App
+from qdo.brokers.base import Broker
+from qdo.jobs.policy import Policy
+from qdo.jobs.policy_tables import policy_for
+from qdo.settings.settings import Settings
+from qdo.system.clock import clock as boot_clock
+from qdo.worker.engine.bound_jobs import JobTable
+from qdo.worker.engine.compatibility import Compatibility
+from qdo.worker.engine.counters import Counters
+from qdo.worker.engine.decoder import Decoder
+from qdo.worker.engine.fetcher import Fetcher
+from qdo.worker.engine.lanes.lane import LanePermits
+from qdo.worker.engine.observers import Observers
+from qdo.worker.executors.base import Executor
+from qdo.worker.shared_memory.in_flight import InFlightTable
+
+
+@dataclass(slots=True)
+class JobContext:
+    """The second argument of jobs and of the app's `job_failure`, set before the first turn."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The shared parts of one worker process's engine; `build` makes them.
+
+    :ivar counters: totals since the start of the process.
+    :ivar in_flight: where turns record the message in flight.
+    :ivar permits: limits the lanes that run at once, over all queues.
+    :ivar policy_of: returns the failure policy of a queue.
+    :ivar on_stop: called with the reason when a job asks to stop the worker.
+    :ivar clock: seconds of leases, turns and backoffs.
+    :ivar jitter: returns a number from 0 to 1, for delays.
+    :ivar turn_seconds: how long a turn may last.
+    """
+
+    app: App
+    broker: Broker
+    fetcher: Fetcher
+    decoder: Decoder
+    jobs: JobTable
+    observers: Observers
+    in_flight: InFlightTable
+    permits: LanePermits
+    policy_of: Callable[[str], Policy]
+    on_stop: Callable[[str], None]
+    clock: Callable[[], float]
+    jitter: Callable[[], float]
+    turn_seconds: float
+    counters: Counters = field(default_factory=Counters)
+    context: JobContext = field(default_factory=JobContext)
+
+    @classmethod
+    def build(
+        cls,
+        app: App,
+        broker: Broker,
+        executor: Executor,
+        settings: Settings,
+        *,
+        in_flight: InFlightTable | None = None,
+        on_stop: Callable[[str], None] = lambda reason: None,
+        clock: Callable[[], float] = boot_clock,
+        jitter: Callable[[], float] = random.random,
+    ) -> Engine:
+        """Put the parts together.
+
+        :param in_flight: where turns record the message in flight; memory of this process by
+            default.
+        """
+        default = Policy(settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds)
+        observers = Observers(app.hooks.observers)
+        return cls(
+            app=app,
+            broker=broker,
+            fetcher=Fetcher(broker, settings.fetch, clock),
+            decoder=Decoder(broker),
+            jobs=JobTable(app, executor, observers, Compatibility(broker)),
+            observers=observers,
+            in_flight=InFlightTable(1) if in_flight is None else in_flight,
+            permits=LanePermits(settings.concurrency),
+            policy_of=lambda queue: policy_for(
+                queue, app.job_for(queue), settings.policies, default
+            ),
+            on_stop=on_stop,
+            clock=clock,
+            jitter=jitter,
+            turn_seconds=settings.turn_seconds,
+        )

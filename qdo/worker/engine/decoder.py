@@ -1,0 +1,67 @@
+"""Makes messages from rows outside the hot loop, which decodes inline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import ujson
+
+from qdo.brokers.base import Broker
+from qdo.encoding import is_raw
+from qdo.errors import BodyDecodeError
+from qdo.message import Message
+from qdo.text import describe
+from qdo.worker.engine.prefetch import Row
+from qdo.worker.engine.turn import Turn
+
+NO_HEADERS: Mapping[str, str] = {}
+
+
+class Decoder:
+    """Makes messages from the rows of a broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def decode(self, turn: Turn, row: Row, attempt: int) -> tuple[Message, BaseException | None]:
+        """Return the message of a row, and the error if the row cannot be decoded."""
+        position, body, key, raw_headers = row
+        try:
+            headers = NO_HEADERS if raw_headers is None else ujson.loads(raw_headers)
+            content = body if headers and is_raw(headers) else ujson.loads(body)
+        except Exception as error:  # noqa: BLE001 - a body may make its decoder raise anything
+            return self.undecodable(turn, row, attempt, error)
+        message = Message(
+            turn.slot.queue,
+            position,
+            content,
+            key,
+            headers,
+            turn.claim.fence,
+            attempt,
+            self._broker.id_scheme,
+        )
+        return message, None
+
+    def undecoded(self, turn: Turn, row: Row, attempt: int) -> Message:
+        """Return the message of a row with the body as it was sent, and without headers."""
+        position, body, key, _ = row
+        return Message(
+            turn.slot.queue,
+            position,
+            body,
+            key,
+            NO_HEADERS,
+            turn.claim.fence,
+            attempt,
+            self._broker.id_scheme,
+        )
+
+    def undecodable(
+        self, turn: Turn, row: Row, attempt: int, error: BaseException
+    ) -> tuple[Message, BaseException]:
+        """Return a message with the body as it was sent, and the error to record."""
+        message = self.undecoded(turn, row, attempt)
+        failure = BodyDecodeError(queue=turn.slot.queue, id=message.id, reason=describe(error))
+        failure.__cause__ = error
+        return message, failure

@@ -1,0 +1,348 @@
+"""Decides which queue gets the next turn: first ready, first served; one turn per queue at once.
+
+There is one slot per owned queue. An idle queue has no greenlet (a slot takes about half a
+kilobyte). Up to `concurrency` greenlets, started on demand, take ready slots from a ring and run
+one turn of each. A queue that still has messages after its turn goes to the end of the ring.
+
+========  ============================================================  ===================
+state     meaning                                                       next
+========  ============================================================  ===================
+idle      nothing to do: the last fetch found the queue at its tip      ready (a wake)
+ready     in the ring; a claimed queue begins here                      running
+running   a greenlet runs its turn                                      idle (at the tip and not
+                                                                        woken during the turn),
+                                                                        ready, waiting, paused,
+                                                                        held, gone
+waiting   until a time: the backoff of a failed message or broker       ready (the time came; a
+                                                                        wake, if others need not
+                                                                        wait for that message)
+paused    the lease expired                                             ready (lease renewed)
+held      nothing more runs under this claim: its queue is blocked,     ready (a new claim, as
+          or the worker is stopping                                     after an operator's
+                                                                        change), gone
+gone      released or lost; the slot is not used again                  -
+========  ============================================================  ===================
+
+A claim that ends while its queue is running closes immediately, but its slot stays running until
+the message in flight has ended. Only then is the end reported (`finished`), and only then does
+a newer claim of the same queue begin.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import gevent
+
+from qdo.coordination.protocol.claims import Claim
+from qdo.system.clock import clock as boot_clock
+from qdo.worker.engine.slot import ClaimSink, Slot, SlotState, TurnResult
+from qdo.worker.engine.timers import SlotTimers
+from qdo.worker.executors.base import JobAborted
+
+_log = logging.getLogger(__name__)
+
+
+class TurnRunner(Protocol):
+    """Runs the turns; see `pipeline.Pipeline`."""
+
+    def turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
+        """Process messages of a queue until its turn is over."""
+
+    def clear(self, slot: Slot) -> None:
+        """Drop everything read for the slot's claim; the queue is read again afterwards."""
+
+    def end(self, slot: Slot) -> None:
+        """Drop everything of the slot's claim, and end its subscription at the broker."""
+
+
+Spawn = Callable[[Callable[[], None]], Any]
+
+
+class Dispatcher:
+    """The slots of one worker process, over all of its registrations.
+
+    :ivar slots: by queue.
+    :ivar runners: greenlets that run turns.
+    :param turns: runs the turns.
+    :param spawn: starts a greenlet that runs a function.
+    :param breathe: lets other greenlets and the event loop run between two turns.
+    :param schedule: called when `due` may have become earlier.
+    :param on_quiet: called when the last running turn has ended.
+    """
+
+    def __init__(
+        self,
+        turns: TurnRunner,
+        *,
+        concurrency: int,
+        spawn: Spawn = gevent.spawn,
+        breathe: Callable[[], None] = gevent.sleep,
+        schedule: Callable[[], None] = lambda: None,
+        on_quiet: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self.slots: dict[str, Slot] = {}
+        self.runners = 0
+        self._in_lanes = 0
+        self._turns = turns
+        self._concurrency = concurrency
+        self._spawn = spawn
+        self._breathe = breathe
+        self._schedule = schedule
+        self._on_quiet = on_quiet
+        self._clock = clock
+        self._ready: deque[Slot] = deque()
+        self._timers = SlotTimers()
+
+    # --- called by the coordination member ---------------------------------------------
+
+    def claimed(self, member: ClaimSink, claim: Claim) -> None:
+        """Begin a claim; if an older one still runs, after its message in flight."""
+        slot = self.slots.get(claim.queue)
+        if slot is None:
+            slot = self.slots[claim.queue] = Slot(claim.queue)
+        if slot.state is SlotState.RUNNING:
+            slot.next_claim = member, claim
+        else:
+            self._begin(slot, member, claim)
+
+    def releasing(self, member: ClaimSink, claim: Claim) -> None:
+        """Report the end of a claim: immediately, or after its message in flight."""
+        slot = self.slots.get(claim.queue)
+        if slot is None or (slot.claim is not claim and slot.state is not SlotState.RUNNING):
+            member.finished(claim)
+        elif slot.state is not SlotState.RUNNING:
+            self._remove(slot)
+            member.finished(claim)
+        elif slot.lanes is not None:
+            slot.lanes.notify()
+        # A turn without lanes also notices that the claim is closed; `_ended` does the rest.
+
+    def lost(self, claim: Claim) -> None:
+        """Drop a claim; a turn that still runs under it reports nothing anymore."""
+        slot = self.slots.get(claim.queue)
+        if slot is None:
+            return
+        if slot.next_claim is not None and slot.next_claim[1] is claim:
+            slot.next_claim = None
+        elif slot.claim is claim:
+            if slot.state is SlotState.RUNNING:
+                slot.claim = None
+                if slot.lanes is not None:
+                    slot.lanes.notify()
+            else:
+                self._remove(slot)
+
+    def repositioned(self, member: ClaimSink, old: Claim, new: Claim) -> None:
+        """Continue with `new` in place of `old`, once the message in flight has ended."""
+        self.lost(old)
+        self.claimed(member, new)
+
+    # --- called for news of the broker, and when time passes ---------------------------
+
+    def wake(self, queues: Iterable[str]) -> None:
+        """Check queues that may have new messages."""
+        slots = self.slots
+        for queue in queues:
+            slot = slots.get(queue)
+            if slot is None:
+                continue
+            if slot.state is SlotState.IDLE or (
+                slot.state is SlotState.WAITING and slot.takes_more
+            ):
+                self._make_ready(slot)
+            elif slot.state is SlotState.RUNNING:
+                slot.woken = True
+                if slot.lanes is not None:
+                    slot.lanes.wake()
+
+    def tick(self) -> None:
+        """Make slots ready whose time has come, or whose lease is valid again."""
+        now = self._clock()
+        for slot in self._timers.take_due(now):
+            self._make_ready(slot)
+        resumed = 0
+        for slot in self._timers.take_resumed(now):
+            self._make_ready(slot)
+            resumed += 1
+        if resumed and not self._timers.any_paused:
+            _log.info("the lease is valid again: resuming %d queues", resumed)
+
+    def due(self) -> float:
+        """Return the clock time at which `tick` must be called, `inf` for never."""
+        return self._timers.due()
+
+    # --- turns -------------------------------------------------------------------------
+
+    def _begin(self, slot: Slot, member: ClaimSink, claim: Claim) -> None:
+        slot.member = member
+        slot.claim = claim
+        self._turns.end(slot)  # drop anything of an older claim
+        slot.broker_failures = 0
+        slot.waited = False
+        slot.pending_dead_letter = slot.dead_letter_message = None
+        slot.label = b""
+        slot.gathering_until = 0.0
+        slot.singles = 0
+        if slot.state is not SlotState.READY:
+            self._make_ready(slot)
+
+    def _make_ready(self, slot: Slot) -> None:
+        slot.state = SlotState.READY
+        self._ready.append(slot)
+        self._add_runner()
+
+    def _add_runner(self) -> None:
+        if self.runners - self._in_lanes < self._concurrency:
+            self.runners += 1
+            self._spawn(self._run)
+
+    def lane_turns_changed(self, change: int) -> None:
+        """Count a turn that begins to wait for lanes (1), or that has ended (-1).
+
+        Such a turn may take long: another queue runs a turn in its place.
+        """
+        self._in_lanes += change
+        if self._ready:
+            self._add_runner()
+
+    def _run(self) -> None:
+        """Run turns until no queue is ready: the body of a turn greenlet."""
+        try:
+            while (slot := self._take()) is not None:
+                self._run_turn(slot)
+                # Even a single busy queue must let heartbeats and checkpoints run.
+                self._breathe()
+                if self.runners - self._in_lanes > self._concurrency:
+                    break  # it replaced a greenlet that waited for lanes and is back
+        except JobAborted:
+            # The turn ended before the abort arrived; the greenlet ends instead.
+            _log.debug("a turn ended just before it was aborted")
+        finally:
+            self.runners -= 1
+            if self._ready:
+                self._add_runner()
+            if not self.runners:
+                self._on_quiet()
+
+    def _take(self) -> Slot | None:
+        while self._ready:
+            slot = self._ready.popleft()
+            if slot.state is SlotState.READY:
+                return slot
+        return None
+
+    def _run_turn(self, slot: Slot) -> None:
+        member, claim = slot.member, slot.claim
+        if member is None or claim is None:
+            self._remove(slot)
+            return
+        slot.state = SlotState.RUNNING
+        slot.woken = False
+        slot.greenlet = gevent.getcurrent()
+        slot.started_at = self._clock()
+        result = TurnResult.ENDED
+        try:
+            result = self._turns.turn(slot, member, claim)
+        finally:
+            slot.greenlet = slot.message = None
+            slot.started_at = 0.0
+            self._ended(slot, member, claim, result)
+
+    def _ended(self, slot: Slot, member: ClaimSink, claim: Claim, result: TurnResult) -> None:
+        """Set the next state of a slot after its turn."""
+        next_claim, slot.next_claim = slot.next_claim, None
+        if slot.claim is claim and claim.open and result is not TurnResult.ENDED:
+            self._park(slot, result)
+            return
+        released = slot.claim is claim and not claim.open
+        self._remove(slot)
+        if released:
+            member.finished(claim)
+        if next_claim is not None:
+            if next_claim[1].open:
+                self.claimed(*next_claim)
+            else:
+                next_claim[0].finished(next_claim[1])
+
+    def _park(self, slot: Slot, result: TurnResult) -> None:
+        woken = slot.woken and (
+            result is TurnResult.TIP or (result is TurnResult.WAIT and slot.takes_more)
+        )
+        if result is TurnResult.MORE or woken:
+            slot.state = SlotState.READY
+            self._ready.append(slot)
+        elif result is TurnResult.TIP:
+            slot.state = SlotState.IDLE
+            # Thousands of queues are idle at a time: they keep no reader.
+            self._turns.clear(slot)
+        elif result is TurnResult.WAIT:
+            slot.state = SlotState.WAITING
+            self._timers.wait(slot)
+            self._schedule()
+        elif result is TurnResult.HELD:
+            slot.state = SlotState.HELD
+            self._turns.clear(slot)
+        else:
+            self._pause(slot)
+
+    def _pause(self, slot: Slot) -> None:
+        slot.state = SlotState.PAUSED
+        if self._timers.pause(slot, self._clock()):
+            _log.warning("the lease expired: no message is started until the coordinator responds")
+            self._schedule()
+
+    def _remove(self, slot: Slot) -> None:
+        slot.state = SlotState.GONE
+        slot.claim = None
+        slot.member = None
+        self._turns.end(slot)
+        if self.slots.get(slot.queue) is slot:
+            del self.slots[slot.queue]
+
+    # --- for other parts of the worker --------------------------------------------------
+
+    def running(self) -> Iterator[Slot]:
+        """Yield the slots with a running turn, including those of claims that ended."""
+        return (slot for slot in self.slots.values() if slot.state is SlotState.RUNNING)
+
+    def in_flight(self) -> Sequence[Slot]:
+        """Return the slots with a message in flight; a queue with lanes has one for each."""
+        found: list[Slot] = []
+        for slot in self.running():
+            if slot.lanes is not None:
+                found += slot.lanes.in_flight()
+            elif slot.message is not None:
+                found.append(slot)
+        return found
+
+    def all_idle(self) -> bool:
+        """Return whether every owned queue was found at its tip, or waits for an operator."""
+        return all(
+            slot.state is SlotState.HELD
+            or (
+                slot.state is SlotState.IDLE
+                and (slot.subscription is None or slot.subscription.at_tip())
+            )
+            for slot in self.slots.values()
+        )
+
+    def note_progress(self) -> None:
+        """Checkpoint running turns whose jobs yield; every turn reports its own end."""
+        if not self.runners:
+            return
+        for slot in self.running():
+            if slot.claim is not None and slot.member is not None:
+                slot.member.progress(slot.claim)
+
+    def abort(self) -> None:
+        """Raise JobAborted in every turn with a message in flight; does not wait for them."""
+        for slot in self.running():
+            if slot.lanes is not None:
+                slot.lanes.stop()
+        for slot in self.in_flight():
+            slot.greenlet.kill(JobAborted(), block=False)

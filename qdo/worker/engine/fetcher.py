@@ -1,0 +1,83 @@
+"""Fetches rows of a queue: in batches of the size that its turns process, and ahead of time
+when the broker is slow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from operator import length_hint
+
+from qdo.brokers.base import Broker
+from qdo.coordination.protocol.claims import Claim
+from qdo.worker.engine.prefetch import Prefetch, Rows, close_reader
+from qdo.worker.engine.slot import Slot
+
+FIRST_LIMIT = 16
+"""Rows of a queue's first fetch. The limit grows to `fetch` while turns process whole batches. It
+stays small where jobs are slow: many such queues must not fill the memory with rows."""
+AHEAD_WORTH_SECONDS = 0.002
+"""Fetching ahead pays off when a fetch takes longer than this. The embedded broker is faster;
+prefetching would only move its fetch to another greenlet."""
+
+_log = logging.getLogger(__name__)
+
+
+class Fetcher:
+    """Reads for the slots of a worker.
+
+    :param fetch: maximum rows of one fetch.
+    :ivar most: the same.
+    """
+
+    def __init__(self, broker: Broker, fetch: int, clock: Callable[[], float]) -> None:
+        self._broker = broker
+        self.most = fetch
+        self._clock = clock
+
+    def fetch(self, slot: Slot, claim: Claim) -> Rows:
+        """Return the remaining rows, else the prefetched batch, else new rows from the broker.
+
+        Raises any error of the broker.
+        """
+        rows = slot.rows
+        if rows is not None and length_hint(rows):
+            return rows
+        if not slot.limit:
+            slot.limit = min(FIRST_LIMIT, self.most)
+        subscription = slot.subscription
+        if slot.reader is None:
+            if subscription is None:
+                slot.reader = self._broker.reader(slot.queue, claim.done)
+            else:
+                slot.reader = subscription.reader(claim.done)
+        start = self._clock()
+        ahead, slot.ahead = slot.ahead, None
+        batch = slot.reader.fetch(slot.limit) if ahead is None else ahead.get()
+        if subscription is None or batch:  # without rows, it may not have polled yet
+            slot.broker_failures = 0
+        took = self._clock() - start if ahead is None else ahead.took_seconds
+        # Subscriptions fetch ahead themselves.
+        slow = took >= AHEAD_WORTH_SECONDS and subscription is None
+        if batch and slow and slot.claim is claim and claim.open:
+            slot.ahead = Prefetch(slot.reader, slot.limit, self._clock)
+        # The iterator of a list knows how much is left; not every sequence's iterator does.
+        slot.rows = rows = iter(list(batch))
+        return rows
+
+    def clear(self, slot: Slot) -> None:
+        """Drop all fetched rows; the next fetch begins after ``claim.done``."""
+        reader, slot.reader = slot.reader, None
+        ahead, slot.ahead = slot.ahead, None
+        slot.rows = None
+        slot.gathered = None
+        if ahead is not None:
+            ahead.abandon()
+        elif reader is not None:
+            close_reader(reader)
+
+    def learn(self, slot: Slot, started: int, left: int) -> None:
+        """Adapt the next fetch to a turn: the rows that it started, and those left over."""
+        if left:
+            slot.limit = min(max(FIRST_LIMIT, 2 * started), self.most)
+        elif started >= slot.limit:
+            slot.limit = min(4 * slot.limit, self.most)

@@ -1,0 +1,325 @@
+"""A queue whose messages do not all wait for each other: ``order="key"`` and ``order="none"``.
+
+A *lane* is a queue within the queue: the messages of one key, in their order. With
+``order="none"`` every message is a lane of its own. A lane ends its messages by the same rules
+as a queue (`pipeline`, `outcomes`). A backoff, a block or a dead letter that cannot be
+stored holds up its own lane only.
+
+=========  =========================================================  =======================
+a lane is  meaning                                                    next
+=========  =========================================================  =======================
+ready      its first message may be started                           running
+running    a greenlet of its own runs its messages                    ready, parked, blocked,
+                                                                      (gone, when it is empty)
+parked     until a time: the backoff of a message or of the broker    ready
+blocked    its first message waits for an operator                    (a new claim)
+=========  =========================================================  =======================
+
+The turn of such a queue lasts as long as a lane runs: it reads ahead, starts lanes while
+permits are free, and waits for one to end. Its memory is bounded: at most `WINDOW` pending
+messages and `HELD_BYTES` of bodies. If one key has so many messages that they fill the
+window, the queue waits until that key makes progress; fewer messages hold up no other key.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from itertools import count
+from typing import Any
+
+import gevent
+from gevent.event import Event
+
+from qdo.coordination.protocol.claims import Claim
+from qdo.worker.engine.context import Engine
+from qdo.worker.engine.lanes.lane import Lane, LaneClaim, LaneRunner, LaneSlot, LaneSpec
+from qdo.worker.engine.lanes.lane_progress import LaneProgress
+from qdo.worker.engine.prefetch import Row, Rows
+from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult
+from qdo.worker.engine.turn import Turn
+from qdo.worker.executors.base import JobAborted, MessageExpired
+
+WINDOW = 10_000
+"""Maximum pending messages of one queue: read, and not done."""
+HELD_BYTES = 32 << 20
+"""Their maximum size: a few large messages must not fill the memory."""
+HELD_BYTES_IN_ALL = 128 << 20
+"""The same for all queues of a process; a queue without pending messages may always read."""
+LOOK_SECONDS = 0.05
+"""How often a turn checks whether the lease is valid again, or other queues hold less."""
+_ROW_BYTES = 400
+"""Memory of a row beside its body, with its entries in window and lane."""
+
+
+class Lanes:
+    """The lanes of one claim of one queue.
+
+    :ivar claim: the queue's claim; `publish` updates it before it is recorded.
+    :param turn: the turn that created the lanes; its slot, claim and job are theirs.
+    """
+
+    def __init__(self, engine: Engine, turn: Turn, spec: LaneSpec, runner: LaneRunner) -> None:
+        slot, claim = turn.slot, turn.claim
+        self.claim = claim
+        self.counters = engine.counters
+        self._engine = engine
+        self._clock = engine.clock
+        self._permits = engine.permits
+        self._turn = turn
+        self._slot = slot
+        self._spec = spec
+        self._runner = runner
+        self._subscription = slot.subscription
+        self._lanes: dict[object, Lane] = {}
+        self._progress = LaneProgress(
+            claim, self._lanes.values(), slot.subscription, spec.hold_seconds, engine.clock
+        )
+        # Reading is ahead of processing: it has a slot and a claim of its own.
+        self._source = Slot(slot.queue)
+        self._source.subscription = slot.subscription
+        self._source.member = slot.member
+        self._cursor = Claim(slot.queue, claim.fence, claim.done, claim.lease)
+        self._ready: deque[Lane] = deque()
+        self._running: dict[Lane, Any] = {}
+        self._parked: list[tuple[float, int, Lane]] = []
+        self._order = count()
+        self._bytes = 0
+        self._tip = False
+        self._turning = False
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._news = Event()
+        claim.refresh = self.publish
+
+    # --- the turn ---------------------------------------------------------------------
+
+    def turn(self) -> TurnResult:
+        """Run lanes until all are idle, or the claim or the lease ends."""
+        self._tip = False
+        self._turning = True
+        try:
+            while True:
+                self._news.clear()
+                result = self._advance()
+                self._permits.notify_next()
+                if not self._running and result is not None:
+                    break
+                self._news.wait(self._pause(result))
+        finally:
+            self._turning = False
+            # Thousands of queues are idle at a time: they keep no reader.
+            self._engine.fetcher.clear(self._source)
+        if self._error is not None:
+            raise self._error
+        return result
+
+    def _advance(self) -> TurnResult | None:
+        """Start lanes; return how the turn ends once none runs, None while it continues."""
+        claim, now = self.claim, self._clock()
+        if not claim.open or self._slot.claim is not claim:
+            return TurnResult.ENDED
+        if self._stopping or (self._spec.single and self._is_blocked()):
+            return TurnResult.HELD
+        if now >= claim.lease.until:
+            return TurnResult.PAUSED
+        while self._parked and self._parked[0][0] <= now:
+            self._ready.append(heapq.heappop(self._parked)[2])
+        while self._start_ready() and self._wants_more():
+            self._read()
+        if self._running or self._ready:
+            return None
+        due = [self._source.not_before] if self._source.not_before > now else []
+        due += [self._parked[0][0]] if self._parked else []
+        if not self._tip and self._permits.held_bytes >= HELD_BYTES_IN_ALL:
+            due.append(now + LOOK_SECONDS)
+        if due:
+            self._slot.not_before = min(due)
+            return TurnResult.WAIT
+        return TurnResult.TIP
+
+    def _is_blocked(self) -> bool:
+        return any(lane.is_blocked for lane in self._lanes.values())
+
+    def _start_ready(self) -> bool:
+        """Start ready lanes while permits are free; return whether more could be started."""
+        while len(self._running) < self._spec.limit:
+            if not self._ready:
+                return True
+            if not self._permits.acquire(self):
+                return False
+            lane = self._ready.popleft()
+            self._running[lane] = gevent.spawn(self._run, lane)
+        return False
+
+    def _wants_more(self) -> bool:
+        if self._tip or self._source.not_before > self._clock():
+            return False
+        if not self._progress:
+            return True
+        full = len(self._progress) >= WINDOW or self._bytes >= HELD_BYTES
+        return not full and self._permits.held_bytes < HELD_BYTES_IN_ALL
+
+    def _pause(self, result: TurnResult | None) -> float | None:
+        """Return how long the turn may wait for a lane to end; None for no limit."""
+        if result is not None:
+            return LOOK_SECONDS if result is TurnResult.PAUSED else None
+        due = [self.claim.lease.until]
+        if self._source.not_before > self._clock():
+            due.append(self._source.not_before)
+        if self._parked and len(self._running) < self._spec.limit:
+            due.append(self._parked[0][0])
+        return max(0.0, min(due) - self._clock())
+
+    def wake(self) -> None:
+        """Check again: there may be new messages."""
+        self._tip = False
+        self._news.set()
+
+    def notify(self) -> None:
+        """Check again: a permit is free, or the claim changed."""
+        self._news.set()
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether new messages may be started while all earlier ones wait."""
+        return not self._spec.single and self._source.not_before <= self._clock()
+
+    @property
+    def wants_permit(self) -> bool:
+        """Whether a lane waits for nothing but a permit."""
+        return self._turning and bool(self._ready) and len(self._running) < self._spec.limit
+
+    def stop(self) -> None:
+        """Start nothing more, even if the claim is open."""
+        self._stopping = True
+        self._news.set()
+
+    def in_flight(self) -> list[Slot]:
+        """Return the slots of lanes with a message in flight."""
+        return [lane.slot for lane in self._running if lane.slot.message is not None]
+
+    def is_finished(self) -> bool:
+        """Update the claim; return whether nothing is pending."""
+        return self._progress.is_finished()
+
+    def publish(self) -> None:
+        """Update the claim before it is recorded."""
+        self._progress.publish()
+
+    def discard(self) -> None:
+        """Stop counting the memory of messages that are not needed anymore."""
+        self._count_bytes(-self._bytes)
+
+    # --- reading ----------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Read the next batch of the queue into lanes."""
+        try:
+            rows: Rows = self._engine.fetcher.fetch(self._source, self._cursor)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            self._runner.broker_failed(self._source, UNREADABLE, error)
+            return
+        taken = 0
+        for row in rows:
+            taken += 1
+            self._cursor.done = row[0]
+            if self._progress.add(row[0]):
+                self._add(row)
+        self._engine.fetcher.learn(self._source, taken, 0)
+        self._tip = not taken
+
+    def _add(self, row: Row) -> None:
+        key = self._spec.key_of(row)
+        lane = self._lanes.get(key)
+        if lane is None:
+            claim = LaneClaim(self.claim, row[0] - 1)
+            lane = Lane(self, key, LaneSlot(self._slot, self.claim, claim), claim)
+            self._lanes[key] = lane
+            self._ready.append(lane)
+        failure = self._progress.take_failure(row[0])
+        if failure is not None:
+            lane.failures.append(failure)
+        lane.rows.append(row)
+        self._count_bytes(len(row[1]) + _ROW_BYTES)
+
+    def _count_bytes(self, change: int) -> None:
+        self._bytes += change
+        self._permits.held_bytes += change
+
+    # --- a lane -----------------------------------------------------------------------
+
+    def _run(self, lane: Lane) -> None:
+        """Run a lane until it is idle or other lanes wait: the body of its greenlet."""
+        slot = lane.slot
+        slot.in_flight_index = self._engine.in_flight.take(self._slot.label)
+        slot.greenlet = gevent.getcurrent()
+        slot.started_at = self._clock()
+        result = TurnResult.ENDED
+        try:
+            result = self._run_on(lane)
+        except MessageExpired:
+            # The job had already ended: the lane continues without the expired message.
+            result = TurnResult.MORE
+        except JobAborted:
+            self._stopping = True
+        except BaseException as error:  # noqa: BLE001 - raised where the turn ends
+            self._error, self._stopping = error, True
+        finally:
+            self._engine.in_flight.give_back(slot.in_flight_index)
+            slot.greenlet = slot.message = None
+            del self._running[lane]
+            self._permits.release()
+            self._place(lane, result)
+            self._news.set()
+
+    def _run_on(self, lane: Lane) -> TurnResult:
+        claim = self.claim
+        while True:
+            now = self._clock()
+            if not claim.open or now >= claim.lease.until or self._stopping:
+                return TurnResult.MORE
+            until = min(claim.lease.until, now + self._engine.turn_seconds)
+            self.drop_expired(lane)
+            lane.take_failure()
+            result = self._runner.run_lane(self._turn, lane, until)
+            self.settle(lane)
+            if result is not TurnResult.MORE or not lane.rows or self._ready:
+                return result
+            # Even a single busy lane must let heartbeats and checkpoints run.
+            gevent.sleep(0)
+
+    def settle(self, lane: Lane) -> None:
+        """Drop the messages of a lane that are done."""
+        rows, done = lane.rows, lane.claim.done
+        while rows and rows[0][0] <= done:
+            position, body, _, _ = rows.popleft()
+            self._progress.done(position)
+            self._count_bytes(-len(body) - _ROW_BYTES)
+
+    def drop_expired(self, lane: Lane) -> None:
+        """Drop messages that the broker took back before they started; they come again."""
+        subscription, slot = self._subscription, lane.slot
+        if subscription is None:
+            return
+        while lane.rows and not subscription.is_held(lane.rows[0][0]):
+            position = lane.rows[0][0]
+            self._runner.note_expired(self._slot, position)
+            pending = slot.pending_dead_letter
+            if pending is not None and pending.position == position:
+                # It would be stored twice.
+                slot.pending_dead_letter = slot.dead_letter_message = None
+            lane.claim.done = position
+            self.settle(lane)
+
+    def _place(self, lane: Lane, result: TurnResult) -> None:
+        """Delete, park or requeue a lane after it ran."""
+        self._progress.lane_ended()
+        if not lane.rows:
+            del self._lanes[lane.key]
+        elif result is TurnResult.WAIT:
+            heapq.heappush(self._parked, (lane.slot.not_before, next(self._order), lane))
+        elif result is not TurnResult.HELD:
+            self._ready.append(lane)
+        elif not lane.is_blocked:
+            self._stopping = True  # the job asked to stop

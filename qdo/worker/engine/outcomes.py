@@ -1,0 +1,301 @@
+"""Ends attempts that did not return: one function per outcome.
+
+===========  ===========================================================================
+outcome      what happens
+===========  ===========================================================================
+retry        the queue waits and runs the same message again, which keeps its order
+dead-letter  the message is stored durably, and only then marked as done
+skip         the message is marked as done, as the job, the policy or an operator decided
+block        the queue waits for an operator, which keeps its order
+stop         the worker drains; the attempt does not count
+lost         nothing: the queue has another owner, which runs the message again
+===========  ===========================================================================
+
+State that must outlive this worker is kept in ``claim.failure``. It is recorded with the next
+checkpoint, or with the release.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from qdo.backoff import Backoff
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.coordination.znodes.progress import FailureRecord
+from qdo.errors import UnsupportedError
+from qdo.jobs.decisions import (
+    BlockQueue,
+    DeadLetterMessage,
+    Decision,
+    RetryMessage,
+    SkipMessage,
+    StopWorker,
+    decide,
+)
+from qdo.message import Message
+from qdo.outcomes import Skip, Stop
+from qdo.text import describe, describe_traceback, pluralize
+from qdo.worker.engine.context import Engine
+from qdo.worker.engine.prefetch import Row
+from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult
+from qdo.worker.engine.turn import Turn
+from qdo.worker.executors.base import JobAborted
+
+BROKER_BACKOFF = Backoff(0.1, 5.0)
+"""How long a queue waits after its broker failed; the worker retries forever."""
+EXPIRED_REASON = "the broker took it back; it runs when it is received again"
+
+_log = logging.getLogger(__name__)
+
+
+class Outcomes:
+    """Ends attempts, and waits for brokers that failed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._broker = engine.broker
+        self._fetcher = engine.fetcher
+        self._observers = engine.observers
+        self._counters = engine.counters
+
+    def failed(self, turn: Turn, row: Row, message: Message, error: BaseException) -> TurnResult:
+        """Apply the policy to an attempt that did not return."""
+        kinds = type(error).__mro__
+        if Stop not in kinds:
+            self._counters.unsuccessful += 1
+        policy = self._engine.policy_of(turn.slot.queue)
+        decision = decide(message.attempt, error, policy, self._engine.jitter())
+        if Skip not in kinds and Stop not in kinds:
+            self.call_failure_hook(message, error)
+        return self.apply(turn, row, message, error, decision)
+
+    def expired(self, turn: Turn, message: Message) -> TurnResult:
+        """Leave a message that the broker took back while it was in flight."""
+        slot = turn.slot
+        self._counters.attempts -= 1
+        if slot.subscription is None or slot.subscription.is_held(message.position):
+            # Another message was meant, which has ended since: run this one again.
+            self._fetcher.clear(slot)
+            return TurnResult.MORE
+        turn.claim.done = message.position
+        self.note_expired(slot, message.position)
+        self._observers.report(message, "lost", EXPIRED_REASON)
+        return TurnResult.MORE
+
+    def note_expired(self, slot: Slot, position: int) -> None:
+        """Count a message that the broker took back."""
+        self._counters.expired += 1
+        _log.warning(
+            "%s: message %s is no longer held: %s",
+            where(slot),
+            self._message_id(position),
+            EXPIRED_REASON,
+        )
+
+    def _message_id(self, position: int) -> str:
+        return self._broker.positions.message_id(position, self._broker.id_node)
+
+    def call_failure_hook(self, message: Message, error: BaseException) -> None:
+        """Call the app's `job_failure`; its own errors are only logged."""
+        try:
+            self._engine.app.hooks.job_failure(message, self._engine.context.value, error)
+        except JobAborted:
+            raise
+        except BaseException:  # noqa: BLE001 - an app's hook must not end the worker
+            _log.exception("queue %s: job_failure raised an error", message.queue)
+
+    def apply(
+        self,
+        turn: Turn,
+        row: Row,
+        message: Message,
+        error: BaseException,
+        decision: Decision,
+    ) -> TurnResult:
+        """Carry out a decision about a failed attempt, unless the queue was lost."""
+        if not turn.in_force:
+            return self._lost(turn.slot, message, error)
+        match decision:
+            case RetryMessage():
+                return self._retry(turn, message, error, decision)
+            case DeadLetterMessage():
+                return self._dead_letter(turn, row, message, error, decision)
+            case SkipMessage():
+                return self._skip(turn, message, decision)
+            case BlockQueue():
+                return self._block(turn, message, decision)
+            case StopWorker():
+                return self._stop(turn.slot, message, decision)
+
+    # --- one function per outcome -------------------------------------------------------
+
+    def _lost(self, slot: Slot, message: Message, error: BaseException) -> TurnResult:
+        """Leave the message to the queue's next owner."""
+        self._observers.report(message, "lost", describe(error))
+        _log.warning(
+            "%s: message %s failed while its queue was being released or lost; the next owner of"
+            " the queue runs it again: %s",
+            where(slot),
+            message.id,
+            describe(error),
+        )
+        return TurnResult.ENDED
+
+    def _retry(
+        self, turn: Turn, message: Message, error: BaseException, decision: RetryMessage
+    ) -> TurnResult:
+        """Wait, and run the same message again, which keeps the queue's order."""
+        self._counters.retried += 1
+        slot, reason = turn.slot, describe(error)
+        delay = round(decision.after_seconds, 3)
+        # A recorded time without a delay would be waited for in full, whatever the clock does.
+        due = round(time.time() + delay, 3) if delay else 0.0
+        turn.claim.failure = FailureRecord(
+            message.position, message.attempt, reason, retry_at=due, retry_delay=delay
+        )
+        slot.waited = True
+        self._observers.report(message, "retry", reason)
+        _log.warning(
+            "%s: attempt %d of %d of message %s failed, retrying in %.2f s: %s",
+            where(slot),
+            message.attempt,
+            self._engine.policy_of(slot.queue).terms(error).attempts,
+            message.id,
+            decision.after_seconds,
+            reason,
+            exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,
+        )
+        return self.wait(slot, decision.after_seconds)
+
+    def wait(self, slot: Slot, seconds: float) -> TurnResult:
+        """Let a slot wait, and drop its fetched rows."""
+        slot.not_before = self._engine.clock() + seconds
+        self._fetcher.clear(slot)
+        return TurnResult.WAIT
+
+    def _skip(self, turn: Turn, message: Message, decision: SkipMessage) -> TurnResult:
+        """Mark a message as done, as the job, the policy or an operator decided."""
+        self._counters.skipped += 1
+        turn.claim.done = message.position
+        self._observers.report(message, "skip", decision.reason)
+        _log.info(
+            "%s: message %s skipped in attempt %d: %s",
+            where(turn.slot),
+            message.id,
+            message.attempt,
+            decision.reason,
+        )
+        return TurnResult.MORE
+
+    def _block(self, turn: Turn, message: Message, decision: BlockQueue) -> TurnResult:
+        """Keep the message and its queue as they are until an operator decides."""
+        slot = turn.slot
+        self._counters.blocked += 1
+        turn.claim.failure = FailureRecord(
+            message.position, message.attempt, decision.reason, blocked_since=round(time.time(), 3)
+        )
+        self._fetcher.clear(slot)
+        self._observers.report(message, "block", decision.reason)
+        _log.error(
+            "%s: blocked by message %s after %s; run"
+            " `qdo unblock %s%s` with --retry, --skip or --dead-letter: %s",
+            where(slot),
+            message.id,
+            pluralize(message.attempt, "attempt"),
+            slot.queue,
+            f" --position {message.position}" if slot.in_lane else "",
+            decision.reason,
+        )
+        return TurnResult.HELD
+
+    def _stop(self, slot: Slot, message: Message, decision: StopWorker) -> TurnResult:
+        """Stop the worker cleanly; the message is not done, and its attempt does not count."""
+        self._counters.stopped += 1
+        self._counters.attempts -= 1
+        self._fetcher.clear(slot)
+        self._observers.report(message, "stop", decision.reason)
+        _log.warning(
+            "%s: message %s stops the worker; the next owner of the queue runs it: %s",
+            where(slot),
+            message.id,
+            decision.reason,
+        )
+        self._engine.on_stop(decision.reason)
+        return TurnResult.HELD
+
+    def _dead_letter(
+        self,
+        turn: Turn,
+        row: Row,
+        message: Message,
+        error: BaseException,
+        decision: DeadLetterMessage,
+    ) -> TurnResult:
+        """Make a message a dead letter, with its error."""
+        slot = turn.slot
+        slot.pending_dead_letter = DeadLetterRecord(
+            queue=slot.queue,
+            position=message.position,
+            body=row[1],
+            key=row[2],
+            headers=row[3],
+            error=decision.reason,
+            traceback=_traceback(error),
+            attempts=message.attempt,
+            worker=slot.member.name if slot.member is not None else "",
+            fence=turn.claim.fence,
+            dead_at=time.time(),
+        )
+        slot.dead_letter_message = message
+        return self.store_dead_letter(turn, slot.pending_dead_letter)
+
+    def store_dead_letter(self, turn: Turn, dead_letter: DeadLetterRecord) -> TurnResult:
+        """Store a dead letter, and only then mark its message as done: no message gets lost."""
+        slot = turn.slot
+        slot.message = slot.message or slot.dead_letter_message  # in flight until it is stored
+        try:
+            self._broker.dead_letters.store(dead_letter)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            return self.broker_failed(slot, "cannot store the dead letter", error)
+        message, slot.dead_letter_message = slot.dead_letter_message, None
+        if not turn.in_force:
+            return TurnResult.ENDED
+        slot.pending_dead_letter = None
+        slot.broker_failures = 0
+        turn.claim.done = dead_letter.position
+        self._counters.dead_lettered += 1
+        if message is not None:
+            self._observers.report(message, "dead-letter", dead_letter.error)
+        _log.error(
+            "%s: message %s is a dead letter after %s: %s",
+            where(slot),
+            self._message_id(dead_letter.position) if message is None else message.id,
+            pluralize(dead_letter.attempts, "attempt"),
+            dead_letter.error,
+        )
+        return TurnResult.MORE
+
+    def broker_failed(self, slot: Slot, what: str, error: Exception) -> TurnResult:
+        """Wait for a broker that failed; the queue resumes after ``claim.done``."""
+        slot.broker_failures += 1
+        delay = BROKER_BACKOFF.delay(slot.broker_failures, self._engine.jitter())
+        # The subscription of a polled broker has a backoff of its own before it polls.
+        own = slot.subscription is not None and what == UNREADABLE
+        when = "with growing delays" if own else f"in {delay:.2f} s"
+        # An operation that the broker does not support fails until an operator changes something.
+        level = logging.ERROR if isinstance(error, UnsupportedError) else logging.WARNING
+        _log.log(level, "%s: %s, retrying %s: %s", where(slot), what, when, describe(error))
+        return self.wait(slot, delay)
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback of an error; nothing for an error that was never raised."""
+    raised = error.__traceback__ is not None or error.__cause__ is not None
+    return describe_traceback(error) if raised else ""
+
+
+def where(slot: Slot) -> str:
+    """Return the worker and queue of a slot, for a log line."""
+    worker = slot.member.name if slot.member is not None else "worker"
+    return f"{worker}, queue {slot.queue}"

@@ -1,0 +1,202 @@
+"""One turn of a queue: fetch, decode, run, outcome, checkpoint.
+
+========== ====================================================================================
+step       what happens
+========== ====================================================================================
+fetch      take the remaining rows, or the prefetched batch, or fetch from the broker
+decode     headers and body from JSON; the body stays bytes if the headers say so
+run        call the job, while the claim is open, the lease is valid and the turn lasts
+outcome    done: ``claim.done`` advances to the message; for the others see `outcomes`
+checkpoint notify the member once a turn, or after every message if the app asks for it
+========== ====================================================================================
+
+Decode and run are one loop: `RowRunner.run_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import length_hint
+from types import FrameType
+from typing import Any
+
+from qdo.coordination.protocol.claims import Claim
+from qdo.errors import UnreachableError
+from qdo.message import Message
+from qdo.worker.engine.batches import Batches
+from qdo.worker.engine.bound_jobs import NO_JOB, BoundJob
+from qdo.worker.engine.context import Engine
+from qdo.worker.engine.lanes.lane_turns import LaneTurns
+from qdo.worker.engine.outcomes import Outcomes
+from qdo.worker.engine.resume import FailureResumer
+from qdo.worker.engine.row_runner import HOT_LOOP, RowRunner
+from qdo.worker.engine.slot import UNREADABLE, ClaimSink, Slot, TurnResult
+from qdo.worker.engine.subscriptions import Subscriptions, advance_to_end
+from qdo.worker.engine.turn import Turn
+from qdo.worker.executors.base import JobAborted, MessageExpired
+from qdo.worker.shared_memory.in_flight import encode_label
+
+
+class Pipeline:
+    """Runs turns; see the module's docstring for their steps.
+
+    :ivar counters: totals since the start of the process.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.counters = engine.counters
+        self._engine = engine
+        self._fetcher = engine.fetcher
+        self._outcomes = Outcomes(engine)
+        resumer = FailureResumer(engine, self._outcomes)
+        self._rows = RowRunner(engine, self._outcomes, resumer)
+        self._batches = Batches(engine, self._outcomes, resumer)
+        self._lanes = LaneTurns(engine, self._outcomes, self._rows)
+        self._subscriptions = Subscriptions(engine.broker, engine.clock)
+
+    @property
+    def context(self) -> Any:
+        """The second argument of jobs; set it before the first turn."""
+        return self._engine.context.value
+
+    @context.setter
+    def context(self, context: Any) -> None:
+        self._engine.context.value = context
+
+    def on_lane_turn(self, callback: Callable[[int], None]) -> None:
+        """Call `callback` with 1 when a turn begins to wait for lanes, and with -1 at its end."""
+        self._lanes.on_turn = callback
+
+    def clear(self, slot: Slot) -> None:
+        """Drop everything that can be read or made again: thousands of queues are idle at a time.
+
+        The next fetch begins after ``claim.done``.
+        """
+        self._fetcher.clear(slot)
+        slot.label = b""
+        if slot.lanes is not None and slot.claim is not slot.lanes.claim:
+            slot.lanes.discard()
+            slot.lanes = None
+
+    def end(self, slot: Slot) -> None:
+        """Drop everything of the slot's claim, and release the messages that it holds."""
+        self.clear(slot)
+        self._subscriptions.end(slot)
+        self._engine.observers.workers.pop(slot.queue, None)
+
+    # --- a turn ------------------------------------------------------------------------
+
+    def turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
+        """Process messages of a queue until its turn is over; return how it ended."""
+        if not claim.open:
+            return TurnResult.ENDED
+        if self._engine.clock() >= claim.lease.until:
+            return TurnResult.PAUSED
+        done, failure = claim.done, claim.failure
+        try:
+            job = self._engine.jobs.find(slot.queue)
+        except UnreachableError as error:
+            return self._outcomes.broker_failed(slot, "no message is started", error)
+        turn = Turn(slot, member, claim, job)
+        if job is not NO_JOB:
+            if self._subscriptions.needed and slot.subscription is None:
+                try:
+                    self._subscriptions.begin(turn)
+                except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+                    return self._outcomes.broker_failed(slot, UNREADABLE, error)
+            if self._uses_lanes(turn):
+                if job.order == "queue" and turn.is_blocked:
+                    return TurnResult.HELD  # without reading anything
+                self._label(turn, in_line=False)
+                return self._lanes.run(turn)
+        try:
+            return self._turn_serial(turn)
+        except MessageExpired:
+            # The job had already ended: messages that are still held are read again.
+            self._fetcher.clear(slot)
+            return TurnResult.MORE
+        except JobAborted:
+            return TurnResult.ENDED
+        finally:
+            if claim.done != done and slot.subscription is not None:
+                slot.subscription.done_through(claim.done)
+            if (claim.done != done or claim.failure is not failure) and turn.in_force:
+                member.progress(claim)
+
+    def _uses_lanes(self, turn: Turn) -> bool:
+        """Return whether messages may finish out of order."""
+        claim, job = turn.claim, turn.job
+        if claim.out_of_order is not None and claim.positions.stable:
+            return True
+        return not job.batch and (job.order != "queue" or not claim.positions.stable)
+
+    def _turn_serial(self, turn: Turn) -> TurnResult:
+        result = self._rows.finish_pending(turn)
+        if result is not None:
+            return result
+        if turn.job is NO_JOB:
+            return TurnResult.TIP
+        result = self._turn_batch(turn) if turn.job.batch else self._turn_rows(turn)
+        if result is TurnResult.TIP:
+            advance_to_end(turn.slot, turn.claim)
+        return result
+
+    def _turn_rows(self, turn: Turn) -> TurnResult:
+        slot, claim, engine = turn.slot, turn.claim, self._engine
+        try:
+            rows = self._fetcher.fetch(slot, claim)
+        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            return self._outcomes.broker_failed(slot, UNREADABLE, error)
+        waiting = length_hint(rows)
+        if not waiting:
+            return TurnResult.TIP
+        # Checked again: the fetch took time, and other greenlets may have run.
+        now = engine.clock()
+        until = min(claim.lease.until, now + engine.turn_seconds)
+        if not claim.open or now >= until:
+            return TurnResult.MORE
+        self._label(turn, in_line=True)
+        slot.in_flight_index = engine.in_flight.take(slot.label)
+        try:
+            if turn.job.every_message or turn.has_failure:
+                return self._rows.run_checked(turn, rows, until)
+            return self._rows.run_rows(turn, rows, until, 1)
+        finally:
+            engine.in_flight.give_back(slot.in_flight_index)
+            left = length_hint(rows)
+            self.counters.attempts += waiting - left
+            self._fetcher.learn(slot, waiting - left, left)
+
+    def _turn_batch(self, turn: Turn) -> TurnResult:
+        self._label(turn, in_line=True)
+        claim = turn.claim
+        before = claim.done
+        result = self._batches.process(turn)
+        if turn.job.every_message and claim.done != before and turn.in_force:
+            turn.member.record(claim)
+        return result
+
+    def _label(self, turn: Turn, in_line: bool) -> None:
+        slot = turn.slot
+        if not slot.label:
+            slot.label = encode_label(slot.queue, turn.member.name, in_line)
+            if self._engine.observers:
+                self._engine.observers.workers[slot.queue] = turn.member.name
+
+
+_RUNNING = (HOT_LOOP, Batches._run.__code__)
+
+
+def running_in(frame: FrameType | None) -> tuple[Message, str] | None:
+    """Return message and job name of the innermost turn in a stack, None without a turn.
+
+    Reads the stack of the main thread while that thread is blocked. The turns themselves record
+    nothing for it, which would cost time for every message.
+    """
+    while frame is not None:
+        if frame.f_code in _RUNNING:
+            message, job = frame.f_locals.get("message"), frame.f_locals.get("job")
+            if isinstance(message, Message) and isinstance(job, BoundJob):
+                return message, job.name
+        frame = frame.f_back
+    return None

@@ -1,0 +1,129 @@
+"""Decodes rows and runs the job for them: the hot loop of the worker.
+
+Only `run_rows` handles messages inline: everything else happens once a turn or once a failure. A
+no-op job on 100-byte bodies is called at more than half the rate of a bare loop that fetches,
+decodes and calls (`bench/throughput_profile.py`).
+"""
+
+from __future__ import annotations
+
+from operator import length_hint
+from types import CodeType
+
+import ujson
+
+from qdo.encoding import is_raw
+from qdo.message import Message
+from qdo.worker.engine.context import Engine
+from qdo.worker.engine.decoder import NO_HEADERS
+from qdo.worker.engine.outcomes import Outcomes
+from qdo.worker.engine.prefetch import Row, Rows
+from qdo.worker.engine.resume import FailureResumer
+from qdo.worker.engine.slot import TurnResult
+from qdo.worker.engine.turn import Turn
+from qdo.worker.executors.base import JobAborted, MessageExpired, NotStarted
+
+
+class RowRunner:
+    """Runs the rows of a queue or of a lane."""
+
+    def __init__(self, engine: Engine, outcomes: Outcomes, resumer: FailureResumer) -> None:
+        self._engine = engine
+        self._outcomes = outcomes
+        self._resumer = resumer
+        self._counters = engine.counters
+        self._positions_in_flight = engine.in_flight.notes(engine.broker.positions)
+
+    def finish_pending(self, turn: Turn) -> TurnResult | None:
+        """Store a pending dead letter; return how the turn ends, None if messages may run."""
+        slot = turn.slot
+        if slot.pending_dead_letter is not None:
+            subscription = slot.subscription
+            if subscription is None or subscription.is_held(slot.pending_dead_letter.position):
+                return self._outcomes.store_dead_letter(turn, slot.pending_dead_letter)
+            # Its message is received again.
+            slot.pending_dead_letter = slot.dead_letter_message = None
+        return TurnResult.HELD if turn.is_blocked else None
+
+    def run_rows(self, turn: Turn, rows: Rows, until: float, attempt: int) -> TurnResult:
+        """Run the job for one row after the other, until the turn or the claim ends.
+
+        The check for the end follows each message: no row is taken from `rows` that is not
+        started. One message costs about 0.6 us more than decoding its body and calling the job.
+        Two attribute accesses more in this loop cost 2 % of the rate.
+        """
+        slot, claim, job = turn.slot, turn.claim, turn.job
+        in_flight = self._positions_in_flight
+        index = slot.in_flight_index
+        queue = slot.queue
+        fence = claim.fence
+        scheme = self._engine.broker.id_scheme
+        context = self._engine.context.value
+        call = job.call
+        clock = self._engine.clock
+        loads = ujson.loads
+        message: Message | None = None
+        try:
+            for position, body, key, raw_headers in rows:
+                in_flight[index] = position
+                headers = NO_HEADERS if raw_headers is None else loads(raw_headers)
+                slot.message = message = Message(
+                    queue,
+                    position,
+                    body if headers and is_raw(headers) else loads(body),
+                    key,
+                    headers,
+                    fence,
+                    attempt,
+                    scheme,
+                )
+                call(message, context)
+                claim.done = position
+                if not claim.open or clock() >= until:
+                    break
+        except MessageExpired:
+            return TurnResult.MORE if message is None else self._outcomes.expired(turn, message)
+        except JobAborted:
+            self._counters.unsuccessful += 1
+            raise
+        except NotStarted:
+            # The job did not run. The row is read again once the queue may be processed.
+            self._counters.attempts -= 1
+            self._engine.fetcher.clear(slot)
+            return TurnResult.MORE
+        except BaseException as error:  # noqa: BLE001 - a job's SystemExit must not end the worker
+            row = position, body, key, raw_headers
+            if message is None or message.position != position:
+                message, error = self._engine.decoder.undecodable(turn, row, attempt, error)
+            return self._outcomes.failed(turn, row, message, error)
+        return TurnResult.MORE
+
+    def run_checked(self, turn: Turn, rows: Rows, until: float) -> TurnResult:
+        """Run rows one at a time: to record each, or until the failed message is done."""
+        claim, job = turn.claim, turn.job
+        while True:
+            before = claim.done
+            result = self.run_one(turn, next(rows), until)
+            if job.every_message and claim.done != before and turn.in_force:
+                turn.member.record(claim)
+            over = not claim.open or self._engine.clock() >= until or not length_hint(rows)
+            if result is not TurnResult.MORE or over:
+                return result
+            if not (job.every_message or turn.has_failure):
+                return result
+
+    def run_one(self, turn: Turn, row: Row, until: float) -> TurnResult:
+        """Run one row, after handling its recorded failure."""
+        failure = turn.claim.failure
+        attempt = 1
+        if failure is not None and failure.position == row[0]:
+            result = self._resumer.resume(turn, row, failure)
+            if result is not None:
+                self._counters.attempts -= 1  # the job did not run
+                return result
+            attempt = failure.attempts + 1
+        return self.run_rows(turn, iter((row,)), until, attempt)
+
+
+HOT_LOOP: CodeType = RowRunner.run_rows.__code__
+"""Code whose frames have the local names `message` and `job`."""

@@ -1,0 +1,179 @@
+"""One owned queue as the worker engine keeps it."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qdo.coordination.protocol.claims import Claim
+
+if TYPE_CHECKING:
+    from qdo.brokers.dead_letters import DeadLetterRecord
+    from qdo.brokers.subscription import Reader, Subscription
+    from qdo.message import Message
+    from qdo.worker.engine.prefetch import Prefetch, Row, Rows
+
+UNREADABLE = "cannot read the queue"
+"""Why a queue waits when its broker cannot return messages."""
+
+
+class SlotState(enum.Enum):
+    """State of a slot; see the table in `dispatcher`."""
+
+    IDLE = "idle"
+    READY = "ready"
+    RUNNING = "running"
+    WAITING = "waiting"
+    PAUSED = "paused"
+    HELD = "held"
+    GONE = "gone"
+
+
+class TurnResult(enum.Enum):
+    """How a turn ended."""
+
+    MORE = "there may be more messages"
+    TIP = "a fetch found no message"
+    WAIT = "nothing may run before slot.not_before"
+    PAUSED = "the lease expired"
+    HELD = "nothing more runs under this claim: the queue is blocked, or the worker is stopping"
+    ENDED = "the claim is closed"
+
+
+class ClaimSink(Protocol):
+    """Receives a slot's reports: the member of its claim; see `coordination.member.Member`."""
+
+    name: str
+
+    def progress(self, claim: Claim) -> None: ...
+
+    def finished(self, claim: Claim) -> None: ...
+
+    def record(self, claim: Claim) -> bool: ...
+
+
+class LaneGroup(Protocol):
+    """The lanes of a queue as its slot sees them; see `lanes.Lanes`."""
+
+    claim: Claim
+
+    @property
+    def takes_more(self) -> bool: ...
+
+    def turn(self) -> TurnResult: ...
+
+    def wake(self) -> None: ...
+
+    def notify(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def in_flight(self) -> list[Slot]: ...
+
+    def is_finished(self) -> bool: ...
+
+    def discard(self) -> None: ...
+
+
+class Slot:
+    """One owned queue.
+
+    :ivar claim: the ownership in force; None once it ended while a message is in flight.
+    :ivar member: the registration that made `claim`.
+    :ivar next_claim: the claim, with its member, that begins after the message in flight ends.
+    :ivar woken: the queue was woken while running: check it again before it becomes idle.
+    :ivar subscription: the claim's subscription at a polled broker.
+    :ivar reader: reads the queue's messages; None while there is nothing to read.
+    :ivar rows: fetched rows that were not started; the first one follows ``claim.done``.
+    :ivar ahead: the next batch, which is fetched while `rows` are processed.
+    :ivar limit: rows of the next fetch; follows the number that a turn processes.
+    :ivar waited: this worker has started the backoff of the message in ``claim.failure``.
+    :ivar broker_failures: failures of the broker in a row.
+    :ivar not_before: clock time before which a waiting slot must not run.
+    :ivar alarm: clock time at which `tick` checks a waiting slot, `inf` for never.
+    :ivar pending_dead_letter: dead letter to store before anything else happens, and
+        `dead_letter_message` its message.
+    :ivar lanes: the lanes of a queue whose messages do not all wait for each other.
+    :ivar gathered: rows taken from `rows` for the next batch of a job that takes batches.
+        None without any: thousands of slots are idle.
+    :ivar gathering_until: clock time until which it waits for more rows; 0 while not waiting.
+    :ivar singles: number of messages to run one at a time before the next batch.
+    :ivar label: the names of queue and worker for the in-flight table.
+    :ivar in_flight_index: index of the turn's entry in the in-flight table.
+    :ivar message: the message in flight; valid while running.
+    :ivar greenlet: the greenlet that runs the turn; `started_at` is its start (clock time).
+    """
+
+    in_lane = False
+    """Whether other messages of the queue may be in flight, or blocked, at the same time."""
+
+    __slots__ = (
+        "ahead",
+        "alarm",
+        "broker_failures",
+        "claim",
+        "dead_letter_message",
+        "gathered",
+        "gathering_until",
+        "greenlet",
+        "in_flight_index",
+        "label",
+        "lanes",
+        "limit",
+        "member",
+        "message",
+        "next_claim",
+        "not_before",
+        "pending_dead_letter",
+        "queue",
+        "reader",
+        "rows",
+        "singles",
+        "started_at",
+        "state",
+        "subscription",
+        "waited",
+        "woken",
+    )
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.state = SlotState.IDLE
+        self.claim: Claim | None = None
+        self.member: ClaimSink | None = None
+        self.next_claim: tuple[ClaimSink, Claim] | None = None
+        self.woken = False
+        self.subscription: Subscription | None = None
+        self.reader: Reader | None = None
+        self.rows: Rows | None = None
+        self.ahead: Prefetch | None = None
+        self.limit = 0
+        self.waited = False
+        self.broker_failures = 0
+        self.not_before = 0.0
+        self.alarm = float("inf")
+        self.pending_dead_letter: DeadLetterRecord | None = None
+        self.dead_letter_message: Message | None = None
+        self.label = b""
+        self.lanes: LaneGroup | None = None
+        self.gathered: list[Row] | None = None
+        self.gathering_until = 0.0
+        self.singles = 0
+        self.in_flight_index = 0
+        self.message: Message | None = None
+        self.greenlet: Any = None
+        self.started_at = 0.0
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the queue can use new messages while it waits.
+
+        A queue that gathers a batch checks whether the batch is full. A queue with lanes runs
+        other messages while some wait.
+        """
+        if self.gathering_until:
+            return True
+        return self.lanes is not None and self.lanes.takes_more
+
+    def __repr__(self) -> str:
+        return f"<Slot {self.queue!r} {self.state.value}>"

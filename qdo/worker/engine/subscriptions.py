@@ -1,0 +1,101 @@
+"""The subscriptions of slots at a polled broker: see `brokers.subscription`.
+
+A subscription lasts as long as its claim, while a slot's reader comes and goes with its turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from qdo.brokers.base import Broker
+from qdo.brokers.subscription import Subscription
+from qdo.coordination.protocol.claims import Claim
+from qdo.worker.engine.slot import Slot, SlotState
+from qdo.worker.engine.turn import Turn
+from qdo.worker.executors.base import MessageExpired
+
+
+class Subscriptions:
+    """The subscriptions of one worker process.
+
+    :ivar needed: the broker is polled.
+    """
+
+    def __init__(self, broker: Broker, clock: Callable[[], float]) -> None:
+        self.needed = broker.capabilities.subscriptions
+        self._broker = broker
+        self._clock = clock
+
+    def begin(self, turn: Turn) -> None:
+        """Subscribe to the messages of a claim.
+
+        Raises any error of the broker.
+        """
+        slot, claim, batch = turn.slot, turn.claim, turn.job.batch
+        subscription = self._broker.subscribe(
+            slot.queue,
+            claim.done,
+            claim.unconfirmed,
+            lambda position: _expired(slot, position, batch),
+        )
+        slot.subscription = subscription
+        claim.refresh = refresher(claim, subscription)
+        subscription.may_start = lambda: _may_start(slot, claim, self._clock())
+        subscription.in_flight = lambda: _all_in_flight(slot, batch)
+
+    def end(self, slot: Slot) -> None:
+        """Release the messages that the claim of a slot holds."""
+        subscription, slot.subscription = slot.subscription, None
+        if subscription is not None:
+            subscription.close()
+
+
+def refresher(claim: Claim, subscription: Subscription) -> Callable[[], None]:
+    """Return a function that updates a claim from its subscription, before it is recorded."""
+
+    def refresh() -> None:
+        claim.unconfirmed = subscription.unconfirmed()
+
+    return refresh
+
+
+def advance_to_end(slot: Slot, claim: Claim) -> None:
+    """Advance a claim past its last message, up to the end of the queue if it has one.
+
+    Call it for a queue whose fetched messages are all done.
+    """
+    subscription = slot.subscription
+    if subscription is None:
+        return
+    end = subscription.fetched_through if subscription.end is None else subscription.end
+    if end is not None and claim.done < end:
+        claim.done = end
+
+
+def _expired(slot: Slot, position: int, batch: int) -> None:
+    """End the job of a message that the broker took back."""
+    for each in slot.lanes.in_flight() if slot.lanes is not None else (slot,):
+        if each.greenlet is not None and position in _in_flight(each, batch):
+            each.greenlet.kill(MessageExpired(), block=False)
+
+
+def _may_start(slot: Slot, claim: Claim, now: float) -> bool:
+    """Return whether messages of a claim may be started, now or when concurrency allows."""
+    in_force = slot.claim is claim and claim.open and now < claim.lease.until
+    return in_force and slot.state is not SlotState.HELD
+
+
+def _all_in_flight(slot: Slot, batch: int) -> list[int]:
+    slots = slot.lanes.in_flight() if slot.lanes is not None else (slot,)
+    return [position for each in slots for position in _in_flight(each, batch)]
+
+
+def _in_flight(slot: Slot, batch: int) -> Iterable[int]:
+    """Return the positions of a slot's messages in flight."""
+    if slot.message is None:
+        return ()
+    if slot.pending_dead_letter is not None:  # its job has ended: it is being stored
+        return (slot.pending_dead_letter.position,)
+    if batch and slot.gathered:
+        return [row[0] for row in slot.gathered[:batch]]
+    return (slot.message.position,)

@@ -1,0 +1,155 @@
+"""The entry point of a worker process: ``python -m qdo.worker.main``, started by `qdo-worker`.
+
+Its input is JSON in the environment variable QDO_CHILD:
+
+- ``settings``;
+- ``target``: MODULE:APP or null;
+- ``pipe``: descriptor of a socket to the parent;
+- ``in_flight`` and ``receipts``: descriptors of memory shared with the parent, see
+  `qdo.worker.shared_memory.in_flight` and `qdo.worker.shared_memory.receipt_handles`;
+- ``left``: descriptors of the receipt stores of dead processes;
+- ``restarted``: whether a process ran in this slot before.
+
+gevent patches the process before any other import, above all before the app is imported.
+
+SIGTERM or SIGINT drains; the second one aborts running jobs and releases; the third exits.
+
+When the parent dies the worker drains and exits. Without a parent, nothing would restart it or
+close its session after a kill -9. The init system watches the parent, believes that the service
+is down, and starts another one beside it. The queues of this worker go to other workers, and
+nothing is repeated.
+
+Exit codes: 0 stopped cleanly, 1 a job could not be finished or a part died, 2 usage or settings,
+3 coordinator or broker cannot be reached at the start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qdo.settings.settings import Settings
+    from qdo.worker.process_context import ProcessContext
+    from qdo.worker.worker import Worker
+
+
+def main() -> int:
+    """Run a worker process with the input in its environment; return the exit code."""
+    from gevent import monkey
+
+    monkey.patch_all()
+    # Removed from the environment: settings may hold secrets, which processes started by the
+    # app must not inherit.
+    child = json.loads(os.environ.pop("QDO_CHILD"))
+    pipe = socket.socket(fileno=child["pipe"])
+    os.set_inheritable(pipe.fileno(), False)
+    for fd in (child.get("in_flight"), child.get("receipts"), *child.get("left", ())):
+        if fd is not None:
+            os.set_inheritable(fd, False)
+    return _run(child, pipe)
+
+
+def _run(child: dict[str, Any], pipe: socket.socket) -> int:
+    # Imported late: gevent has to patch first.
+    import logging
+
+    from qdo.errors import QdoError
+    from qdo.settings.settings import Settings
+    from qdo.system import logs
+
+    settings = Settings(**child["settings"])
+    logs.configure(settings.log_level)
+    if settings.reload:
+        # A file written twice within one second may keep the byte code of its first version.
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    try:
+        return _work(settings, child, pipe)
+    except QdoError as error:
+        print(f"qdo-worker: {error}", file=sys.stderr, flush=True)
+        _report_failure(settings, child, pipe, error)
+        return error.exit_code
+    except Exception as error:
+        logging.getLogger(__name__).critical("the worker failed", exc_info=True)
+        _report_failure(settings, child, pipe, error)
+        return 1
+
+
+def _report_failure(
+    settings: Settings, child: dict[str, Any], pipe: socket.socket, error: Exception
+) -> None:
+    """Send the parent the files to watch: a developer will fix the error in one of them."""
+    if settings.reload:
+        from qdo.worker.imported_files import app_files, failure_files
+        from qdo.worker.parent_link import send_files
+
+        involved = failure_files(error, child["target"] or settings.job)
+        send_files(pipe, app_files() | involved)
+
+
+def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int:
+    import gevent
+
+    from qdo.coordination.znodes.layout import Layout
+    from qdo.loading import prepare
+    from qdo.worker.duties.membership import MemberFactory
+    from qdo.worker.parent_link import ParentLink, send_files_forever
+    from qdo.worker.worker import Worker
+
+    app, settings = prepare(settings, child["target"])
+    root = Layout.of(settings.app, settings.namespace).root
+    parent = ParentLink(pipe, settings.coordinator, root)
+    members = MemberFactory(settings, parent.on_session)
+    worker = Worker(app, settings, _context(settings, child), members)
+    _handle_signals(worker)
+    gevent.spawn(parent.watch, lambda: _parent_died(worker))
+    if settings.reload:
+        gevent.spawn(send_files_forever, pipe)
+    return worker.run()
+
+
+def _context(settings: Settings, child: dict[str, Any]) -> ProcessContext:
+    from qdo.worker.process_context import ProcessContext
+    from qdo.worker.shared_memory.in_flight import InFlightTable
+    from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore, read
+
+    left = []
+    for fd in child.get("left", ()):
+        left += read(fd)
+        os.close(fd)
+    return ProcessContext(
+        target=child["target"] or "",
+        # There may be as many turns under way as lanes.
+        in_flight=InFlightTable(2 * settings.concurrency, child.get("in_flight")),
+        receipts=SharedReceiptStore(child.get("receipts")),
+        left=left,
+        restarted=child.get("restarted", False),
+        exit=os._exit,
+    )
+
+
+def _handle_signals(worker: Worker) -> None:
+    def on_signal(number: int, frame: Any) -> None:
+        worker.request_stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+
+
+def _parent_died(worker: Worker) -> None:
+    import logging
+
+    logging.getLogger(__name__).error(
+        "the parent process died; draining, because nothing would restart this worker or close"
+        " its session"
+    )
+    worker.request_stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""The reasons for a worker to stop: signals, jobs, limits."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gevent
+from gevent.event import Event
+
+_log = logging.getLogger(__name__)
+
+
+class StopRequests:
+    """Why and how urgently a worker should stop.
+
+    :ivar signals: number of stop signals: 1 drains, 2 aborts running jobs, 3 exits immediately.
+    :ivar finished: the worker has reached a limit, or with `burst` the end of all queues.
+    :ivar wakeup: set with each request. Other parts of the worker may set it as well, to make
+        the main greenlet look.
+    """
+
+    def __init__(self) -> None:
+        self.signals = 0
+        self.finished = False
+        self.wakeup = Event()
+        self._async: Any = None
+
+    def open(self) -> None:
+        """Wake the event loop of this thread from now on."""
+        self._async = gevent.get_hub().loop.async_()
+        self._async.start(self.wakeup.set)
+
+    def close(self) -> None:
+        """Undo `open`."""
+        self._async.stop()
+        self._async.close()
+        self._async = None
+
+    def signal(self) -> None:
+        """Count a stop signal. Only sets flags: for signal handlers, and any thread."""
+        self.signals += 1
+        if self._async is not None:
+            self._async.send()
+
+    def request(self, reason: str) -> None:
+        """Drain because a job requested it, unless the worker drains already."""
+        if not self.signals:
+            _log.warning("a job requested that this worker stops: %s", reason)
+            self.signal()
+
+    def finish(self, reason: str) -> None:
+        """Drain and end the worker without a stop signal."""
+        _log.info("%s", reason)
+        self.finished = True
+        self.wakeup.set()

@@ -1,0 +1,192 @@
+"""One worker process as its parent sees it: start, reports, exit, process group."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from qdo.coordination.crash_attempts import InFlight
+from qdo.settings.settings import Settings
+from qdo.worker.shared_memory import in_flight
+from qdo.worker.supervisor.session_closer import Session
+
+CHILD_ARGV = (sys.executable, "-m", "qdo.worker.main")
+CHILD_VARIABLE = "QDO_CHILD"
+"""Environment variable with the input of the child, as JSON. Settings may hold secrets, and
+every user of the machine can read a command line."""
+
+_log = logging.getLogger(__name__)
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class ChildProcess:
+    """A running worker process, leader of its own process group and session.
+
+    :ivar sessions: its open coordinator sessions, as it reported them.
+    :ivar files: the app's source files, as it reported them; only with the setting `reload`.
+    :ivar in_flight: after `reap`, the messages that were in flight when it died.
+    :ivar receipts: descriptor of the shared store of its receipt handles at the broker. The
+        owner of the reaped child closes it.
+    :param left: such descriptors of dead processes, whose messages this process releases.
+    :param restarted: a process ran in this slot before.
+
+    Only the parent's main loop may reap it. Until then the kernel cannot reuse its pid and group
+    id, so a signal never reaches an unrelated process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        settings: Settings,
+        target: str | None,
+        left: Sequence[int] = (),
+        restarted: bool = False,
+    ) -> None:
+        self.name = name
+        self.sessions: list[Session] = []
+        self.files: list[str] = []
+        self._coordinator = settings.coordinator
+        self._received = b""
+        # A socket pair, not a pipe: the child writes its reports into it, and reads the end of
+        # the stream from it when the parent has died.
+        self.pipe, far_end = socket.socketpair()
+        self.pipe.setblocking(False)
+        self._table = in_flight.make_memory()
+        self.receipts = in_flight.make_memory("qdo-receipts")
+        self.in_flight: list[InFlight] = []
+        child = {
+            "settings": dataclasses.asdict(settings),
+            "target": target,
+            "pipe": far_end.fileno(),
+            "in_flight": self._table,
+            "receipts": self.receipts,
+            "left": list(left),
+            "restarted": restarted,
+        }
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, CHILD_VARIABLE: json.dumps(child)},
+                pass_fds=(far_end.fileno(), self._table, self.receipts, *left),
+                start_new_session=True,
+            )
+        except BaseException:
+            self.pipe.close()
+            os.close(self._table)
+            os.close(self.receipts)
+            raise
+        finally:
+            far_end.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def registered(self) -> bool:
+        """Whether it has a session open, as it reported."""
+        return bool(self.sessions)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process itself; it stops its executor processes."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the whole process group; only before `reap`."""
+        os.killpg(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """Reap the dead process; return its exit code (negative: signal).
+
+        Also reads its last reports and its messages in flight. The group is killed first, while
+        the unreaped leader still keeps the kernel from reusing its id.
+        """
+        self.kill()
+        code = self._process.wait()
+        self.receive()
+        self.pipe.close()
+        self.in_flight = in_flight.read(self._table)
+        os.close(self._table)
+        return code
+
+    def group_gone(self) -> bool:
+        """Return whether its whole group is dead; call it after `reap`.
+
+        The parent adopts orphans (`adopt_orphans`). So every former member of the group is its
+        child, and is gone once it is reaped.
+        """
+        try:
+            os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        return False
+
+    def receive(self) -> bool:
+        """Read the child's reports; return False after it closed its end."""
+        while True:
+            try:
+                data = self.pipe.recv(65536)
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:
+                return False
+            if not data:
+                return False
+            *lines, self._received = (self._received + data).split(b"\n")
+            for line in lines:
+                self._handle(line)
+
+    def _handle(self, line: bytes) -> None:
+        try:
+            value = json.loads(line)
+            if "files" in value:
+                self.files = list(map(str, value["files"]))
+                return
+            session = self._session_of(value)
+        except (ValueError, KeyError, TypeError):
+            _log.warning("%s (pid %d): ignoring invalid report %r", self.name, self.pid, line[:100])
+            return
+        if session is None:
+            del self.sessions[-1:]
+        elif session not in self.sessions:
+            self.sessions.append(session)
+
+    def _session_of(self, value: dict[str, Any]) -> Session | None:
+        if value["session"] is None:
+            return None
+        # An app may set its coordinator in code, which only the child imports.
+        url = value.get("coordinator") or self._coordinator
+        root = str(value.get("root", ""))
+        return Session(url, int(value["session"], 16), bytes.fromhex(value["password"]), root)
+
+
+def next_ended() -> int | None:
+    """Return the pid of a dead child of this process without reaping it, None if there is none."""
+    try:
+        state = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if state is None else state.si_pid
+
+
+def adopt_orphans() -> bool:
+    """Make this process the parent of its descendants' orphans (Linux); return whether it worked.
+
+    Otherwise init would adopt a dead child's executor processes, and this process could not
+    tell when they are gone.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)

@@ -1,0 +1,292 @@
+"""Decides which worker processes a parent runs, and how it reacts when they exit. No I/O.
+
+There is one slot per worker process. Events come in as method calls, with the time as an
+argument. The methods return a list of actions.
+
+=========  =====================================================  =======================
+from       cause                                                  to
+=========  =====================================================  =======================
+(new)      `start`                                                running
+running    exit code 0: it finished on purpose                    ended
+running    exit code of a worker that cannot start (2, 3, 5, 6),  ended; the others drain
+           and no worker of this slot has ever registered
+running    any other exit, and no stop was requested              waiting (backoff)
+running    any exit after a stop was requested                    ended
+waiting    its delay is over                                      running
+waiting    a stop is requested                                    ended
+running    `reload`: its worker drains; then any exit             running
+running    with `watching`: its worker cannot start               waiting (for `reload`)
+waiting    `reload`                                               running
+=========  =====================================================  =======================
+
+The first stop signal drains the workers, the second aborts their jobs, the third kills them. A
+worker that does not exit in time is killed and logged.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from dataclasses import dataclass, field
+
+from qdo.backoff import Backoff
+
+CANNOT_START = frozenset({2, 3, 5, 6})
+"""Exit codes that a restart would not change: usage, unreachable, denied, not found."""
+FIXABLE = frozenset({1, 2})
+"""Exit codes of a worker that did not start which a change of its app may fix."""
+NEVER = float("inf")
+RESTART_BACKOFF = Backoff(0.1, 30.0, jitter=0.0)
+"""Delays before restarts. The first is short: one `kill -9` costs almost no time."""
+RAN_WELL_SECONDS = 30.0
+"""The backoff of a worker that ran this long starts again at its first delay."""
+DRAIN_MARGIN_SECONDS = 10.0
+"""Time a draining worker may take beyond its own limit: to abort unfinished jobs, to tear down
+its context, and to close its session with a slow coordinator."""
+ABORT_SECONDS = 10.0
+"""The same for an aborting worker."""
+KILLED_CODE = 1
+"""A worker that died of a signal counts as this in the parent's exit code."""
+
+
+class Phase(enum.Enum):
+    """State of a slot."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    ENDED = "ended"
+
+
+class StopLevel(enum.IntEnum):
+    """How urgently the workers must stop."""
+
+    NO = 0
+    DRAIN = 1
+    ABORT = 2
+    KILL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a worker process for a slot."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Send SIGTERM to the process of a slot: the first drains it, the second aborts its jobs."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill the process group of a slot; `reason` is for the log."""
+
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Log that the process of a slot restarts in `after_seconds`; `Spawn` follows then."""
+
+    slot: int
+    after_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Log that the worker of a slot cannot start, and that therefore all workers stop."""
+
+    slot: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForReload:
+    """Log that the worker of a slot cannot start, and waits until its files change."""
+
+    slot: int
+
+
+Action = Spawn | Terminate | Kill | Restart | GiveUp | WaitForReload
+
+
+@dataclass(slots=True)
+class _ProcessSlot:
+    phase: Phase = Phase.ENDED
+    started_at: float = 0.0
+    due_at: float = 0.0
+    failures: int = 0
+    """Failures in a row, 0 after a worker ran well."""
+    registered: bool = False
+    """Its process has a coordinator session now."""
+    was_registered: bool = False
+    """Its process has, or had, a coordinator session."""
+    ever_registered: bool = False
+    """Any process of this slot has, or had, a coordinator session."""
+    code: int = 0
+    kill_at: float | None = None
+    """When a process that drains for a reload is killed; None: it was not asked to drain."""
+
+
+@dataclass(slots=True)
+class RestartPolicy:
+    """The slots of one parent.
+
+    :ivar size: number of worker processes to keep.
+    :ivar drain_seconds: how long a worker may take to drain and to close its broker.
+    :ivar watching: a worker that cannot start waits for `reload` if its app may be the reason.
+    """
+
+    size: int
+    drain_seconds: float
+    watching: bool = False
+    stop: StopLevel = StopLevel.NO
+    _slots: list[_ProcessSlot] = field(default_factory=list)
+    _start_failure: int | None = None
+    _deadline: float | None = None
+
+    def start(self, now: float) -> list[Action]:
+        """Start a process in every slot."""
+        self._slots = [_ProcessSlot() for _ in range(self.size)]
+        return [self._spawn(slot, now) for slot in range(self.size)]
+
+    def registered(self, slot: int, open_session: bool) -> None:
+        """Record that the process of a slot opened a coordinator session, or closed its own."""
+        entry = self._slots[slot]
+        entry.registered = open_session
+        entry.was_registered = entry.was_registered or open_session
+        entry.ever_registered = entry.ever_registered or open_session
+
+    def has_registered(self, slot: int) -> bool:
+        """Return whether any process of a slot ever had a coordinator session."""
+        return self._slots[slot].ever_registered
+
+    def exited(self, slot: int, code: int, now: float) -> list[Action]:
+        """Decide what to do after the exit of a process; `code` is negative for a signal."""
+        entry = self._slots[slot]
+        entry.code = self._rate(entry, code)
+        if self.stop or (code == 0 and entry.kill_at is None):
+            entry.phase = Phase.ENDED
+            return []
+        if entry.kill_at is not None:
+            entry.failures = 0
+            return [self._spawn(slot, now)]
+        if self.watching and code in FIXABLE and not entry.was_registered:
+            entry.phase, entry.due_at, entry.failures = Phase.WAITING, NEVER, 0
+            return [WaitForReload(slot)]
+        if code in CANNOT_START and not entry.ever_registered:
+            entry.phase = Phase.ENDED
+            self._start_failure = code
+            return [GiveUp(slot, code), *self.drain(now)]
+        if now - entry.started_at >= RAN_WELL_SECONDS:
+            entry.failures = 0
+        entry.failures += 1
+        delay = RESTART_BACKOFF.delay(entry.failures, 0.0)
+        entry.due_at = now + delay
+        entry.phase = Phase.WAITING
+        return [Restart(slot, delay)]
+
+    def reload(self, now: float) -> list[Action]:
+        """Replace every worker: running ones drain first, waiting ones start at once."""
+        if self.stop:
+            return []
+        actions: list[Action] = []
+        for slot, entry in enumerate(self._slots):
+            if entry.phase is Phase.WAITING:
+                entry.due_at, entry.failures = now, 0
+            elif entry.phase is Phase.RUNNING and entry.kill_at is None:
+                entry.kill_at = now + self.drain_seconds + DRAIN_MARGIN_SECONDS
+                actions.append(Terminate(slot))
+        return actions
+
+    def is_stopping(self, slot: int) -> bool:
+        """Return whether the process of a slot was asked to exit."""
+        return self.stop is not StopLevel.NO or self._slots[slot].kill_at is not None
+
+    def drain(self, now: float) -> list[Action]:
+        """Drain every worker. Further calls have no effect."""
+        if self.stop:
+            return []
+        self.stop = StopLevel.DRAIN
+        self._deadline = now + self.drain_seconds + DRAIN_MARGIN_SECONDS
+        for entry in self._slots:
+            if entry.phase is Phase.WAITING:
+                entry.phase = Phase.ENDED
+        # A worker that drains for a reload would abort at another SIGTERM.
+        return [Terminate(slot) for slot in self._running() if self._slots[slot].kill_at is None]
+
+    def stop_signal(self, now: float) -> list[Action]:
+        """Stop the workers, each time more urgently: drain, abort, kill."""
+        if self.stop is StopLevel.NO:
+            return self.drain(now)
+        if self.stop is StopLevel.DRAIN:
+            self.stop = StopLevel.ABORT
+            soon = now + ABORT_SECONDS
+            self._deadline = soon if self._deadline is None else min(self._deadline, soon)
+            return [Terminate(slot) for slot in self._running()]
+        self.stop = StopLevel.KILL
+        return self._kill_all("third stop signal")
+
+    def tick(self, now: float) -> list[Action]:
+        """Return the actions that are due: restarts, and kills of workers that hang."""
+        actions: list[Action] = [
+            self._spawn(slot, now)
+            for slot, entry in enumerate(self._slots)
+            if entry.phase is Phase.WAITING and entry.due_at <= now
+        ]
+        for slot in self._running():
+            entry = self._slots[slot]
+            if entry.kill_at is not None and entry.kill_at <= now:
+                entry.kill_at = NEVER
+                actions.append(Kill(slot, "it did not exit in time for the reload"))
+        if self._deadline is not None and self._deadline <= now:
+            self._deadline = None
+            actions += self._kill_all("it did not exit in time")
+        return actions
+
+    @property
+    def next_at(self) -> float | None:
+        """The time at which `tick` has something to do, None if nothing is scheduled."""
+        times = [entry.due_at for entry in self._slots if entry.phase is Phase.WAITING]
+        kills = [self._slots[slot].kill_at for slot in self._running()]
+        times += [kill_at for kill_at in kills if kill_at is not None]
+        times = [at for at in times if at < NEVER]
+        if self._deadline is not None and self._running():
+            times.append(self._deadline)
+        return min(times, default=None)
+
+    @property
+    def done(self) -> bool:
+        """True when every slot has ended for good."""
+        return all(entry.phase is Phase.ENDED for entry in self._slots)
+
+    @property
+    def exit_code(self) -> int:
+        """The code of the worker that could not start, else the highest of the last codes."""
+        if self._start_failure is not None:
+            return self._start_failure
+        return max((entry.code for entry in self._slots), default=0)
+
+    def _spawn(self, slot: int, now: float) -> Spawn:
+        entry = self._slots[slot]
+        entry.phase = Phase.RUNNING
+        entry.started_at = now
+        entry.registered = entry.was_registered = False
+        entry.kill_at = None
+        return Spawn(slot)
+
+    def _rate(self, entry: _ProcessSlot, code: int) -> int:
+        # A process that gets SIGTERM before it has set its handlers dies of it. It owns nothing.
+        if code == -signal.SIGTERM and self.stop and not entry.registered:
+            return 0
+        return code if code >= 0 else KILLED_CODE
+
+    def _running(self) -> list[int]:
+        return [n for n, entry in enumerate(self._slots) if entry.phase is Phase.RUNNING]
+
+    def _kill_all(self, reason: str) -> list[Action]:
+        return [Kill(slot, reason) for slot in self._running()]

@@ -1,0 +1,170 @@
+"""Closes the coordinator sessions of a dead worker process, and counts its interrupted attempts.
+
+Its worker node is gone and its queues are free some 10 ms later, instead of a session timeout
+later. This is safe only if the process and its whole group are known to be dead: closing the
+session of a live worker would make two owners.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from qdo.coordination.client import Client, connect
+from qdo.coordination.crash_attempts import InFlight, record_crash_attempt
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import UnreachableError
+from qdo.positions import TIME_POSITIONS, Positions
+from qdo.text import describe
+
+RETRY_SECONDS = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A coordinator session of a worker: everything needed to close it."""
+
+    url: str
+    """Address of its coordinator."""
+    id: int
+    password: bytes
+    root: str = ""
+    """Znode of its app, "" if unknown."""
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id:#x}>"
+
+
+class SessionCloser(threading.Thread):
+    """Closes the sessions of one dead process, in parallel to the parent's other work.
+
+    It retries until the session would have timed out anyway.
+
+    :ivar finished: True when nothing is left to do; `ended` is called right after that.
+    :param in_flight: messages whose attempt ended with the process, for the given `reason`. The
+        attempts are counted first: once the session is closed the queues have other owners.
+    """
+
+    def __init__(
+        self,
+        process: str,
+        sessions: Sequence[Session],
+        session_timeout_seconds: float,
+        ended: Callable[[], None],
+        in_flight: Sequence[InFlight] = (),
+        reason: str = "",
+        positions: Positions = TIME_POSITIONS,
+    ) -> None:
+        super().__init__(name=f"closer-{process}", daemon=True)
+        self._process = process
+        self._sessions = tuple(sessions)
+        self._timeout = session_timeout_seconds
+        self._ended = ended
+        self._in_flight = tuple(in_flight)
+        self._reason = reason
+        self._positions = positions
+        self._given_up = threading.Event()
+        self.finished = False
+
+    def give_up(self) -> None:
+        """Stop retrying; the sessions will time out."""
+        self._given_up.set()
+
+    def run(self) -> None:
+        try:
+            deadline = time.monotonic() + self._timeout
+            # The newest first: earlier ones have probably expired.
+            for session in reversed(self._sessions):
+                self._close(session, deadline)
+        finally:
+            self.finished = True
+            self._ended()
+
+    def _close(self, session: Session, deadline: float) -> None:
+        began = time.monotonic()
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                close_session(session, self._timeout, left, before=self._count)
+            except UnreachableError as error:
+                _log.debug(
+                    "%s: cannot close session %#x yet, retrying: %s",
+                    self._process,
+                    session.id,
+                    error,
+                )
+                if self._given_up.wait(min(RETRY_SECONDS, left)):
+                    break
+                continue
+            took = (time.monotonic() - began) * 1000
+            _log.info(
+                "%s: closed its session %#x in %.0f ms; its queues are free",
+                self._process,
+                session.id,
+                took,
+            )
+            return
+        _log.warning(
+            "%s: cannot close its session %#x; its queues are free when the session times out",
+            self._process,
+            session.id,
+        )
+
+    def _count(self, session: Session, client: Client) -> None:
+        """Count the attempts that ended with the process. A failure does not stop the closing."""
+        if not self._in_flight or not session.root:
+            return
+        try:
+            counted = record_crash_attempt(
+                client, Layout(session.root), self._in_flight, self._reason, self._positions
+            )
+        except UnreachableError as error:
+            _log.warning(
+                "%s: cannot count its interrupted attempts: %s", self._process, describe(error)
+            )
+            return
+        if counted:
+            _log.warning(
+                "%s: crashed with %d messages in flight; one attempt is counted for each",
+                self._process,
+                counted,
+            )
+
+
+def prepare_closing(url: str) -> None:
+    """Import the client for a coordinator now: while closing, every millisecond counts.
+
+    :raises SettingsError: `url` is not the address of a coordinator.
+    """
+    connect(url)
+
+
+def close_session(
+    session: Session,
+    session_timeout_seconds: float,
+    patience_seconds: float,
+    before: Callable[[Session, Client], None] = lambda session, client: None,
+) -> None:
+    """Attach to a session of a dead process and close it; its ephemeral nodes vanish at once.
+
+    A session that has expired in the meantime is not an error.
+
+    :param before: called with session and client before the close, if the session still exists.
+    :raises UnreachableError: the coordinator did not respond within `patience_seconds`.
+    """
+    client = connect(
+        session.url,
+        session_timeout_seconds=session_timeout_seconds,
+        client_id=(session.id, session.password),
+    )
+    client.open(patience_seconds)
+    try:
+        if client.client_id is not None and client.client_id[0] == session.id:
+            before(session, client)
+        client.stop()
+    finally:
+        client.close()

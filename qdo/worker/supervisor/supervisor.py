@@ -1,0 +1,287 @@
+"""The parent process: starts, restarts, stops and reaps worker processes.
+
+It is a plain single-threaded loop without gevent, and never imports the app: whatever the app
+does to its worker, the parent keeps running. It sleeps until a signal, a child's report or a due
+time. `qdo.worker.supervisor.restarts` decides what to do, `qdo.worker.supervisor.reaper` reaps.
+
+=============  ==================================================================
+signal         meaning
+=============  ==================================================================
+SIGTERM, INT   first: drain; second: abort the jobs and release; third: kill
+SIGHUP         drain, however often it arrives: a closed terminal sends it twice;
+               not handled where it is ignored (nohup)
+SIGCHLD        look which child has exited
+=============  ==================================================================
+
+The children of a killed parent keep running on purpose: each sees the other end of its pipe
+close, and drains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from qdo.brokers.registry import closing_seconds
+from qdo.settings.settings import Settings
+from qdo.system import logs
+from qdo.worker.supervisor.child_process import CHILD_ARGV, ChildProcess, adopt_orphans, next_ended
+from qdo.worker.supervisor.reaper import Reaper
+from qdo.worker.supervisor.reload import POLL_SECONDS, SourceWatcher
+from qdo.worker.supervisor.restarts import (
+    Action,
+    GiveUp,
+    Kill,
+    Restart,
+    RestartPolicy,
+    Spawn,
+    StopLevel,
+    Terminate,
+    WaitForReload,
+)
+from qdo.worker.supervisor.session_closer import prepare_closing
+
+LAST_SECONDS = 1.0
+"""After the third stop signal, how long the parent still waits until sessions are closed."""
+
+_log = logging.getLogger(__name__)
+
+
+def supervise(
+    settings: Settings,
+    target: str | None,
+    *,
+    argv: Sequence[str] = CHILD_ARGV,
+    child: type[ChildProcess] = ChildProcess,
+) -> int:
+    """Run `settings.processes` worker processes until they end; return the exit code.
+
+    Call it on the main thread of a process that has no other children.
+
+    :param target: the app as ``MODULE:APP``; None: the job named in the settings.
+    :param argv: the command of a child, for tests; `child` is its class.
+    :returns: the code of a child that could not start, else the highest of the last codes.
+    """
+    logs.configure(settings.log_level)
+    adopt_orphans()
+    prepare_closing(settings.coordinator)
+    parent = _Parent(settings, target, argv, child)
+    with parent.signals():
+        return parent.run()
+
+
+class _Parent:
+    def __init__(
+        self, settings: Settings, target: str | None, argv: Sequence[str], kind: type[ChildProcess]
+    ) -> None:
+        self._settings = settings
+        self._target = target
+        self._argv = argv
+        self._kind = kind
+        drain_seconds = max(settings.drain_seconds, closing_seconds(settings.broker))
+        self._policy = RestartPolicy(settings.processes, drain_seconds, settings.reload)
+        self._reaper = Reaper(settings, self._wake_up)
+        self._watcher = SourceWatcher() if settings.reload else None
+        self._look_at = 0.0
+        self._children: dict[int, ChildProcess] = {}
+        """By slot."""
+        self._stop_signals = 0
+        self._hung_up = False
+        self._leave_at: float | None = None
+        self._selector = selectors.DefaultSelector()
+        self._wakeup, self._wakeup_end = socket.socketpair()
+        self._wakeup.setblocking(False)
+        self._wakeup_end.setblocking(False)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+
+    # --- signals: set a flag, wake up the loop ----------------------------------------
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Handle signals within the block."""
+        handlers = {
+            signal.SIGTERM: self._on_stop_signal,
+            signal.SIGINT: self._on_stop_signal,
+            signal.SIGCHLD: self._on_child,
+        }
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            handlers[signal.SIGHUP] = self._on_hang_up
+        old_fd = signal.set_wakeup_fd(self._wakeup_end.fileno(), warn_on_full_buffer=False)
+        old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old_fd)
+            self._selector.close()
+            self._wakeup.close()
+            self._wakeup_end.close()
+
+    def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop_signals += 1
+
+    def _on_hang_up(self, number: int, frame: FrameType | None) -> None:
+        self._hung_up = True
+
+    def _on_child(self, number: int, frame: FrameType | None) -> None:
+        """Do nothing: with a handler, the signal wakes up the loop."""
+
+    def _wake_up(self) -> None:
+        # Full: the loop is about to wake up anyway. Closed: it has ended.
+        with contextlib.suppress(OSError):
+            self._wakeup_end.send(b"\0")
+
+    # --- the loop ---------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Run until every slot has ended and the sessions of all dead children are closed."""
+        self._do(self._policy.start(time.monotonic()))
+        while not self._is_finished():
+            self.step()
+        return self._policy.exit_code
+
+    def step(self) -> None:
+        """Sleep until something happens, and handle it."""
+        for key, _ in self._selector.select(self._timeout()):
+            if key.data is None:
+                self._empty_wakeup()
+            else:
+                self._receive(key.data)
+        self._handle_signals()
+        self._reap_dead()
+        self._reload()
+        self._do(self._policy.tick(time.monotonic()))
+
+    def _is_finished(self) -> bool:
+        if not self._policy.done:
+            return False
+        hurried = self._leave_at is not None and self._leave_at <= time.monotonic()
+        return hurried or not self._reaper.busy
+
+    def _timeout(self) -> float | None:
+        due = [self._reaper.next_at, self._policy.next_at, self._leave_at]
+        if self._watcher is not None:
+            due.append(self._look_at)
+        times = [at for at in due if at is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _empty_wakeup(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wakeup.recv(4096):
+                pass
+
+    def _handle_signals(self) -> None:
+        if self._hung_up:
+            self._hung_up = False
+            self._do(self._policy.drain(time.monotonic()))
+        while self._stop_signals:
+            self._stop_signals -= 1
+            self._do(self._policy.stop_signal(time.monotonic()))
+            _log.info("stop signal: %s", _STOPPING[self._policy.stop])
+            if self._policy.stop is StopLevel.KILL and self._leave_at is None:
+                self._leave_at = time.monotonic() + LAST_SECONDS
+
+    def _reload(self) -> None:
+        """Replace the workers if files of the app have changed."""
+        now = time.monotonic()
+        if self._watcher is None or now < self._look_at:
+            return
+        self._look_at = now + POLL_SECONDS
+        changed = self._watcher.look()
+        if changed and self._policy.stop is StopLevel.NO:
+            _log.info("reloading the workers: %s changed", ", ".join(map(os.path.relpath, changed)))
+            self._do(self._policy.reload(now))
+
+    # --- children ---------------------------------------------------------------------
+
+    def _receive(self, slot: int) -> None:
+        child = self._children[slot]
+        if not child.receive():
+            self._selector.unregister(child.pipe)
+        self._update(slot, child)
+
+    def _update(self, slot: int, child: ChildProcess) -> None:
+        """Pass on the reports of a child."""
+        self._policy.registered(slot, child.registered)
+        if self._watcher is not None:
+            self._watcher.add(child.files)
+
+    def _reap_dead(self) -> None:
+        """Reap the children and adopted orphans that have exited."""
+        slots = {child.pid: slot for slot, child in self._children.items()}
+        while (pid := next_ended()) is not None:
+            if pid in slots:
+                self._reap(slots.pop(pid))
+            else:
+                os.waitpid(pid, 0)
+        self._reaper.step()
+
+    def _reap(self, slot: int) -> None:
+        child = self._children.pop(slot)
+        with contextlib.suppress(KeyError):  # it closed its end before it died
+            self._selector.unregister(child.pipe)
+        code = self._reaper.reap(child, stopping=self._policy.is_stopping(slot))
+        self._update(slot, child)
+        self._do(self._policy.exited(slot, code, time.monotonic()))
+
+    # --- the actions of the restart policy ---------------------------------------------
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Spawn(slot):
+                    self._spawn(slot)
+                case Terminate(slot):
+                    self._children[slot].terminate()
+                case Kill(slot, reason):
+                    child = self._children[slot]
+                    _log.warning("killing %s (pid %d): %s", child.name, child.pid, reason)
+                    child.kill()
+                case Restart(slot, after_seconds):
+                    _log.info("%s: restarting in %.1f s", _name(slot), after_seconds)
+                case WaitForReload(slot):
+                    _log.warning(
+                        "%s cannot start, waiting until a file of the app changes", _name(slot)
+                    )
+                case GiveUp(slot, code):
+                    _log.error(
+                        "%s cannot start (exit code %d); stopping qdo-worker", _name(slot), code
+                    )
+
+    def _spawn(self, slot: int) -> None:
+        left = self._reaper.left
+        # After a reload the app may be a new version, which is checked as at the first start.
+        restarted = self._policy.has_registered(slot) and self._watcher is None
+        try:
+            child = self._kind(
+                _name(slot), self._argv, self._settings, self._target, left, restarted
+            )
+        except OSError as error:
+            _log.error("cannot start %s: %s", _name(slot), error)
+            self._do(self._policy.exited(slot, 1, time.monotonic()))
+            return
+        self._reaper.left = []
+        for fd in left:
+            os.close(fd)
+        self._children[slot] = child
+        self._selector.register(child.pipe, selectors.EVENT_READ, slot)
+        _log.info("%s started (pid %d)", child.name, child.pid)
+
+
+_STOPPING = {
+    StopLevel.DRAIN: "draining the workers; send it again to abort their jobs",
+    StopLevel.ABORT: "aborting jobs; send it again to kill the workers",
+    StopLevel.KILL: "killing the workers",
+}
+
+
+def _name(slot: int) -> str:
+    return f"process {slot + 1}"

@@ -1,0 +1,99 @@
+"""The bank of the documentation books every message once, whatever happens to its worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import QDO, WORKER, Ended, command
+from tests.support.doc_pages import blocks, read
+
+MESSAGES = 40
+CRASHES = (7, 23)
+"""Messages after whose commit the worker is killed, once each."""
+CRASHING = """
+import os
+import pathlib
+import signal
+
+import bank
+
+
+def job(message, engine):
+    with open("runs", "a") as runs:
+        runs.write(f"{message.id}\\n")
+    bank.book(message, engine)
+    killed = pathlib.Path(f"killed-{message.body['number']}")
+    if message.body["crash"] and not killed.exists():
+        killed.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+RESET = """
+import bank
+import sqlalchemy
+
+with sqlalchemy.create_engine("sqlite:///bank.db").begin() as connection:
+    bank.writes.reset_fences(connection)
+"""
+ENVIRONMENT = {
+    "QDO_APP": "bank",
+    "QDO_JOB": "crashing:job",
+    "QDO_JOB_CONTEXT": "bank:database",
+    # Nothing is recorded while a worker lives: a crash repeats everything.
+    "QDO_CHECKPOINT_SECONDS": "3600",
+    "QDO_SESSION_TIMEOUT_SECONDS": "2.5",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the example of the page and a job that kills its worker after a commit."""
+    (example, *_) = [each for each in blocks(read("idempotency")) if "caption" in each.options]
+    (tmp_path / example.options["caption"]).write_text(example.text)
+    (tmp_path / "crashing.py").write_text(CRASHING)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> Ended:
+    ended = command(*arguments, cwd=folder, env={**ENVIRONMENT, **environment})
+    assert ended.code == 0, ended.err
+    return ended
+
+
+def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(folder / "bank.db")) as database:
+        return database.execute(query).fetchall()
+
+
+def test_crashes_between_commit_and_checkpoint_change_nothing(folder: Path) -> None:
+    """Messages run again after each of two crashes, and every one is booked once."""
+    lines = folder / "lines"
+    bodies = [{"number": n, "amount": n, "crash": n in CRASHES} for n in range(MESSAGES)]
+    lines.write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    run(folder, *QDO, "send", "ada", "--file", str(lines))
+    run(folder, *WORKER, "--burst")
+    runs = (folder / "runs").read_text().split()
+    assert len(set(runs)) == MESSAGES
+    assert len(runs) > MESSAGES
+    assert rows(folder, "SELECT count(*) FROM journal") == [(MESSAGES,)]
+    assert rows(folder, "SELECT * FROM accounts") == [("ada", sum(range(MESSAGES)))]
+
+
+def test_a_new_coordinator_needs_its_fences_reset(folder: Path) -> None:
+    """Smaller fences are reported as an error; after the reset the account continues."""
+    run(folder, *QDO, "send", "ada", '{"number": 0, "amount": 5, "crash": false}')
+    run(folder, *WORKER, "--burst")
+    with contextlib.closing(sqlite3.connect(folder / "bank.db")) as database, database:
+        database.execute("UPDATE qdo_writes SET fence = 1000000")
+    run(folder, *QDO, "send", "ada", '{"number": 1, "amount": 5, "crash": false}')
+    run(folder, *WORKER, "--burst", QDO_ATTEMPTS="1")
+    assert "no longer owned" in run(folder, *QDO, "dead-letters", "list", "-o", "jsonl").out
+    (folder / "reset.py").write_text(RESET)
+    run(folder, "reset.py")
+    run(folder, *QDO, "dead-letters", "retry", "ada", "--all")
+    run(folder, *WORKER, "--burst")
+    assert rows(folder, "SELECT * FROM accounts") == [("ada", 10)]

@@ -1,0 +1,268 @@
+"""Delays and deduplication in the embedded broker's file: its clock, faults, older files."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo.brokers.base import Outgoing, SendOptions
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.embedded.broker import EmbeddedBroker
+from qdo.brokers.embedded.delayed import TRIM, move_due
+from qdo.brokers.embedded.schema import MESSAGES
+from qdo.brokers.embedded.writer import Writer
+from qdo.errors import DatabaseError
+from qdo.positions import position_of_time
+from qdo.system.sqlite import Format, open_database
+from tests.support.processes import wait_until
+
+NOW = 1_700_000_000.0
+
+VERSION_1 = """
+    CREATE TABLE file (id INTEGER PRIMARY KEY CHECK (id = 1), node INTEGER NOT NULL);
+    CREATE TABLE queues (
+        id INTEGER PRIMARY KEY, app TEXT NOT NULL, name TEXT NOT NULL, head INTEGER NOT NULL,
+        sent INTEGER NOT NULL, largest INTEGER NOT NULL, UNIQUE (app, name));
+    CREATE INDEX queues_by_head ON queues (head);
+    CREATE TABLE messages (
+        queue INTEGER NOT NULL, position INTEGER NOT NULL, number INTEGER NOT NULL,
+        body BLOB NOT NULL, key TEXT, headers TEXT, PRIMARY KEY (queue, position)) WITHOUT ROWID;
+    CREATE TABLE dead_letters (
+        queue INTEGER NOT NULL, position INTEGER NOT NULL, body BLOB NOT NULL, key TEXT,
+        headers TEXT, error TEXT NOT NULL, traceback TEXT NOT NULL, attempts INTEGER NOT NULL,
+        worker TEXT NOT NULL, fence INTEGER NOT NULL, dead_at REAL NOT NULL,
+        PRIMARY KEY (queue, position));
+    CREATE INDEX dead_letters_by_time ON dead_letters (dead_at, position);
+    INSERT INTO file (id, node) VALUES (1, 1234567890123);
+    INSERT INTO queues VALUES (1, 'app', 'q', 700, 1, 2);
+    INSERT INTO messages VALUES (1, 700, 1, x'3131', NULL, NULL);
+    INSERT INTO dead_letters VALUES (1, 600, x'3232', NULL, NULL, 'E', 'T', 1, 'w', 1, 5.0)
+"""
+
+
+class Clock:
+    """A clock for positions that tests set."""
+
+    def __init__(self) -> None:
+        self.seconds = NOW
+
+    def __call__(self) -> int:
+        return position_of_time(self.seconds)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "messages.db")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def broker(path: str, clock: Clock) -> Iterator[EmbeddedBroker]:
+    broker = EmbeddedBroker(path, "app", clock)
+    yield broker
+    broker.close()
+
+
+def bodies(broker: EmbeddedBroker, name: str) -> list[bytes]:
+    return [row[1] for row in broker.reader(name, 0).fetch(10_000)]
+
+
+def count(path: str, table: str) -> int:
+    connection = sqlite3.connect(path)
+    (found,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    connection.close()
+    return int(found)
+
+
+def execute(path: str, statement: str) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(statement)
+    connection.close()
+
+
+def moved(broker: EmbeddedBroker) -> None:
+    """Let a listener move the due messages, then stop it."""
+    stop = broker.listen(lambda names: None)
+    wait_until(lambda: broker.catalog.backlog("q", 0).delayed == 0, "all have moved")
+    stop()
+
+
+def test_what_is_due_follows_the_clock(broker: EmbeddedBroker, clock: Clock) -> None:
+    """A clock that is set back delays them; positions never go back."""
+    broker.send(Outgoing("q", b"later", terms=SendOptions(NOW + 60)))
+    broker.send(Outgoing("q", b"now"))
+    clock.seconds = NOW + 60
+    moved(broker)
+    clock.seconds = NOW - 3600
+    broker.send(Outgoing("q", b"after"))
+    assert bodies(broker, "q") == [b"now", b"later", b"after"]
+
+
+def test_the_window_of_a_key_follows_the_clock(broker: EmbeddedBroker, clock: Clock) -> None:
+    """It ends exactly after its seconds, counted from the first."""
+
+    def send() -> str:
+        return broker.send(Outgoing("q", b"1", terms=SendOptions(None, "k", 300.0)))
+
+    first = send()
+    clock.seconds += 299
+    assert send() == first
+    clock.seconds += 1
+    second = send()
+    assert second != first
+    assert len(bodies(broker, "q")) == 2
+
+
+def test_keys_that_are_over_are_forgotten(path: str, broker: EmbeddedBroker, clock: Clock) -> None:
+    """Each key that is stored takes several old ones away: the table stays small."""
+    for number in range(100):
+        broker.send(Outgoing("q", b"1", terms=SendOptions(None, f"old {number}", 10.0)))
+    assert count(path, "dedup") == 100
+    clock.seconds += 10
+    for number in range(100 // (TRIM - 1) + 1):
+        broker.send(Outgoing("q", b"1", terms=SendOptions(None, f"new {number}", 10.0)))
+    assert count(path, "dedup") == 100 // (TRIM - 1) + 1
+
+
+def test_a_failed_batch_leaves_no_key_and_no_delay(path: str, broker: EmbeddedBroker) -> None:
+    """Keys and delays are part of the transaction too."""
+    execute(
+        path,
+        "CREATE TRIGGER refuse BEFORE INSERT ON messages WHEN new.body = x'626164'"
+        " BEGIN SELECT RAISE(ABORT, 'refused'); END",
+    )
+    with pytest.raises(DatabaseError, match="refused"):
+        broker.send_many(
+            [
+                Outgoing("q", b"1", terms=SendOptions(None, "k")),
+                Outgoing("q", b"2", terms=SendOptions(NOW + 60)),
+                Outgoing("q", b"bad"),
+            ]
+        )
+    assert (count(path, "dedup"), count(path, "delayed"), broker.catalog.names()) == (0, 0, [])
+
+
+def is_retry(record: logging.LogRecord) -> bool:
+    """Return whether a log record announces a retry in 0.05 s."""
+    return isinstance(record.args, tuple) and record.args[0] == 0.05
+
+
+def test_a_move_that_fails_is_retried_and_loses_nothing(
+    path: str,
+    broker: EmbeddedBroker,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A failed transaction changes nothing, and a warning states when it is retried."""
+    monkeypatch.setattr("qdo.brokers.embedded.delayed.RETRY_SECONDS", 0.05)
+    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON messages BEGIN SELECT RAISE(ABORT, 'no'); END"
+    broker.send_many([Outgoing("q", b"%d" % n, terms=SendOptions(NOW + 60)) for n in range(3)])
+    execute(path, refuse)
+    clock.seconds += 60
+    with caplog.at_level(logging.WARNING):
+        stop = broker.listen(lambda names: None)
+        wait_until(lambda: any(map(is_retry, caplog.records)), "the move has failed")
+    assert (bodies(broker, "q"), broker.catalog.backlog("q", 0).delayed) == ([], 3)
+    execute(path, "DROP TRIGGER refuse")
+    wait_until(lambda: broker.catalog.backlog("q", 0).delayed == 0, "they have moved")
+    assert bodies(broker, "q") == [b"0", b"1", b"2"]
+    stop()
+
+
+def test_a_retry_that_fails_leaves_the_letter(path: str, broker: EmbeddedBroker) -> None:
+    """Message and letter change in one transaction."""
+    for number in (1, 2):
+        broker.dead_letters.store(
+            DeadLetterRecord("q", number, b"bad", None, None, "E", "", 1, "w", 1, 1.0)
+        )
+    execute(
+        path,
+        "CREATE TRIGGER refuse BEFORE DELETE ON dead_letters WHEN old.position = 2"
+        " BEGIN SELECT RAISE(ABORT, 'refused'); END",
+    )
+    with pytest.raises(DatabaseError, match="refused"):
+        broker.dead_letters.retry([("q", 1), ("q", 2)])
+    assert [each.position for each in broker.dead_letters.records("q")] == [1, 2]
+    assert bodies(broker, "q") == []
+
+
+def test_a_listener_without_delays_does_not_write(path: str, broker: EmbeddedBroker) -> None:
+    """It looks, but takes the write lock only when something is due."""
+    broker.send(Outgoing("q", b"1", terms=SendOptions(NOW + 3600)))
+    commits = broker.commits
+    seen: list[str] = []
+    other = EmbeddedBroker(path, "app")
+    stop = broker.listen(seen.extend)
+    for _ in range(5):
+        other.send(Outgoing("q", b"2"))
+    wait_until(lambda: bool(seen), "it was woken")
+    stop()
+    other.close()
+    assert broker.commits == commits
+
+
+def test_who_finds_nothing_to_move_wakes_nobody(path: str, broker: EmbeddedBroker) -> None:
+    """Of many listeners all but one come too late at each due time."""
+    writer = Writer(path, "app", f"{path}.wakeups")
+    assert writer.run(lambda transaction: (move_due(transaction, 0), transaction.rings)) == (
+        0,
+        False,
+    )
+    writer.close()
+
+
+def test_listeners_can_be_stopped_while_they_are_woken(broker: EmbeddedBroker) -> None:
+    """At whatever moment: stopping does not ring a bell that its listener has closed."""
+    for number in range(200):
+        stop = broker.listen(lambda names: None)
+        for _ in range(number % 3):
+            broker.send(Outgoing("q", b"1"))
+        stop()
+
+
+def test_a_file_of_the_first_format_is_taken_over(path: str) -> None:
+    """Its content stays, and delays and keys work."""
+    old = Format(MESSAGES.name, MESSAGES.application_id, 1, VERSION_1)
+    open_database(path, old).close()
+    broker = EmbeddedBroker(path, "app")
+    assert broker.id_node == 1234567890123
+    assert bodies(broker, "q") == [b"11"]
+    assert broker.dead_letters.records("q")[0].body == b"22"
+    assert broker.dead_letters.retry([("q", 600)]) != [None]
+    broker.send(Outgoing("q", b"33", terms=SendOptions(time.time() + 3600, "k")))
+    assert broker.catalog.backlog("q", 0).delayed == 1
+    assert bodies(broker, "q") == [b"11", b"22"]
+    broker.close()
+    again = EmbeddedBroker(path, "app")
+    assert again.catalog.backlog("q", 0).delayed == 1
+    again.close()
+
+
+def test_upgraded_and_new_files_have_the_same_tables(tmp_path: Path) -> None:
+    """Whichever way a file came to its format, nothing is missing."""
+    old = Format(MESSAGES.name, MESSAGES.application_id, 1, VERSION_1)
+    open_database(str(tmp_path / "old.db"), old).close()
+
+    def columns(name: str) -> dict[str, set[str]]:
+        connection: sqlite3.Connection = open_database(str(tmp_path / name), MESSAGES)
+        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master")]
+        found = {
+            table: {row[1] for row in connection.execute(f"PRAGMA table_info('{table}')")}
+            for table in tables
+        }
+        assert connection.execute("PRAGMA user_version").fetchone() == (MESSAGES.version,)
+        connection.close()
+        return found
+
+    assert columns("old.db") == columns("new.db")

@@ -1,0 +1,471 @@
+"""The Kinesis broker for senders, owners and onlookers.
+
+Runs on moto, where it does as AWS does, and on the project's own server, which is stricter. What
+follows from resharding, rates and retention is in test_broker_kinesis_traps.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from qdo.brokers.base import Outgoing, SendOptions
+from qdo.brokers.kinesis.broker import KinesisBroker
+from qdo.brokers.kinesis.codec import MAX_BODY_BYTES
+from qdo.brokers.kinesis.positions import sequence_of, time_in
+from qdo.errors import (
+    AccessDeniedError,
+    AwsNotFoundError,
+    AwsUnreachableError,
+    CredentialsError,
+    MessageTooLargeError,
+    QueueNameError,
+    SettingsError,
+    UnsupportedError,
+    UsageError,
+)
+from qdo.positions import position_now, time_of_position
+from tests.support.aws.clients import client
+from tests.support.aws.fault_proxy import Proxy, proxying
+from tests.support.aws.kinesis_server import KinesisStub
+from tests.support.kinesis import Owner, opened, outgoing
+
+SHARD = "shardId-000000000000"
+OTHER = "shardId-000000000001"
+
+
+@pytest.fixture(params=["stub", "moto"])
+def endpoint(request: pytest.FixtureRequest) -> str:
+    if request.param == "moto":
+        return str(request.getfixturevalue("moto_url"))
+    stub: KinesisStub = request.getfixturevalue("kinesis")
+    return stub.url
+
+
+@pytest.fixture
+def broker(endpoint: str, aws_stream: str) -> Iterator[KinesisBroker]:
+    """A stream of two shards."""
+    client("kinesis", endpoint).create_stream(StreamName=aws_stream, ShardCount=2)
+    broker = opened(endpoint, aws_stream)
+    yield broker
+    broker.close()
+
+
+def bodies(broker: KinesisBroker, shard: str, after: int = 0) -> list[bytes]:
+    return [row[1] for row in broker.reader(shard, after).fetch(100_000)]
+
+
+def positions(broker: KinesisBroker, shard: str) -> list[int]:
+    return [row[0] for row in broker.reader(shard, 0).fetch(100_000)]
+
+
+# --- sending ------------------------------------------------------------------------
+
+
+def test_a_message_comes_back_as_it_was_sent(broker: KinesisBroker) -> None:
+    """Body, key and headers are kept to the letter, and absent ones stay absent."""
+    raw = '{"content-type": "application/octet-stream"}'
+    broker.send(Outgoing(SHARD, b'{"n": 1}', "key", '{"trace": "x"}'))
+    broker.send(Outgoing(SHARD, b"2"))
+    broker.send(Outgoing(SHARD, b"\x00\xff", "k", raw))
+    rows = broker.reader(SHARD, 0).fetch(10)
+    assert [tuple(row[1:]) for row in rows] == [
+        (b'{"n": 1}', "key", '{"trace": "x"}'),
+        (b"2", None, None),
+        (b"\x00\xff", "k", raw),
+    ]
+
+
+def test_messages_to_a_shard_keep_their_order(broker: KinesisBroker) -> None:
+    """Sent singly or in batches, with any keys, messages are read in the order of sending."""
+    for number in range(3):
+        broker.send(Outgoing(OTHER, b"%d" % number))
+    broker.send_many(outgoing(OTHER, range(3, 20), keys=4))
+    broker.send_many(outgoing(OTHER, range(20, 30)))
+    assert bodies(broker, OTHER) == [b"%d" % number for number in range(30)]
+    assert bodies(broker, SHARD) == []
+
+
+def test_messages_to_the_stream_go_where_their_key_belongs(
+    broker: KinesisBroker, aws_stream: str
+) -> None:
+    """Each key to one shard, in order; all shards have some."""
+    broker.send_many(outgoing(aws_stream, range(300), keys=30))
+    rows = {shard: broker.reader(shard, 0).fetch(1000) for shard in (SHARD, OTHER)}
+    keys = {shard: {row[2] for row in found} for shard, found in rows.items()}
+    assert keys[SHARD]
+    assert keys[OTHER]
+    assert not keys[SHARD] & keys[OTHER]
+    for found in rows.values():
+        for key in {row[2] for row in found}:
+            numbers = [int(row[1]) for row in found if row[2] == key]
+            assert numbers == sorted(numbers)
+            assert len(numbers) == 10
+
+
+def test_messages_without_a_key_are_spread(broker: KinesisBroker, aws_stream: str) -> None:
+    """They are sent in few requests, because they need not wait for other messages."""
+    ids = broker.send_many(outgoing(aws_stream, range(100)))
+    assert len(ids) == 100
+    counts = [len(bodies(broker, shard)) for shard in (SHARD, OTHER)]
+    assert min(counts) > 10
+    assert sum(counts) == 100
+
+
+def test_ids_are_sequence_numbers(broker: KinesisBroker) -> None:
+    """send() returns the same id as `message.id` in the job."""
+    ids = [broker.send(Outgoing(SHARD, b"1")), *broker.send_many(outgoing(SHARD, range(5)))]
+    found = positions(broker, SHARD)
+    assert ids == [broker.positions.message_id(position, broker.id_node) for position in found]
+
+
+def test_positions_grow_and_carry_the_time_of_arrival(broker: KinesisBroker) -> None:
+    """So `last` is a time that people can read."""
+    broker.send_many(outgoing(SHARD, range(20)))
+    found = positions(broker, SHARD)
+    assert found == sorted(set(found))
+    assert abs(time_of_position(broker.positions.to_time(found[-1])) - time.time()) < 60
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (Outgoing("a/b", b"1"), QueueNameError),
+        (Outgoing("shardId-000000000099", b"1"), UsageError),
+        (Outgoing("elsewhere", b"1"), UsageError),
+        (Outgoing(SHARD, b"1", key="\ud800"), UsageError),
+        (Outgoing(SHARD, b"1", key="x" * 257), UsageError),
+        (Outgoing(SHARD, b"1", headers="\udfff"), UsageError),
+        (Outgoing(SHARD, bytes(MAX_BODY_BYTES + 2000)), MessageTooLargeError),
+        (Outgoing(SHARD, b"1", terms=SendOptions(due=time.time() + 60)), UnsupportedError),
+        (Outgoing(SHARD, b"1", terms=SendOptions(dedup_key="k")), UnsupportedError),
+    ],
+)
+def test_a_batch_with_a_bad_message_stores_nothing(
+    broker: KinesisBroker, bad: Outgoing, error: type[Exception]
+) -> None:
+    """The good messages before and behind the bad one are not sent either."""
+    with pytest.raises(error):
+        broker.send_many([Outgoing(SHARD, b"1"), bad, Outgoing(SHARD, b"2")])
+    assert bodies(broker, SHARD) == []
+
+
+def test_an_empty_batch_is_nothing(broker: KinesisBroker) -> None:
+    """No message, no request."""
+    assert broker.send_many([]) == []
+
+
+def test_bodies_may_be_empty_or_large(broker: KinesisBroker) -> None:
+    """From nothing to the limit; more than a request takes is sent in several."""
+    sent = [b"1", b'"%s"' % (b"x" * (MAX_BODY_BYTES - 2)), b"2"]
+    sent += [b'"%s"' % (b"%d" % number * 1_000_000) for number in range(8)]
+    broker.send_many([Outgoing(SHARD, body, "k") for body in sent])
+    broker.send(Outgoing(SHARD, b"", "k", '{"content-type": "text/csv"}'))
+    assert bodies(broker, SHARD) == [*sent, b""]
+
+
+def test_a_closed_broker_refuses_to_send(broker: KinesisBroker) -> None:
+    """Closing twice is allowed; sending afterwards is a mistake that is named."""
+    broker.close()
+    broker.close()
+    with pytest.raises(UsageError, match="closed"):
+        broker.send(Outgoing(SHARD, b"1"))
+
+
+def test_concurrent_senders_each_keep_their_order(broker: KinesisBroker, aws_stream: str) -> None:
+    """Ten threads with keys of their own: nothing is lost, doubled or reordered."""
+
+    def send(sender: int) -> None:
+        for start in range(0, 20, 5):
+            numbers = range(start, start + 5)
+            broker.send_many(
+                [Outgoing(aws_stream, b"%d" % number, f"s{sender}") for number in numbers]
+            )
+
+    threads = [threading.Thread(target=send, args=(sender,)) for sender in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    rows = [row for shard in (SHARD, OTHER) for row in broker.reader(shard, 0).fetch(1000)]
+    assert len(rows) == 200
+    for sender in range(10):
+        assert [int(row[1]) for row in rows if row[2] == f"s{sender}"] == list(range(20))
+
+
+def test_closing_waits_for_what_was_begun(broker: KinesisBroker, endpoint: str) -> None:
+    """A send that runs while the broker closes is either stored or rejected."""
+    stored: list[str] = []
+    first = threading.Event()
+
+    def send() -> None:
+        try:
+            while True:
+                stored.append(broker.send(Outgoing(SHARD, b"1")))
+                first.set()
+        except UsageError:
+            return
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert first.wait(20)
+    broker.close()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    other = opened(endpoint, broker.address.stream)
+    assert len(bodies(other, SHARD)) == len(stored) > 0
+    other.close()
+
+
+def test_coroutines_may_send(broker: KinesisBroker) -> None:
+    """Their event loop keeps running meanwhile."""
+    ids = asyncio.run(broker.asend_many(outgoing(SHARD, range(3))))
+    assert len(ids) == 3
+    assert bodies(broker, SHARD) == [b"0", b"1", b"2"]
+
+
+# --- owners -------------------------------------------------------------------------
+
+
+def test_an_owner_gets_everything_in_order(broker: KinesisBroker) -> None:
+    """It gets existing messages, and soon new ones."""
+    broker.send_many(outgoing(SHARD, range(30)))
+    owner = Owner(broker, SHARD)
+    assert owner.read_to_tip() == [b"%d" % number for number in range(30)]
+    broker.send(Outgoing(SHARD, b"30"))
+    assert owner.read(31)[-1] == b"30"
+    assert owner.subscription.end is None
+    owner.close()
+
+
+@pytest.mark.parametrize("done", [0, 1, 9, 10])
+def test_the_next_owner_goes_on_behind_the_recorded_position(
+    broker: KinesisBroker, done: int
+) -> None:
+    """`last` and `position` of the queue node are all that it has."""
+    broker.send_many(outgoing(SHARD, range(10)))
+    meaning = broker.positions
+    after = 0
+    if done:
+        reached = positions(broker, SHARD)[done - 1]
+        after = meaning.resume_after(position_now(), meaning.to_text(reached))
+    owner = Owner(broker, SHARD, after)
+    assert owner.read_to_tip() == [b"%d" % number for number in range(done, 10)]
+    owner.close()
+
+
+def test_an_owner_may_go_back_to_what_is_not_done(broker: KinesisBroker) -> None:
+    """After a failure everything behind its position comes again, at once."""
+    broker.send_many(outgoing(SHARD, range(10)))
+    owner = Owner(broker, SHARD, confirm=False)
+    owner.read_to_tip()
+    after = owner.rows[3][0]
+    owner.back_to(after)
+    assert [row[1] for row in owner.fetch()] == [b"%d" % number for number in range(4, 10)]
+    owner.close()
+
+
+def test_an_owner_may_be_sent_to_any_position(broker: KinesisBroker) -> None:
+    """Back to the beginning, which was done and given up; to a time; and forward again."""
+    broker.send_many(outgoing(SHARD, range(5)))
+    known = positions(broker, SHARD)
+    owner = Owner(broker, SHARD)
+    owner.read_to_tip()
+    owner.back_to(0)
+    assert owner.read_to_tip() == [b"%d" % number for number in range(5)]
+    owner.back_to(time_in(known[0]) - 600_000_000)
+    assert owner.read_to_tip() == [b"%d" % number for number in range(5)]
+    owner.back_to(known[2])
+    assert owner.read_to_tip() == [b"3", b"4"]
+    owner.close()
+
+
+def test_a_closed_subscription_asks_for_nothing_more(kinesis: KinesisStub, aws_stream: str) -> None:
+    """Closing returns at once; open requests end, and no others follow."""
+    kinesis.make(aws_stream, 2)
+    broker = opened(kinesis.url, aws_stream)
+    owner, other = Owner(broker, SHARD), Owner(broker, OTHER)
+    owner.read_to_tip()
+    owner.close()
+    other.read_to_tip()
+    before = len(kinesis.reads(aws_stream, SHARD))
+    seen = len(kinesis.reads(aws_stream, OTHER))
+    other.read_until(lambda: len(kinesis.reads(aws_stream, OTHER)) >= seen + 4)
+    assert len(kinesis.reads(aws_stream, SHARD)) <= before + 1
+    broker.close()
+
+
+# --- onlookers ----------------------------------------------------------------------
+
+
+def test_nothing_is_kept_of_a_closed_subscription(broker: KinesisBroker) -> None:
+    """It has thousands of messages in flight, and shards come and go for months."""
+    broker.send_many(outgoing(SHARD, range(10)))
+    owner = Owner(broker, SHARD)
+    owner.read(10)
+    known = weakref.ref(owner.subscription)
+    owner.close()
+    assert owner.subscription.join(10)  # type: ignore[attr-defined]
+    del owner
+    gc.collect()
+    assert known() is None
+
+
+def test_a_new_subscription_survives_the_end_of_the_old_one(broker: KinesisBroker) -> None:
+    """The claim of a queue may begin again before the last request of the one before is over."""
+    owners = [Owner(broker, SHARD), Owner(broker, SHARD)]
+    owners[1].read_to_tip()
+    owners[0].close()
+    assert owners[0].subscription.join(10)  # type: ignore[attr-defined]
+    assert broker._subscriptions[SHARD] is owners[1].subscription
+    owners[1].close()
+
+
+def test_a_reader_goes_on_where_it_stopped(broker: KinesisBroker) -> None:
+    """Each fetch continues after the last one; the tip yields nothing until new messages come."""
+    broker.send_many(outgoing(SHARD, range(10)))
+    reader = broker.reader(SHARD, 0)
+    assert [len(reader.fetch(4)) for _ in range(4)] == [4, 4, 2, 0]
+    broker.send(Outgoing(SHARD, b"new"))
+    assert [row[1] for row in reader.fetch(4)] == [b"new"]
+    reader.close()
+
+
+def test_backlog_is_one_or_zero_and_has_an_age(
+    broker: KinesisBroker,
+) -> None:
+    """Kinesis cannot count: 1 stands for any number."""
+    assert broker.catalog.backlog(SHARD, 0).count == 0
+    broker.send_many(outgoing(SHARD, range(3)))
+    known = positions(broker, SHARD)
+    for after in (0, known[0], known[1]):
+        found = broker.catalog.backlog(SHARD, after)
+        assert (found.count, found.approximate) == (1, True)
+        assert found.oldest == known[0 if not after else known.index(after) + 1]
+        assert found.behind_seconds is not None
+        assert 0 <= found.behind_seconds < 60
+    nothing = broker.catalog.backlog(SHARD, known[2])
+    assert (nothing.count, nothing.oldest) == (0, None)
+
+
+def test_the_backlog_of_an_own_queue_costs_no_request(
+    kinesis: KinesisStub, aws_stream: str
+) -> None:
+    """Its owner knows it."""
+    kinesis.make(aws_stream)
+    broker = opened(kinesis.url, aws_stream)
+    broker.send_many(outgoing(SHARD, range(3)))
+    owner = Owner(broker, SHARD)
+    owner.read_to_tip()
+    before = kinesis.requests()["GetShardIterator"]
+    assert broker.catalog.backlog(SHARD, owner.rows[-1][0]).count == 0
+    assert broker.catalog.backlog(SHARD, owner.rows[-1][0]).oldest is None
+    assert kinesis.requests()["GetShardIterator"] == before
+    broker.close()
+
+
+def test_shards_that_do_not_exist_have_no_backlog(broker: KinesisBroker) -> None:
+    """Their time is over, or has not come."""
+    assert broker.catalog.backlog("shardId-000000000077", 0).count == 0
+    assert broker.reader("shardId-000000000077", 0).fetch(5) == []
+
+
+def test_queues_are_shards(broker: KinesisBroker) -> None:
+    """By their names; those that a stream begins with came out of none."""
+    assert broker.catalog.names() == [SHARD, OTHER]
+    assert broker.catalog.parents(SHARD) == ()
+    assert broker.trim(SHARD, position_now(), 0.0) == 0
+
+
+# --- impossible cases ---------------------------------------------------------------
+
+
+def test_a_missing_stream_is_named(endpoint: str) -> None:
+    """The error has its region and a remedy."""
+    with pytest.raises(AwsNotFoundError, match="'nowhere' does not exist in region us-east-1"):
+        opened(endpoint, "nowhere")
+
+
+def test_a_server_out_of_reach_is_named() -> None:
+    """At the start, not by a stack trace."""
+    with pytest.raises(AwsUnreachableError):
+        opened("http://127.0.0.1:9", "s")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [("stat=latest", "did you mean 'start'"), ("reads_per_second=6", "0.01 to 5")],
+)
+def test_unknown_and_impossible_options_are_refused(options: str, said: str) -> None:
+    """The error suggests the valid option."""
+    with pytest.raises(SettingsError, match=said):
+        opened("http://127.0.0.1:9", "s", options)
+
+
+@pytest.fixture
+def proxy(kinesis: KinesisStub) -> Iterator[Proxy]:
+    with proxying(kinesis.url) as proxy:
+        yield proxy
+
+
+def test_what_is_not_allowed_is_named(kinesis: KinesisStub, aws_stream: str, proxy: Proxy) -> None:
+    """The error names the action and the resource, which the policy must allow."""
+    kinesis.make(aws_stream)
+    proxy.spoil("denied", "ListShards")
+    with pytest.raises(AccessDeniedError, match="kinesis:ListShards"):
+        opened(proxy.url, aws_stream)
+    broker = opened(proxy.url, aws_stream)
+    proxy.spoil("denied", "PutRecords", count=0)
+    with pytest.raises(AccessDeniedError, match=f"kinesis:PutRecords on stream '{aws_stream}'"):
+        broker.send(Outgoing(SHARD, b"1"))
+    proxy.spoil("denied", "GetRecords", count=0)
+    with pytest.raises(AccessDeniedError, match="kinesis:GetRecords"):
+        Owner(broker, SHARD).read(1)
+    broker.close()
+
+
+def test_unknown_credentials_are_named(kinesis: KinesisStub, aws_stream: str, proxy: Proxy) -> None:
+    """At the start."""
+    kinesis.make(aws_stream)
+    proxy.spoil("unknown", count=0)
+    with pytest.raises(CredentialsError, match="credentials"):
+        opened(proxy.url, aws_stream)
+
+
+def test_a_stream_deleted_under_its_owner_is_named(kinesis: KinesisStub, aws_stream: str) -> None:
+    """Its owner gets an error at every fetch."""
+    kinesis.make(aws_stream)
+    broker = opened(kinesis.url, aws_stream)
+    owner = Owner(broker, SHARD)
+    owner.read_to_tip()
+    kinesis.client.delete_stream(StreamName=aws_stream)
+    for _ in range(2):
+        with pytest.raises(AwsNotFoundError, match=aws_stream):
+            owner.read(1)
+    broker.close()
+
+
+def test_larger_records_are_sent_where_the_stream_takes_them(
+    kinesis: KinesisStub, aws_stream: str
+) -> None:
+    """It is asked when a message needs it."""
+    kinesis.make(aws_stream)
+    broker = opened(kinesis.url, aws_stream)
+    body = b'"%s"' % (b"x" * 3_000_000)
+    with pytest.raises(MessageTooLargeError, match="1048576"):
+        broker.send(Outgoing(SHARD, body))
+    broker.close()
+    kinesis.set(record_kib=10_240)
+    broker = opened(kinesis.url, aws_stream)
+    broker.send_many([Outgoing(SHARD, body, "k") for _ in range(3)])
+    assert bodies(broker, SHARD) == [body] * 3
+    assert sequence_of(positions(broker, SHARD)[0]) > 0
+    broker.close()

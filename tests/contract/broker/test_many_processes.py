@@ -1,0 +1,444 @@
+"""A broker between real processes: order, durability after kill -9, wake-up."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from qdo.brokers.base import Outgoing
+from qdo.brokers.registry import open_broker
+from qdo.positions import message_id
+from tests.support.paths import ROOT
+
+_SEND = """
+import sys, threading
+from qdo.brokers.registry import open_broker
+from qdo.brokers.base import Outgoing
+
+url, process = sys.argv[1:]
+broker = open_broker(url, "app")
+
+def send(thread):
+    for number in range(40):
+        broker.send(Outgoing(f"q{number % 2}", f"{process}.{thread} {number}".encode()))
+
+threads = [threading.Thread(target=send, args=(thread,)) for thread in range(4)]
+sys.stdin.readline()
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+broker.close()
+print("done", broker.commits)
+"""
+
+_SEND_FOR_EVER = """
+import sys
+from qdo.brokers.registry import open_broker
+from qdo.brokers.base import Outgoing
+
+broker = open_broker(sys.argv[1], "app")
+number = 0
+while True:
+    ids = [broker.send(Outgoing("q", b"single"))]
+    print(*ids, flush=True)
+    ids = broker.send_many([Outgoing("q", b"batch %d %d" % (number, n)) for n in range(20)])
+    print(*ids, flush=True)
+    number += 1
+"""
+
+_FORK = """
+import os, sys, threading
+from qdo.app import App
+
+app = App("app", broker=sys.argv[1])
+app.send("parent", 0)
+stop = threading.Event()
+
+def send():
+    while not stop.is_set():
+        app.send("parent", 0)
+
+threads = [threading.Thread(target=send) for _ in range(2)]
+for thread in threads: thread.start()
+asked, told = os.pipe()
+children = []
+for child in range(6):
+    pid = os.fork()
+    if pid == 0:
+        os.close(told)
+        for number in range(10): app.send(f"child-{child}", number)
+        os.read(asked, 1)  # until the parent has closed the broker
+        for number in range(10, 20): app.send(f"child-{child}", number)
+        if child % 2:
+            app.close()
+            os._exit(0)
+        sys.exit(0)
+    children.append(pid)
+stop.set()
+for thread in threads: thread.join()
+app.close()
+os.close(told)
+print(*(os.waitpid(pid, 0)[1] for pid in children))
+"""
+
+_FORK_CLOSED = """
+import os, sys
+from qdo.brokers.registry import open_broker
+from qdo.brokers.base import Outgoing
+
+def fill():
+    return [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
+
+def untouched(files):
+    null = os.stat(os.devnull)  # a number may be open and be another file by now
+    return all(os.path.samestat(os.fstat(file), null) for file in files)
+
+def fork(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            well = work()
+        except OSError:
+            well = False
+        os._exit(0 if well else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+def forks():
+    files = fill()
+    return fork(lambda: untouched(files))
+
+closed = open_broker(sys.argv[1], "app")
+closed.send(Outgoing("q", b"1"))
+closed.close()
+print("closed", forks(), flush=True)
+opened = open_broker(sys.argv[1], "app")
+opened.send(Outgoing("q", b"2"))
+print("opened", fork(forks), flush=True)
+opened.send(Outgoing("q", b"3"))
+opened.close()
+"""
+
+_FORK_OPENING = """
+import os, signal, sys, threading
+
+def while_forking():
+    opening.start()
+    writing.wait(1)  # in vain, as the other thread waits for the end of the fork
+
+os.register_at_fork(before=while_forking)  # called once qdo is ready for the fork
+
+from qdo.brokers.registry import open_broker
+from qdo.brokers.base import Outgoing
+from qdo.brokers.embedded.broker import EmbeddedBroker
+from qdo.positions import position_now
+
+url = sys.argv[1]
+first = open_broker(url, "app")
+first.send(Outgoing("q", b"1"))
+writing, forked = threading.Event(), threading.Event()
+
+def slow_clock():
+    writing.set()
+    forked.wait(30)
+    return position_now()
+
+def open_and_send():
+    second = EmbeddedBroker(url.removeprefix("sqlite:"), "app", clock=slow_clock)
+    second.send(Outgoing("q", b"2"))
+    second.close()
+
+opening = threading.Thread(target=open_and_send)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    own = open_broker(url, "app")
+    own.send(Outgoing("q", b"3"))
+    own.close()
+    os._exit(0)
+forked.set()
+opening.join()
+first.close()
+print(os.waitpid(pid, 0)[1])
+"""
+
+_FORK_READING = """
+import os, signal, sys, threading
+from qdo.brokers.registry import open_broker
+from qdo.brokers.base import Outgoing
+
+url = sys.argv[1]
+broker = open_broker(url, "app")
+broker.send(Outgoing("q", b"1"))
+reads = {
+    "queues": broker.catalog.names,
+    "backlog": lambda: broker.catalog.backlog("q", 0),
+    "fetch": lambda: broker.reader("q", 0).fetch(1),
+    "dead letters": broker.dead_letters.records,
+}
+reading, forked = threading.Event(), threading.Event()
+
+def within_sqlite(statement):
+    reading.set()
+    forked.wait(0.5)  # in vain, as the fork waits for the end of the reading
+
+for name, read in reads.items():
+    reading.clear()
+    forked.clear()
+    broker._reading.set_trace_callback(within_sqlite)
+    reader = threading.Thread(target=read)
+    reader.start()
+    reading.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        broker.close()
+        own = open_broker(url, "app")
+        own.send(Outgoing("q", b"2"))
+        own.close()
+        os._exit(0)
+    forked.set()
+    reader.join()
+    print(name, os.waitpid(pid, 0)[1], flush=True)
+broker.close()
+"""
+
+_FORK_OFTEN = """
+import os, signal, sys, threading
+from qdo.brokers.registry import open_broker
+from qdo.brokers.base import Outgoing
+
+url = sys.argv[1]
+broker = open_broker(url, "app")
+broker.send(Outgoing("q", b"1"))
+stop = threading.Event()
+
+def read():
+    while not stop.is_set():
+        broker.catalog.names()
+        broker.catalog.backlog("q", 0)
+
+def open_and_close():
+    while not stop.is_set():
+        other = open_broker(url, "app")
+        other.send(Outgoing("q", b"2"))
+        other.close()
+
+def send_from_child():
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        own = open_broker(url, "app")
+        own.send(Outgoing("child", b"3"))
+        own.close()
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+threads = [threading.Thread(target=work) for work in (read, read, open_and_close)]
+for thread in threads: thread.start()
+print(next(filter(None, (send_from_child() for _ in range(100))), 0))
+stop.set()
+for thread in threads: thread.join()
+broker.close()
+"""
+
+_LISTEN = """
+import sys, threading
+from qdo.brokers.registry import open_broker
+
+broker = open_broker(sys.argv[1], "app")
+reader = broker.reader("q", 0)
+end = threading.Event()
+
+def wake(names):
+    for position, body, key, headers in reader.fetch(100) if "q" in names else ():
+        print(body.decode(), flush=True)
+        if body == b"end":
+            end.set()
+
+stop = broker.listen(wake)
+print("listening", flush=True)
+end.wait(60)
+stop()
+broker.close()
+"""
+
+
+@pytest.fixture(params=["embedded"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"sqlite:{tmp_path / 'messages.db'}"
+
+
+@contextmanager
+def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with process:
+            yield process
+            if process.stdin is not None and not process.stdin.closed:
+                process.stdin.close()
+    finally:
+        process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a child prints."""
+    if process.stdout is None:
+        raise AssertionError("the child was started without a pipe")
+    return process.stdout.readline().strip()
+
+
+def test_senders_of_several_processes_each_keep_their_order(url: str) -> None:
+    """Three processes with four threads each: nothing lost, positions grow, orders kept."""
+    with child(_SEND, url, "0") as one, child(_SEND, url, "1") as two, child(_SEND, url, "2") as x:
+        for process in (one, two, x):
+            process.stdin.write("go\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+        assert [said(process).split()[0] for process in (one, two, x)] == ["done"] * 3
+    broker = open_broker(url, "app")
+    seen: set[int] = set()
+    for parity in range(2):
+        rows = broker.reader(f"q{parity}", 0).fetch(10_000)
+        positions = [row[0] for row in rows]
+        assert positions == sorted(set(positions))
+        seen.update(positions)
+        for sender in (f"{process}.{thread}" for process in range(3) for thread in range(4)):
+            mine = [row[1].decode().split() for row in rows]
+            numbers = [int(number) for name, number in mine if name == sender]
+            assert numbers == list(range(parity, 40, 2))
+    assert len(seen) == 3 * 4 * 40
+    broker.close()
+
+
+def test_what_a_killed_sender_was_told_is_stored(url: str) -> None:
+    """kill -9 at random moments: every acknowledged id is there, in order, batches whole."""
+    chance = random.Random(20120129)
+    acknowledged: list[str] = []
+    for _ in range(6):
+        with child(_SEND_FOR_EVER, url) as sender:
+            for _ in range(chance.randrange(1, 60)):
+                acknowledged.extend(said(sender).split())
+            os.kill(sender.pid, signal.SIGKILL)
+            sender.wait()
+            rest = sender.stdout.read() if sender.stdout else ""
+            acknowledged.extend(rest.rpartition("\n")[0].split())
+    broker = open_broker(url, "app")
+    rows = broker.reader("q", 0).fetch(1_000_000)
+    stored = [message_id(row[0], broker.id_node) for row in rows]
+    known = set(acknowledged)
+    assert len(acknowledged) == len(known) > 20
+    assert [each for each in stored if each in known] == acknowledged
+    # Of each killed sender at most its last call may be stored without having been reported.
+    assert len(stored) - len(acknowledged) <= 6 * 21
+    batches = [row[1] for row in rows if row[1].startswith(b"batch")]
+    assert len(batches) % 20 == 0
+    assert all(batches[n].endswith(b" %d" % (n % 20)) for n in range(len(batches)))
+    assert broker.catalog.backlog("q", 0).count == len(rows)
+    broker.close()
+
+
+def test_a_listener_in_another_process_is_woken(url: str) -> None:
+    """It waits without polling, and is notified of a new queue and of each message."""
+    broker = open_broker(url, "app")
+    with child(_LISTEN, url) as listener:
+        assert said(listener) == "listening"
+
+        for body in ("one", "two", "end"):
+            broker.send(Outgoing("q", body.encode()))
+            assert said(listener) == body
+    broker.close()
+
+
+def test_a_dead_listener_does_not_disturb(url: str) -> None:
+    """kill -9 leaves its wakeup pipe behind; senders continue, and others are still woken."""
+
+    broker = open_broker(url, "app")
+    with child(_LISTEN, url) as dead, child(_LISTEN, url) as living:
+        assert (said(dead), said(living)) == ("listening", "listening")
+        os.kill(dead.pid, signal.SIGKILL)
+        dead.wait()
+        broker.send(Outgoing("q", b"end"))
+        assert said(living) == "end"
+    broker.close()
+
+
+def test_forked_processes_send_as_their_parent_does(tmp_path: Path) -> None:
+    """Forked amid its commits, and still sending after it has closed the broker."""
+    url = f"sqlite:{tmp_path / 'messages.db'}"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORK, url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("0 0 0 0 0 0\n", "")
+    broker = open_broker(url, "app")
+    for child in range(6):
+        rows = broker.reader(f"child-{child}", 0).fetch(100)
+        assert [row[1] for row in rows] == [b"%d" % number for number in range(20)]
+    broker.close()
+
+
+def test_forks_close_nobody_elses_files(url: str) -> None:
+    """Not after the broker was closed, and not in the children of a child."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORK_CLOSED, url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("closed True\nopened True\n", "")
+    broker = open_broker(url, "app")
+    assert broker.catalog.backlog("q", 0).count == 3
+    broker.close()
+
+
+def forking(code: str, url: str) -> tuple[str, str]:
+    """Return the output and the errors of a process that forks."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return done.stdout, done.stderr
+
+
+def test_no_fork_cuts_the_transaction_of_a_broker_opened_meanwhile(url: str) -> None:
+    """Opening waits for a fork that is under way: the child could never write otherwise."""
+    assert forking(_FORK_OPENING, url) == ("0\n", "")
+    broker = open_broker(url, "app")
+    assert sorted(row[1] for row in broker.reader("q", 0).fetch(9)) == [b"1", b"2", b"3"]
+    broker.close()
+
+
+def test_no_fork_happens_while_a_thread_reads(url: str) -> None:
+    """The child would wait forever for a mutex that the thread held."""
+    well = "queues 0\nbacklog 0\nfetch 0\ndead letters 0\n"
+    assert forking(_FORK_READING, url) == (well, "")
+
+
+def test_forks_amid_reading_opening_and_closing(url: str) -> None:
+    """Each child opens the file and sends, whatever the threads of its parent were doing."""
+    assert forking(_FORK_OFTEN, url) == ("0\n", "")
+    broker = open_broker(url, "app")
+    assert broker.catalog.backlog("child", 0).count == 100
+    broker.close()

@@ -1,0 +1,284 @@
+"""The contract of a broker that can delay and deduplicate.
+
+The same tests run a second time in a process that gevent has patched: see
+test_broker_gevent.py.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo.brokers.base import Broker, Outgoing, SendOptions
+from qdo.brokers.embedded.listener import LOOK_SECONDS
+from qdo.encoding import ID
+from qdo.message import Message
+from qdo.positions import time_of_position
+from tests.support.brokers import KINDS, opening
+
+WAIT_SECONDS = 20.0
+SOON_SECONDS = LOOK_SECONDS / 2
+"""Less than the interval at which a listener without a wakeup would check."""
+
+
+@pytest.fixture(params=KINDS)
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
+    """Open further connections to the broker, as other processes would."""
+    with opening(request.param, tmp_path) as connect:
+        yield connect
+
+
+@pytest.fixture
+def broker(connect: Callable[..., Broker]) -> Broker:
+    return connect()
+
+
+class Heard:
+    """Collects the names that a listener is woken for."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.names: queue.Queue[str] = queue.Queue()
+        self.stop = broker.listen(self._wake)
+
+    def _wake(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.names.put(name)
+
+    def wait(self, seconds: float = WAIT_SECONDS) -> str:
+        return self.names.get(timeout=seconds)
+
+
+def delayed(name: str, body: object, seconds: float, key: str | None = None) -> Outgoing:
+    return Outgoing(name, json.dumps(body).encode(), terms=SendOptions(time.time() + seconds, key))
+
+
+def once(name: str, body: object, key: str, seconds: float = 300.0) -> Outgoing:
+    return Outgoing(name, json.dumps(body).encode(), terms=SendOptions(None, key, seconds))
+
+
+def bodies(broker: Broker, name: str) -> list[object]:
+    return [json.loads(row[1]) for row in broker.reader(name, 0).fetch(100_000)]
+
+
+def messages(broker: Broker, name: str) -> list[Message]:
+    node = broker.id_node
+    return [
+        Message(name, position, json.loads(body), key, json.loads(headers or "{}"), id=node)
+        for position, body, key, headers in broker.reader(name, 0).fetch(100_000)
+    ]
+
+
+def wait_for(broker: Broker, name: str, count: int, heard: Heard) -> None:
+    """Wait until so many messages of a queue are readable."""
+    until = time.monotonic() + WAIT_SECONDS
+    while broker.catalog.backlog(name, 0).count < count:
+        assert heard.wait(until - time.monotonic()) == name
+
+
+def test_the_capabilities_say_so(broker: Broker) -> None:
+    """The following tests are for brokers that declare the capability."""
+    assert broker.capabilities.delay
+    assert broker.capabilities.dedup
+
+
+# --- delays -------------------------------------------------------------------------
+
+
+def test_a_delayed_message_arrives_when_it_is_due(broker: Broker) -> None:
+    """A listener is woken at the due time, not before. The position is that of the due time."""
+    heard = Heard(broker)
+    due = time.time() + 0.3
+    sent = broker.send(Outgoing("q", b"1", "key", '{"h":"v"}', SendOptions(due)))
+    assert bodies(broker, "q") == []
+    assert heard.wait() == "q"
+    late = time.time() - due
+    assert 0 <= late < SOON_SECONDS
+    (message,) = messages(broker, "q")
+    assert time_of_position(message.position) >= due
+    assert message.id == sent
+    assert message.headers == {"h": "v", ID: sent}
+    assert (message.key, message.body) == ("key", 1)
+    heard.stop()
+
+
+def test_the_backlog_shows_delayed_messages_by_themselves(broker: Broker) -> None:
+    """They do not wait yet; when they have moved they do, and are no longer delayed."""
+    broker.send_many([delayed("q", 1, 3600), delayed("q", 2, 7200), Outgoing("q", b"3")])
+    backlog = broker.catalog.backlog("q", 0)
+    assert (backlog.count, backlog.delayed) == (1, 2)
+    broker.send(delayed("p", 1, 0.4))
+    assert broker.catalog.names() == ["p", "q"]
+    assert (broker.catalog.backlog("p", 0).count, broker.catalog.backlog("p", 0).delayed) == (0, 1)
+    heard = Heard(broker)
+    wait_for(broker, "p", 1, heard)
+    assert (broker.catalog.backlog("p", 0).count, broker.catalog.backlog("p", 0).delayed) == (1, 0)
+    assert broker.catalog.backlog("q", 0).delayed == 2
+    heard.stop()
+
+
+def test_what_is_due_already_is_stored_at_once(broker: Broker) -> None:
+    """A due time that is now or in the past needs no listener."""
+    broker.send_many([delayed("q", 1, -10), delayed("q", 2, 0)])
+    assert bodies(broker, "q") == [1, 2]
+
+
+def test_delayed_messages_arrive_in_the_order_of_their_times(broker: Broker) -> None:
+    """Whatever order they were sent in; those of one time in the order they were sent."""
+    now = time.time()
+    times = [0.9, 0.6, 0.8, 0.6, 0.7, 0.8, 0.6]
+    broker.send_many(
+        [
+            Outgoing("q", json.dumps([after, number]).encode(), terms=SendOptions(now + after))
+            for number, after in enumerate(times)
+        ]
+    )
+    heard = Heard(broker)
+    wait_for(broker, "q", len(times), heard)
+    assert bodies(broker, "q") == sorted([after, number] for number, after in enumerate(times))
+    heard.stop()
+
+
+def test_an_earlier_one_from_elsewhere_is_not_slept_through(
+    broker: Broker, connect: Callable[..., Broker]
+) -> None:
+    """Who sleeps until a far time is woken to set an earlier one."""
+    broker.send(delayed("later", 1, 3600))
+    heard = Heard(broker)
+    began = time.monotonic()
+    connect().send(delayed("q", 1, 0.1))
+    assert heard.wait() == "q"
+    assert 0.09 < time.monotonic() - began < SOON_SECONDS
+    heard.stop()
+
+
+def test_what_became_due_while_nobody_listened_moves_when_somebody_does(
+    broker: Broker, connect: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All messages move, in order, before a reader could find the queue empty."""
+    monkeypatch.setattr("qdo.brokers.embedded.delayed.MOVE_MESSAGES", 3)
+    broker.send_many([delayed("q", number, 0.2 + 0.001 * number) for number in range(10)])
+    broker.send(delayed("q", 10, 3600))
+    assert broker.catalog.backlog("q", 0).delayed == 11
+    threading.Event().wait(0.25)
+    assert (broker.catalog.backlog("q", 0).count, broker.catalog.backlog("q", 0).delayed) == (0, 11)
+    stop = connect().listen(lambda names: None)
+    assert bodies(broker, "q") == list(range(10))
+    assert broker.catalog.backlog("q", 0).delayed == 1
+    stop()
+
+
+def test_of_many_listeners_one_moves_each_message(
+    broker: Broker, connect: Callable[..., Broker]
+) -> None:
+    """All of them are woken; nothing is there twice."""
+    heard = [Heard(connect()) for _ in range(4)]
+    broker.send_many([delayed("q", number, 0.02 * (number % 10)) for number in range(200)])
+    for each in heard:
+        wait_for(broker, "q", 200, each)
+    assert sorted(bodies(broker, "q")) == list(range(200))  # type: ignore[type-var]
+    assert broker.catalog.backlog("q", 0).delayed == 0
+    for each in heard:
+        each.stop()
+
+
+def test_more_than_one_transaction_moves(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many are moved in parts, so that senders get their turn, and still in order."""
+    monkeypatch.setattr("qdo.brokers.embedded.delayed.MOVE_MESSAGES", 3)
+    now = time.time() + 0.05
+    broker.send_many(
+        [Outgoing("q", b"%d" % number, terms=SendOptions(now)) for number in range(10)]
+    )
+    heard = Heard(broker)
+    wait_for(broker, "q", 10, heard)
+    assert bodies(broker, "q") == list(range(10))
+    heard.stop()
+
+
+def test_big_ones_move_one_by_one(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond some bytes a transaction ends, but each moves something."""
+    monkeypatch.setattr("qdo.brokers.embedded.delayed.MOVE_BYTES", 10)
+    now = time.time() + 0.05
+    broker.send_many(
+        [Outgoing("q", b'"%d"' % (10**20 + n), terms=SendOptions(now)) for n in range(5)]
+    )
+    heard = Heard(broker)
+    wait_for(broker, "q", 5, heard)
+    assert bodies(broker, "q") == [str(10**20 + n) for n in range(5)]
+    heard.stop()
+
+
+def test_another_app_does_not_move_them(broker: Broker, connect: Callable[..., Broker]) -> None:
+    """Queues of the same name in other apps are other queues, and so are their delays."""
+    other = connect("other")
+    broker.send(delayed("q", "mine", 0.4))
+    other.send(delayed("q", "theirs", 0.4))
+    heard = Heard(other)
+    wait_for(other, "q", 1, heard)
+    assert bodies(other, "q") == ["theirs"]
+    assert (bodies(broker, "q"), broker.catalog.backlog("q", 0).delayed) == ([], 1)
+    heard.stop()
+
+
+# --- deduplication ------------------------------------------------------------------
+
+
+def test_the_second_of_a_key_is_not_stored(broker: Broker, connect: Callable[..., Broker]) -> None:
+    """It gets the id of the first, from wherever it is sent."""
+    first = broker.send(once("q", 1, "k"))
+    assert connect().send(once("q", 2, "k")) == first
+    assert bodies(broker, "q") == [1]
+    assert [message.id for message in messages(broker, "q")] == [first]
+
+
+def test_other_keys_queues_and_apps_have_nothing_to_do_with_it(
+    broker: Broker, connect: Callable[..., Broker]
+) -> None:
+    """A key is one of its queue."""
+    ids = {
+        broker.send(once("q", 1, "k")),
+        broker.send(once("q", 2, "K")),
+        broker.send(once("p", 3, "k")),
+        broker.send(Outgoing("q", b"4", "k")),
+        connect("other").send(once("q", 5, "k")),
+    }
+    assert len(ids) == 5
+    assert bodies(broker, "q") == [1, 2, 4]
+
+
+def test_within_a_batch_too(broker: Broker) -> None:
+    """The ids come in the order of the messages, the same for those of one key."""
+    batch = [once("q", 1, "a"), once("q", 2, "b"), once("q", 3, "a"), Outgoing("q", b"4")]
+    first, second, third, fourth = broker.send_many(batch)
+    assert first == third
+    assert len({first, second, fourth}) == 3
+    assert bodies(broker, "q") == [1, 2, 4]
+    assert [message.id for message in messages(broker, "q")] == [first, second, fourth]
+
+
+def test_after_the_window_it_is_stored_again(broker: Broker) -> None:
+    """The window is the one of the first, and begins with it."""
+    first = broker.send(once("q", 1, "k", 0.2))
+    until = time.monotonic() + WAIT_SECONDS
+    while (again := broker.send(once("q", 2, "k", 300))) == first:
+        assert time.monotonic() < until
+    assert broker.send(once("q", 3, "k", 0.001)) == again
+    assert bodies(broker, "q") == [1, 2]
+
+
+def test_a_key_holds_for_a_delayed_message(broker: Broker) -> None:
+    """The id is the one that it will have."""
+    sent = broker.send(delayed("q", 1, 0.1, "k"))
+    assert broker.send(once("q", 2, "k")) == sent
+    assert broker.send(delayed("q", 3, 5000, "k")) == sent
+    heard = Heard(broker)
+    wait_for(broker, "q", 1, heard)
+    assert [message.id for message in messages(broker, "q")] == [sent]
+    assert broker.send(once("q", 4, "k")) == sent
+    assert broker.catalog.backlog("q", 0).delayed == 0
+    heard.stop()

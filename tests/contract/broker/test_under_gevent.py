@@ -1,0 +1,109 @@
+"""The broker under gevent: the whole contract again, and the event loop is never stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+_CONTRACT = """
+import gevent.monkey
+gevent.monkey.patch_all()
+import sys, pytest
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--basetemp", sys.argv[1], sys.argv[2]]))
+"""
+
+_WAITING = """
+import gevent.monkey
+gevent.monkey.patch_all()
+import sqlite3, sys
+import gevent
+from qdo.brokers.registry import open_broker
+from qdo.brokers.base import Outgoing
+
+broker = open_broker("sqlite:" + sys.argv[1], "app")
+other = sqlite3.connect(sys.argv[1], isolation_level=None)
+other.execute("BEGIN IMMEDIATE")
+sends = [gevent.spawn(broker.send, Outgoing("q", b"%d" % number)) for number in range(100)]
+turns = 0
+with gevent.Timeout(0.3, False):
+    while True:
+        gevent.sleep(0.001)
+        turns += 1
+print("turns", turns > 50, "sent", sum(each.ready() for each in sends))
+before = broker.commits
+sends[40].kill()
+other.execute("COMMIT")
+gevent.joinall(sends, timeout=20, raise_error=True)
+print("sent", sum(each.successful() for each in sends), "shared", broker.commits - before <= 3)
+print("stored", broker.catalog.backlog("q", 0).count)
+broker.close()
+"""
+
+_PLAIN = """
+import sys
+from qdo.brokers.registry import open_broker
+from qdo.brokers.base import Outgoing
+
+broker = open_broker(sys.argv[1], "app")
+broker.listen(print)()
+broker.send(Outgoing("q", b"1"))
+broker.close()
+print("gevent" in sys.modules)
+"""
+
+
+def run(code: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "part",
+    [
+        "test_broker",
+        "test_send_options",
+        "test_dead_letters",
+        "test_sqs",
+        "test_kinesis",
+    ],
+)
+def test_the_contract_holds_under_gevent(tmp_path: Path, part: str) -> None:
+    """Every test of these files passes in a process that gevent has patched."""
+    contract = Path(__file__).with_name(f"{part}.py")
+    assert " passed" in run(_CONTRACT, str(tmp_path / "patched"), str(contract))
+
+
+def test_waiting_for_the_write_lock_does_not_stop_other_greenlets(tmp_path: Path) -> None:
+    """A hundred sends wait for another process while the loop keeps running; then they share
+    commits. The message of a killed greenlet is stored too. Other greenlets are not affected."""
+    said = run(_WAITING, str(tmp_path / "m.db")).splitlines()
+    assert said == ["turns True sent 0", "sent 100 shared True", "stored 100"] or said == [
+        "turns True sent 0",
+        "sent 99 shared True",
+        "stored 100",
+    ]
+
+
+def test_gevent_is_not_imported_where_it_is_not_used(tmp_path: Path) -> None:
+    """A plain process that only sends does without it."""
+    assert run(_PLAIN, f"sqlite:{tmp_path / 'm.db'}").strip() == "False"
+
+
+def test_nor_by_who_sends_to_sqs(moto_url: str, aws_prefix: str) -> None:
+    """boto3 does without it as well."""
+    url = f"sqs://eu-west-1/{aws_prefix}?create=standard&endpoint={moto_url}"
+    assert run(_PLAIN, url).strip() == "False"

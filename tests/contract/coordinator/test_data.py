@@ -1,0 +1,239 @@
+"""Znodes, transactions and watches, on an embedded coordinator and on ZooKeeper."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import gevent
+import pytest
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionLoss,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.protocol.serialization import GetData
+
+from qdo.coordination.client import Client, connect
+from tests.support.coordinator_process import Remote
+
+CROWD = 100
+PROCESSES = 4
+
+
+@pytest.fixture
+def client(coordinator_url: str) -> Iterator[Client]:
+    client = connect(coordinator_url, session_timeout_seconds=8)
+    client.open(20)
+    yield client
+    client.stop()
+    client.close()
+
+
+def test_sequence_numbers_are_never_reused(client: Client, coordinator_url: str) -> None:
+    """Not after the newest was deleted, nor after its session ended; other creations count too."""
+    client.create("/workers")
+    with Remote(coordinator_url, timeout_seconds=8) as remote:
+        first = client.create("/workers/worker-", ephemeral=True, sequence=True)
+        client.delete(first)
+        second = client.create("/workers/worker-", sequence=True)
+        client.create("/workers/other")
+        remote.ask("create", "/workers/third", True)
+        closer = connect(coordinator_url, client_id=remote.client_id)
+        remote.kill()
+        closer.open(20)
+        closer.stop()
+        closer.close()
+    last = client.create("/workers/worker-", sequence=True)
+    assert [path[-10:] for path in (first, second, last)] == [
+        "0000000000",
+        "0000000001",
+        "0000000004",
+    ]
+
+
+def test_refused_transaction_changes_nothing(client: Client) -> None:
+    """The errors show the rejected operation, those before it and those after it."""
+    client.create("/a", b"old")
+    transaction = client.transaction()
+    transaction.set_data("/a", b"new")
+    transaction.create("/b")
+    transaction.check("/a", 5)
+    transaction.delete("/nowhere")
+    results = transaction.commit()
+    assert [type(each) for each in results] == [
+        RolledBackError,
+        RolledBackError,
+        BadVersionError,
+        RuntimeInconsistency,
+    ]
+    assert client.get("/a")[0] == b"old"
+    assert client.get("/a")[1].version == 0
+    assert client.exists("/b") is None
+
+
+def test_operations_of_a_transaction_see_each_other(client: Client) -> None:
+    """A node can be made, written and checked in one transaction."""
+    transaction = client.transaction()
+    transaction.create("/a", b"0")
+    transaction.set_data("/a", b"1", 0)
+    transaction.check("/a", 1)
+    transaction.create("/a/b", ephemeral=True)
+    transaction.delete("/a/b")
+    results = transaction.commit()
+    assert results[0] == "/a"
+    assert results[1].version == 1
+    assert results[2:] == [True, "/a/b", True]
+    assert client.get_children("/a") == []
+
+
+def test_zxid_of_a_transaction(client: Client) -> None:
+    """All writes of a transaction have one zxid; it grows from one transaction to the next."""
+    for name in "abc":
+        client.create(f"/{name}")
+    zxids = []
+    for _ in range(5):
+        transaction = client.transaction()
+        transaction.check("/a", -1)
+        for name in "abc":
+            transaction.set_data(f"/{name}", b"")
+        stats = transaction.commit()[1:]
+        assert len({stat.mzxid for stat in stats}) == 1
+        assert client.get("/c")[1].mzxid == stats[0].mzxid
+        zxids.append(stats[0].mzxid)
+    assert zxids == sorted(set(zxids))
+
+
+def test_transaction_of_checks_only(client: Client) -> None:
+    """It is answered from the coordinator's state, for good and for bad."""
+    client.create("/a")
+    answers: list[Any] = []
+    for version in (0, 1, -1):
+        transaction = client.transaction()
+        transaction.check("/a", version)
+        answers += transaction.commit()
+    assert answers[0] is True
+    assert isinstance(answers[1], BadVersionError)
+    assert answers[2] is True
+    transaction = client.transaction()
+    transaction.check("/b", -1)
+    assert isinstance(transaction.commit()[0], NoNodeError)
+
+
+def test_oversize_request_drops_the_connection(client: Client) -> None:
+    """As ZooKeeper does; the connection comes back, the request was not done."""
+    with pytest.raises(ConnectionLoss):
+        client.create("/big", b"x" * (2 * 1024 * 1024))
+    assert client.retry(client.exists, "/big") is None
+
+
+@pytest.mark.parametrize("handler", ["threading", "gevent"])
+def test_watches_of_another_process(client: Client, coordinator_url: str, handler: str) -> None:
+    """A watch fires once, for the first change by any client."""
+    with Remote(coordinator_url, handler, timeout_seconds=20) as remote:
+        assert remote.ask("watch", "/a") is False
+        client.create("/a")
+        assert remote.event(5) == ["CREATED", "/a"]
+        client.set("/a", b"nobody watches now")
+        assert remote.ask("watch", "/a") is True
+        assert remote.ask("watch", "/b") is False
+        client.set("/a", b"1")
+        client.set("/a", b"2")
+        assert remote.event(5) == ["CHANGED", "/a"]
+        client.delete("/a")
+        client.create("/b")
+        client.delete("/b")
+        assert remote.event(5) == ["CREATED", "/b"]
+        assert remote.ask("watch", "/b") is False
+        with pytest.raises(queue.Empty):
+            remote.event(0.1)
+
+
+def test_event_comes_before_the_news(
+    client: Client, coordinator_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client gets the event of a change before any answer that contains the change."""
+    order: list[str] = []
+    dispatch = client.handler.dispatch_callback
+
+    def dispatched(callback: Any) -> None:
+        order.append(callback.type)
+        dispatch(callback)
+
+    monkeypatch.setattr(client.handler, "dispatch_callback", dispatched)
+    with Remote(coordinator_url, timeout_seconds=20) as remote:
+        client.create("/a", b"0")
+        for number in range(1, 30):
+            order.clear()
+            client.get("/a", lambda event: None)
+            remote.ask("set", "/a", str(number))
+            answer = client.handler.async_result()
+            take = answer.set
+
+            def taken(value: Any, take: Any = take) -> None:
+                order.append("answer")
+                take(value)
+
+            monkeypatch.setattr(answer, "set", taken)
+            client._call(GetData(f"{client.chroot}/a", None), answer)
+            assert answer.get(timeout=10)[0] == b"%d" % number
+            assert order == ["watch", "answer"]
+
+
+def test_crowd_of_clients(coordinator_url: str, client: Client) -> None:
+    """A hundred clients count one node up by compare-and-swap: every count arrives."""
+    client.create("/count", b"0")
+    clients = [connect(coordinator_url, session_timeout_seconds=20) for _ in range(CROWD)]
+
+    def count(one: Client) -> None:
+        one.open(60)
+        while True:
+            data, stat = one.get("/count")
+            try:
+                one.set("/count", b"%d" % (int(data) + 1), stat.version)
+            except BadVersionError:
+                continue
+            return
+
+    with ThreadPoolExecutor(CROWD) as pool:
+        for _ in pool.map(count, clients):
+            pass
+        for _ in pool.map(lambda one: (one.stop(), one.close()), clients):
+            pass
+    assert client.get("/count")[0] == b"%d" % CROWD
+
+
+def test_crowd_of_processes(coordinator_url: str, client: Client) -> None:
+    """The same from several processes, under both handlers."""
+    client.create("/count", b"0")
+    handlers = ["threading", "gevent"] * (PROCESSES // 2)
+    remotes = [Remote(coordinator_url, handler, timeout_seconds=20) for handler in handlers]
+    try:
+        for remote in remotes:
+            remote.tell("increment", "/count", 50)
+        for remote in remotes:
+            assert remote.answer() >= 0
+    finally:
+        for remote in remotes:
+            remote.__exit__()
+    assert client.get("/count")[0] == b"%d" % (50 * PROCESSES)
+
+
+def test_crowds_of_greenlets(coordinator_url: str) -> None:
+    """Far more requests at once than kazoo's wake-ups fit into a socket: none is given up."""
+    client = connect(coordinator_url, handler="gevent", session_timeout_seconds=8)
+    client.open(20)
+
+    def ask(_: int) -> list[bytes]:
+        answers = [client.get_async("/") for _ in range(1500)]
+        return [answer.get(timeout=30)[0] for answer in answers]
+
+    askers = [gevent.spawn(ask, number) for number in range(3)]
+    found = [asker.get(timeout=60) for asker in askers]
+    assert [len(each) for each in found] == [1500] * 3
+    client.stop()
+    client.close()

@@ -1,0 +1,102 @@
+"""Opening a coordinator that cannot be had: one clear error, in the time given."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from qdo.coordination.client import Address, connect
+from qdo.errors import (
+    CoordinatorUnreachableError,
+    DatabaseCorruptError,
+    DatabaseError,
+    DatabaseNewerError,
+    NotAQdoDatabaseError,
+    SettingsError,
+)
+from tests.support.zookeeper import free_ports
+
+HANDLERS = ("threading", "gevent")
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_refused_connections(handler: str) -> None:
+    """A port that refuses connections."""
+    begun = time.monotonic()
+    with pytest.raises(CoordinatorUnreachableError):
+        connect(f"zookeeper://127.0.0.1:{free_ports(1)[0]}", handler=handler).open(0.5)
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_listener_that_never_answers(handler: str) -> None:
+    """A port that accepts connections and never answers: the session timeout does not matter."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        begun = time.monotonic()
+        with pytest.raises(CoordinatorUnreachableError):
+            connect(
+                f"zookeeper://127.0.0.1:{server.getsockname()[1]}",
+                handler=handler,
+                session_timeout_seconds=3,
+            ).open(0.5)
+        assert time.monotonic() - begun < 2
+
+
+def test_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.db"
+    path.write_bytes(b"garbage" * 1000)
+    with pytest.raises(DatabaseCorruptError):
+        connect(f"sqlite:{path}").open(5)
+    assert path.read_bytes() == b"garbage" * 1000
+
+
+def test_file_of_another_program(tmp_path: Path) -> None:
+    path = tmp_path / "c.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE t (x)")
+    database.close()
+    with pytest.raises(NotAQdoDatabaseError):
+        connect(f"sqlite:{path}").open(5)
+
+
+def test_file_of_a_newer_version(tmp_path: Path) -> None:
+    path = tmp_path / "c.db"
+    client = connect(f"sqlite:{path}")
+    client.open(5)
+    client.stop()
+    client.close()
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(DatabaseNewerError) as raised:
+        connect(f"sqlite:{path}").open(5)
+    assert raised.value.details["found"] == 99
+
+
+def test_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatabaseError):
+        connect(f"sqlite:{tmp_path}/file/c.db").open(5)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://host", "zookeeper://", "sqlite:", "zk:2181", "zookeeper:///chroot"]
+)
+def test_bad_address(url: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        connect(url)
+    assert raised.value.details["name"] == "coordinator"
+
+
+def test_addresses() -> None:
+    """Addresses as users write them, and their meaning."""
+    network = Address.parse("zookeeper://h1:2181,h2/a/b/")
+    assert (network.hosts, network.path, network.chroot) == ("h1:2181,h2", None, "/a/b")
+    assert Address.parse("zookeeper://h1").chroot == ""
+    file = Address.parse("sqlite:some/folder/c.db")
+    assert (file.path, file.chroot) == ("some/folder/c.db", "")
+    assert Address.parse("sqlite:c.db?chroot=/a/b").chroot == "/a/b"

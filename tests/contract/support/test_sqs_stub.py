@@ -1,0 +1,415 @@
+"""Features of the fast SQS server beyond moto, and its interface for tests."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.support.aws import clients
+from tests.support.aws.server_process import ServerProcess, serving
+from tests.support.processes import wait_until
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[ServerProcess]:
+    """A server of these tests' own: they move its clock."""
+    with serving("tests.support.aws.sqs_server") as server:
+        yield server
+
+
+@pytest.fixture
+def sqs(stub: ServerProcess) -> Any:
+    return clients.client("sqs", stub.url)
+
+
+@pytest.fixture
+def standard(sqs: Any, aws_prefix: str) -> str:
+    """A standard queue of the test's own."""
+    return str(sqs.create_queue(QueueName=f"{aws_prefix}standard")["QueueUrl"])
+
+
+@pytest.fixture
+def fifo(sqs: Any, aws_prefix: str) -> str:
+    """A FIFO queue of the test's own."""
+    made = sqs.create_queue(QueueName=f"{aws_prefix}q.fifo", Attributes={"FifoQueue": "true"})
+    return str(made["QueueUrl"])
+
+
+def send(sqs: Any, queue: str, *bodies: str, group: str = "") -> None:
+    """Send messages one after another."""
+    for body in bodies:
+        terms = {"MessageGroupId": group, "MessageDeduplicationId": body} if group else {}
+        sqs.send_message(QueueUrl=queue, MessageBody=body, **terms)
+
+
+def receive(sqs: Any, queue: str, **terms: Any) -> list[dict[str, Any]]:
+    """Receive up to ten messages at once."""
+    terms = {"MaxNumberOfMessages": 10, "MessageSystemAttributeNames": ["All"], **terms}
+    found = sqs.receive_message(QueueUrl=queue, **terms)
+    return list(found.get("Messages", []))
+
+
+def bodies(messages: Sequence[dict[str, Any]]) -> list[str]:
+    return [message["Body"] for message in messages]
+
+
+def failures(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(each["Id"], each["Code"]) for each in answer.get("Failed", [])]
+
+
+def delete(sqs: Any, queue: str, messages: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Delete in one batch; return the failed entries."""
+    entries = [
+        {"Id": str(number), "ReceiptHandle": message["ReceiptHandle"]}
+        for number, message in enumerate(messages)
+    ]
+    return failures(sqs.delete_message_batch(QueueUrl=queue, Entries=entries))
+
+
+def change(
+    sqs: Any, queue: str, messages: Sequence[dict[str, Any]], seconds: int
+) -> list[tuple[str, str]]:
+    """Change the visibility in one batch; return the failed entries."""
+    entries = [
+        {"Id": str(number), "ReceiptHandle": each["ReceiptHandle"], "VisibilityTimeout": seconds}
+        for number, each in enumerate(messages)
+    ]
+    return failures(sqs.change_message_visibility_batch(QueueUrl=queue, Entries=entries))
+
+
+def advance(stub: ServerProcess, seconds: float) -> None:
+    stub.ask("/_advance", {"seconds": seconds})
+
+
+def counted(stub: ServerProcess, action: str, queue: str) -> dict[str, Any]:
+    """Return the count of an action on a queue, given by its URL."""
+    name = queue.rpartition("/")[2]
+    found = [
+        each
+        for each in stub.ask("/_log")["requests"]
+        if (each["action"], each["queue"]) == (action, name)
+    ]
+    return found[0] if found else {}
+
+
+# --- FIFO
+
+
+def test_sequence_numbers_grow(sqs: Any, fifo: str) -> None:
+    """They have 20 digits, and a message keeps the number that its sender got."""
+    told = [
+        sqs.send_message(
+            QueueUrl=fifo, MessageBody=body, MessageGroupId="g", MessageDeduplicationId=body
+        )["SequenceNumber"]
+        for body in "abc"
+    ]
+    found = [message["Attributes"]["SequenceNumber"] for message in receive(sqs, fifo)]
+    assert found == told == sorted(told)
+    assert {len(number) for number in found} == {20}
+
+
+def test_a_deduplication_id_outlives_its_message(stub: ServerProcess, sqs: Any, fifo: str) -> None:
+    """For five minutes the first one counts, deleted or not; then it is free."""
+    send(sqs, fifo, "same", group="a")
+    assert delete(sqs, fifo, receive(sqs, fifo)) == []
+    send(sqs, fifo, "same", group="a")
+    assert receive(sqs, fifo) == []
+    advance(stub, 301)
+    send(sqs, fifo, "same", group="a")
+    assert bodies(receive(sqs, fifo)) == ["same"]
+
+
+def test_the_content_can_stand_for_the_deduplication_id(sqs: Any, aws_prefix: str) -> None:
+    """With content-based deduplication, equal bodies are the same message."""
+    attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
+    queue = sqs.create_queue(QueueName=f"{aws_prefix}c.fifo", Attributes=attributes)["QueueUrl"]
+    for body in ("one", "one", "two"):
+        sqs.send_message(QueueUrl=queue, MessageBody=body, MessageGroupId="g")
+    assert bodies(receive(sqs, queue)) == ["one", "two"]
+
+
+def test_as_many_of_one_group_as_fit_come_first(sqs: Any, fifo: str) -> None:
+    """A second group fills the rest."""
+    for number in range(6):
+        send(sqs, fifo, f"a{number}", group="a")
+        send(sqs, fifo, f"b{number}", group="b")
+    found = bodies(receive(sqs, fifo))
+    assert found == ["a0", "a1", "a2", "a3", "a4", "a5", "b0", "b1", "b2", "b3"]
+
+
+def test_a_group_stays_locked_while_any_of_it_is_held(sqs: Any, fifo: str) -> None:
+    """Released first messages stay hidden until the last one is released."""
+    send(sqs, fifo, "1", "2", "3", group="a")
+    held = receive(sqs, fifo)
+    assert change(sqs, fifo, held[:2], 0) == []
+    assert receive(sqs, fifo) == []
+    assert change(sqs, fifo, held[2:], 0) == []
+    assert bodies(receive(sqs, fifo)) == ["1", "2", "3"]
+
+
+def test_an_expired_handle_of_a_fifo_queue_is_refused(
+    stub: ServerProcess, sqs: Any, fifo: str
+) -> None:
+    """Whether or not the message was received again meanwhile, entry by entry."""
+    send(sqs, fifo, "1", "2", group="a")
+    old = receive(sqs, fifo, VisibilityTimeout=30)
+    advance(stub, 31)
+    assert delete(sqs, fifo, old) == [
+        ("0", "ReceiptHandleIsInvalid"),
+        ("1", "ReceiptHandleIsInvalid"),
+    ]
+    assert change(sqs, fifo, old[:1], 60) == [("0", "MessageNotInflight")]
+    new = receive(sqs, fifo)
+    assert delete(sqs, fifo, old) == [
+        ("0", "ReceiptHandleIsInvalid"),
+        ("1", "ReceiptHandleIsInvalid"),
+    ]
+    assert delete(sqs, fifo, new) == []
+
+
+def test_the_same_attempt_receives_the_same(sqs: Any, fifo: str) -> None:
+    """With the same handles, as long as none of it was touched."""
+    send(sqs, fifo, *(f"{number}" for number in range(12)), group="a")
+    first = receive(sqs, fifo, ReceiveRequestAttemptId="one")
+    again = receive(sqs, fifo, ReceiveRequestAttemptId="one")
+    assert [each["ReceiptHandle"] for each in again] == [each["ReceiptHandle"] for each in first]
+    assert receive(sqs, fifo, ReceiveRequestAttemptId="two") == []
+    assert delete(sqs, fifo, first[:1]) == []
+    assert receive(sqs, fifo, ReceiveRequestAttemptId="one") == []
+
+
+def test_a_fifo_message_has_no_delay_of_its_own(sqs: Any, fifo: str) -> None:
+    """Only the queue has one."""
+    with pytest.raises(ClientError, match="not valid for this queue type"):
+        sqs.send_message(
+            QueueUrl=fifo,
+            MessageBody="x",
+            MessageGroupId="g",
+            MessageDeduplicationId="x",
+            DelaySeconds=1,
+        )
+
+
+def test_a_fifo_dead_letter_is_a_new_message(sqs: Any, aws_prefix: str) -> None:
+    """It gets a new sequence number, and keeps its id and its group."""
+    fifo = {"FifoQueue": "true"}
+    dead = sqs.create_queue(QueueName=f"{aws_prefix}dead.fifo", Attributes=fifo)["QueueUrl"]
+    names = ["QueueArn"]
+    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=names)["Attributes"]["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1})
+    queue = sqs.create_queue(
+        QueueName=f"{aws_prefix}s.fifo", Attributes={**fifo, "RedrivePolicy": policy}
+    )["QueueUrl"]
+    send(sqs, queue, "1", "2", group="g")
+    (first,) = receive(sqs, queue, VisibilityTimeout=0, MaxNumberOfMessages=1)
+    assert bodies(receive(sqs, queue)) == ["2"]
+    (found,) = receive(sqs, dead)
+    assert found["MessageId"] == first["MessageId"]
+    known, before = found["Attributes"], first["Attributes"]
+    assert known["SequenceNumber"] > before["SequenceNumber"]
+    assert known["MessageGroupId"] == "g"
+    assert known["DeadLetterQueueSourceArn"].endswith(":" + queue.rpartition("/")[2])
+
+
+# --- standard
+
+
+def test_an_old_handle_of_a_standard_queue_deletes_nothing(
+    stub: ServerProcess, sqs: Any, standard: str
+) -> None:
+    """If the message was received again since; otherwise it deletes."""
+    send(sqs, standard, "one")
+    old = receive(sqs, standard, VisibilityTimeout=30)
+    advance(stub, 31)
+    new = receive(sqs, standard, VisibilityTimeout=30)
+    assert delete(sqs, standard, old) == []
+    advance(stub, 31)
+    assert bodies(receive(sqs, standard, VisibilityTimeout=30)) == ["one"]
+    assert new[0]["ReceiptHandle"] != old[0]["ReceiptHandle"]
+
+
+def test_an_expired_handle_deletes_what_nobody_received_since(
+    stub: ServerProcess, sqs: Any, standard: str
+) -> None:
+    """A standard queue only asks whether there is a newer handle."""
+    send(sqs, standard, "one")
+    old = receive(sqs, standard, VisibilityTimeout=30)
+    advance(stub, 31)
+    assert delete(sqs, standard, old) == []
+    assert receive(sqs, standard) == []
+
+
+def test_nothing_is_hidden_for_more_than_twelve_hours(
+    stub: ServerProcess, sqs: Any, standard: str
+) -> None:
+    """They count from the receive."""
+    send(sqs, standard, "one")
+    held = receive(sqs, standard, VisibilityTimeout=7200)
+    advance(stub, 3600)
+    assert change(sqs, standard, held, 43_200) == [("0", "InvalidParameterValue")]
+    assert change(sqs, standard, held, 39_000) == []
+
+
+def test_too_many_in_flight_is_an_error_on_standard_queues_only(
+    stub: ServerProcess, sqs: Any, standard: str, fifo: str
+) -> None:
+    """A FIFO queue returns an empty answer instead."""
+    for queue in (standard, fifo):
+        stub.ask("/_limit", {"queue": queue.rpartition("/")[2], "in_flight": 2})
+    send(sqs, standard, "1", "2", "3")
+    for number in range(3):
+        send(sqs, fifo, f"{number}", group=f"g{number}")
+    assert len(receive(sqs, standard)) == len(receive(sqs, fifo)) == 2
+    with pytest.raises(ClientError) as error:
+        receive(sqs, standard)
+    assert error.value.response["Error"]["Code"] == "OverLimit"
+    assert receive(sqs, fifo) == []
+
+
+def test_what_is_too_old_is_gone(stub: ServerProcess, sqs: Any, aws_prefix: str) -> None:
+    """Without a word, after the retention of its queue."""
+    queue = sqs.create_queue(
+        QueueName=f"{aws_prefix}short", Attributes={"MessageRetentionPeriod": "60"}
+    )["QueueUrl"]
+    send(sqs, queue, "old")
+    advance(stub, 61)
+    send(sqs, queue, "new")
+    assert bodies(receive(sqs, queue)) == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [("\x00", "InvalidMessageContents"), ("x" * 1_048_577, "InvalidParameterValue")],
+)
+def test_a_body_that_sqs_does_not_take_is_refused(
+    sqs: Any, standard: str, body: str, wanted: str
+) -> None:
+    """Characters that SQS does not allow, and more than 1 MiB."""
+    with pytest.raises(ClientError) as error:
+        sqs.send_message(QueueUrl=standard, MessageBody=body)
+    assert error.value.response["Error"]["Code"] == wanted
+
+
+def test_a_batch_is_limited_as_a_whole(sqs: Any, standard: str) -> None:
+    """To 1 MiB, attributes included."""
+    entries = [{"Id": str(number), "MessageBody": "x" * 120_000} for number in range(9)]
+    with pytest.raises(ClientError) as error:
+        sqs.send_message_batch(QueueUrl=standard, Entries=entries)
+    assert error.value.response["Error"]["Code"].endswith("BatchRequestTooLong")
+    assert failures(sqs.send_message_batch(QueueUrl=standard, Entries=entries[:8])) == []
+
+
+def test_regions_know_nothing_of_each_other(stub: ServerProcess, sqs: Any, standard: str) -> None:
+    """The region is the one that the signature names."""
+    other = clients.client("sqs", stub.url, region="eu-west-1")
+    with pytest.raises(ClientError) as error:
+        receive(other, standard)
+    assert error.value.response["Error"]["Code"].endswith("NonExistentQueue")
+    assert isinstance(error.value, other.exceptions.QueueDoesNotExist)
+
+
+# --- the side for those who test
+
+
+def test_the_log_counts_requests_messages_and_empty_receives(
+    stub: ServerProcess, sqs: Any, standard: str
+) -> None:
+    """Counts are by action and queue, without errors; they can be reset."""
+    send(sqs, standard, "1", "2", "3")
+    found = receive(sqs, standard)
+    receive(sqs, standard)
+    delete(sqs, standard, found)
+    with pytest.raises(ClientError):
+        receive(sqs, standard, MaxNumberOfMessages=10, WaitTimeSeconds=21)
+    got = counted(stub, "ReceiveMessage", standard)
+    assert {key: got[key] for key in ("requests", "entries", "empty", "errors")} == {
+        "requests": 3,
+        "entries": 3,
+        "empty": 1,
+        "errors": 1,
+    }
+    assert counted(stub, "DeleteMessageBatch", standard)["entries"] == 3
+    stub.ask("/_reset_log", {})
+    assert counted(stub, "DeleteMessageBatch", standard) == {}
+
+
+def test_entries_fail_as_told(stub: ServerProcess, sqs: Any, standard: str) -> None:
+    """So many, after so many, carried out or not."""
+    send(sqs, standard, "1", "2", "3")
+    held = receive(sqs, standard)
+    action = {"action": "DeleteMessageBatch", "queue": standard.rpartition("/")[2]}
+    stub.ask("/_fail_entries", {**action, "skip": 1, "entries": 1})
+    stub.ask("/_fail_entries", {**action, "code": "Odd", "sender_fault": True, "done": True})
+    assert delete(sqs, standard, held) == [("1", "InternalError"), ("2", "Odd")]
+    attributes = sqs.get_queue_attributes(QueueUrl=standard, AttributeNames=["All"])["Attributes"]
+    assert attributes["ApproximateNumberOfMessagesNotVisible"] == "1"
+
+
+def test_a_poll_whose_connection_has_gone_still_receives(
+    stub: ServerProcess, sqs: Any, standard: str
+) -> None:
+    """Its messages are in flight until their time is over, as with AWS."""
+    body = json.dumps({"QueueUrl": standard, "WaitTimeSeconds": 20}).encode()
+    head = (
+        "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
+        "Authorization: AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/sqs/aws4_request\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    name = standard.rpartition("/")[2]
+    with socket.create_connection(("127.0.0.1", stub.port), timeout=5) as connection:
+        connection.sendall(head.encode() + body)
+        wait_until(lambda: stub.ask("/_log")["waiting"].get(name) == 1, "the poll waits")
+        opened = stub.ask("/_log")["connections"]["open"]
+    wait_until(lambda: stub.ask("/_log")["connections"]["open"] < opened, "the connection is gone")
+    send(sqs, standard, "one")
+    assert receive(sqs, standard) == []
+    advance(stub, 31)
+    assert bodies(receive(sqs, standard)) == ["one"]
+
+
+def test_hundreds_of_polls_wait_at_once(stub: ServerProcess, aws_prefix: str) -> None:
+    """Each on a connection of its own, and each is answered by its own queue."""
+    sqs = clients.client("sqs", stub.url)
+    queues = [sqs.create_queue(QueueName=f"{aws_prefix}{n}")["QueueUrl"] for n in range(300)]
+    opened: list[socket.socket] = []
+    try:
+        for queue in queues:
+            body = json.dumps({"QueueUrl": queue, "WaitTimeSeconds": 20}).encode()
+            head = (
+                "POST / HTTP/1.1\r\nHost: h\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
+                "Authorization: Credential=x/20260101/us-east-1/sqs/aws4_request\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n"
+            )
+            opened.append(socket.create_connection(("127.0.0.1", stub.port), timeout=5))
+            opened[-1].sendall(head.encode() + body)
+        wait_until(
+            lambda: (
+                sum(
+                    count
+                    for name, count in stub.ask("/_log")["waiting"].items()
+                    if name.startswith(aws_prefix)
+                )
+                == len(queues)
+            ),
+            "all polls wait",
+        )
+        send(sqs, queues[7], "seventh")
+        assert b"seventh" in opened[7].recv(4096)
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+def test_time_can_pass_at_once(stub: ServerProcess, sqs: Any, standard: str) -> None:
+    """A message that is delayed for minutes is there in a moment."""
+    sqs.send_message(QueueUrl=standard, MessageBody="later", DelaySeconds=600)
+    began = time.monotonic()
+    advance(stub, 601)
+    assert bodies(receive(sqs, standard)) == ["later"]
+    assert time.monotonic() - began < 30

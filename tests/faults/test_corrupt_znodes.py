@@ -1,0 +1,121 @@
+"""Garbage in znodes, and znodes deleted under running workers: other queues are not affected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from qdo.coordination.client import Client, connect
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.errors import QueueNameError
+from qdo.queues import check_queue_name
+from tests.support.fleet import LAYOUT, Fleet
+
+
+@pytest.fixture
+def fleet(coordinator_url: str) -> Iterator[Fleet]:
+    fleet = Fleet(coordinator_url)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def vandal(coordinator_url: str) -> Iterator[Client]:
+    """A client that writes and deletes arbitrary nodes."""
+    client = connect(coordinator_url)
+    client.open()
+    yield client
+    client.stop()
+    client.close()
+
+
+def names(count: int) -> list[str]:
+    return [f"queue-{number:03}" for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b'{"last": "' + b"7" * 5000 + b'"}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_an_unreadable_queue_stops_no_other(fleet: Fleet, vandal: Client, garbage: bytes) -> None:
+    """The worker to which it is assigned continues with all other queues."""
+    vandal.ensure_path(LAYOUT.queues)
+    vandal.create(LAYOUT.queue("bad"), garbage)
+    fleet.join()
+    fleet.create_queues(names(5))
+    fleet.wait(lambda: set(fleet.owned()) == set(names(5)), "the other queues are claimed")
+    assert vandal.get(LAYOUT.queue("bad"))[0] == garbage
+
+
+def test_an_invalid_owner_name_means_no_owner(fleet: Fleet, vandal: Client) -> None:
+    """Such a queue is free, and its owner is not looked up."""
+    vandal.ensure_path(LAYOUT.queues)
+    for queue, owner in (("a", ".."), ("b", "x/y"), ("c", "\\ud800"), ("d", "\\u0000")):
+        vandal.create(LAYOUT.queue(queue), f'{{"last": "5", "owner": "{owner}"}}'.encode())
+    member, _ = fleet.join()
+    fleet.wait(lambda: set(fleet.owned()) == set("abcd"), "all are claimed")
+    assert QueueNode.parse(vandal.get(LAYOUT.queue("a"))[0]).owner == member.name
+
+
+def test_foreign_nodes_beside_workers_and_candidates(fleet: Fleet, vandal: Client) -> None:
+    """They get no queues, are never elected, and disturb no worker."""
+    for path in (LAYOUT.workers, LAYOUT.election, LAYOUT.assignments):
+        vandal.ensure_path(path)
+    vandal.create(f"{LAYOUT.workers}/monitor", b"")
+    vandal.create(f"{LAYOUT.workers}/worker-x", b"[]")
+    for name in ("candidate-²", "candidate-" + "9" * 5000, "candidate-", "other"):
+        vandal.create(f"{LAYOUT.election}/{name}", b"")
+    vandal.create(f"{LAYOUT.assignments}/notes/of/mine", b"", makepath=True)
+    fleet.join()
+    fleet.create_queues(names(6))
+    fleet.wait(lambda: fleet.balanced(6), "the one worker has all queues")
+    assert vandal.exists(f"{LAYOUT.assignments}/notes/of/mine")
+
+
+def test_an_undeletable_assignment_blocks_no_other(fleet: Fleet, vandal: Client) -> None:
+    """For example of a former worker, with a node of another tool below it."""
+    vandal.create(f"{LAYOUT.assignments}/worker-0000009999/x", b"", makepath=True)
+    fleet.join()
+    fleet.create_queues(names(6))
+    fleet.wait(lambda: fleet.balanced(6), "the one worker has all queues")
+
+
+@pytest.mark.parametrize("folder", ["assignments", "election", "rebalancer", "components"])
+def test_a_deleted_folder_is_recreated(fleet: Fleet, vandal: Client, folder: str) -> None:
+    """Workers come, go and share the queues as before."""
+    fleet.join()
+    fleet.join()
+    fleet.create_queues(names(12))
+    fleet.wait(lambda: fleet.balanced(12), "two workers share the queues")
+    vandal.delete(f"{LAYOUT.root}/{folder}", recursive=True)
+    fleet.join()
+    fleet.leave(0)
+    fleet.leave(0)
+    fleet.wait(lambda: fleet.balanced(12), "the remaining worker has all queues")
+    fleet.join()
+    fleet.wait(lambda: fleet.balanced(12), "two workers share the queues again")
+
+
+def test_deleted_queues_come_back_when_they_are_created(fleet: Fleet, vandal: Client) -> None:
+    """Even if their folder was deleted with them."""
+    fleet.join()
+    fleet.create_queues(names(4))
+    fleet.wait(lambda: fleet.balanced(4), "all queues are claimed")
+    vandal.delete(LAYOUT.queues, recursive=True)
+    fleet.wait(lambda: vandal.exists(LAYOUT.queues) is not None, "the folder is recreated")
+    fleet.create_queues(names(4))
+    fleet.wait(lambda: fleet.balanced(4), "all queues are claimed again")
+
+
+def test_a_rejected_name_blocks_no_other_queue(fleet: Fleet, vandal: Client) -> None:
+    """qdo rejects the names that ZooKeeper rejects; one that gets past affects no other queue."""
+    with pytest.raises(QueueNameError):
+        check_queue_name("😀")
+    fleet.join()
+    fleet.create_queues(["a", "😀", "\ufff5", "z"])
+    fleet.wait(lambda: {"a", "z"} <= set(fleet.owned()), "the others are claimed")

@@ -1,0 +1,1 @@
+"""Lists made from the source that a person reviews when they change."""

@@ -1,0 +1,513 @@
+"""The command line inside this process: its output and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo import App
+from qdo.brokers.base import Broker
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.cli import json_lines as lines
+from qdo.cli.framework import EXIT_CODES, run
+from qdo.cli.main import COMMANDS, qdo
+from qdo.cli.worker import worker
+from qdo.coordination.client import Client, connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.values import encode
+from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues
+from qdo.errors import DatabaseFullError
+from tests.support.cli import Ended
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Returns a function that runs `qdo` and returns exit code, stdout and stderr."""
+
+    def call(*arguments: str) -> Ended:
+        code = run(qdo, "qdo", arguments)
+        output = capsys.readouterr()
+        return Ended(code, output.out, output.err)
+
+    return call
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Returns a function that sets the data on standard input."""
+
+    def give(data: bytes) -> None:
+        buffer = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(buffer))
+
+    return give
+
+
+def stored(app: str, queue: str) -> list[tuple[Any, str | None]]:
+    """Return bodies and keys of a queue in the default broker."""
+    with App(app) as opened:
+        reader = opened.broker.reader(queue, 0)
+        rows = reader.fetch(10_000)
+        reader.close()
+    return [(json.loads(row[1]), row[2]) for row in rows]
+
+
+# --- send ---
+
+
+def test_send_one(cli: Run) -> None:
+    """The id of the message is the data."""
+    ended = cli("send", "--app", "a", "q", '{"n": 1}', "--key", "k", "--header", "h=x=y")
+    assert ended.code == 0
+    assert len(ended.out.strip()) == 36
+    assert ended.err == ""
+    assert stored("a", "q") == [({"n": 1}, "k")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("q", "hello"), "column 1"),
+        (("a/b", "1"), "'a/b'"),
+        (("q", "1", "--header", "x"), "NAME=TEXT"),
+        (("q",), "--queue-field FIELD"),
+        ((), "--queue-field FIELD"),
+        (("q", "1", "--file", "x"), "--header or --dedup-key"),
+        (("--file", "x"), "--header or --dedup-key"),
+        (("q", "--file", "none.jsonl"), "--file none.jsonl: "),
+        (("q", "1", "--ap", "x"), "No such option '--ap'"),
+        (("q", "1", "2"), "Got unexpected extra argument (2); see `qdo send --help`"),
+        (("q", "1", "--broker", "redis:x"), "setting broker: "),
+    ],
+)
+def test_wrong_usage(cli: Run, arguments: tuple[str, ...], reason: str) -> None:
+    """One line on stderr, exit code 2, and no file was created."""
+    ended = cli("send", "--app", "a", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("qdo: ")
+    assert ended.err.count("\n") == 1
+    assert reason in ended.err
+    assert list(Path().iterdir()) == []
+
+
+def test_an_app_must_be_named(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By flag, variable or file."""
+    ended = cli("send", "q", "1")
+    assert ended.code == 2
+    assert ended.err.count("\n") == 1
+    assert all(way in ended.err for way in ("--app NAME", "QDO_APP=NAME", 'app = "NAME"'))
+    monkeypatch.setenv("QDO_APP", "a")
+    assert cli("send", "q", "1").code == 0
+    monkeypatch.delenv("QDO_APP")
+    Path("qdo.toml").write_text('app = "a"')
+    assert cli("send", "q", "1", "-c", "qdo.toml").code == 0
+    assert len(stored("a", "q")) == 2
+
+
+def test_send_file(cli: Run) -> None:
+    """Queue and key come from fields of each line; the count is reported."""
+    Path("in.jsonl").write_text('{"q": "a", "k": 1}\n\n{"q": "b", "k": "x"}\n{"q": "a", "k": 2}')
+    ended = cli("send", "--app", "a", "-f", "in.jsonl", "--queue-field", "q", "--key-field", "k")
+    assert ended == Ended(0, "", "sent 3 messages\n")
+    assert [key for _, key in stored("a", "a")] == ["1", "2"]
+    assert stored("a", "b") == [({"q": "b", "k": "x"}, "x")]
+
+
+def test_send_standard_input(cli: Run, stdin: Callable[[bytes], None]) -> None:
+    """All lines can go to one queue; then they need not be objects."""
+    stdin(b'1\n"two"\n')
+    assert cli("send", "--app", "a", "q", "--file", "-") == Ended(0, "", "sent 2 messages\n")
+    assert stored("a", "q") == [(1, None), ("two", None)]
+    stdin(b"")
+    assert cli("send", "--app", "a", "q", "--file", "-") == Ended(0, "", "sent 0 messages\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{broken", "line 3 of standard input"),
+        ('{"x": 1}', "'q'"),
+        ('{"q": "a/b"}', "'a/b'"),
+    ],
+)
+def test_a_bad_line_ends_it(
+    cli: Run, stdin: Callable[[bytes], None], line: str, reason: str
+) -> None:
+    """Everything before it is sent; the one line on stderr has the count."""
+    good = '{"q": "a"}\n'
+    stdin(f"{good}{good}{line}\n{good}".encode())
+    ended = cli("send", "--app", "a", "--file", "-", "--queue-field", "q")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.count("\n") == 1
+    assert "line 3 of standard input" in ended.err
+    assert reason in ended.err
+    assert "2 messages" in ended.err
+    assert len(stored("a", "a")) == 2
+
+
+def test_disk_full(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of messages sent before is reported, and they are stored."""
+    monkeypatch.setattr(lines, "BATCH_MESSAGES", 10)
+    from qdo.brokers.embedded.broker import EmbeddedBroker
+
+    whole = EmbeddedBroker.send_many
+    calls = iter(range(100))
+
+    def send_many(self: Any, messages: Any) -> list[str]:
+        if next(calls) == 3:
+            raise DatabaseFullError(path="x.db", reason="database or disk is full")
+        return whole(self, messages)
+
+    monkeypatch.setattr(EmbeddedBroker, "send_many", send_many)
+    Path("in.jsonl").write_text("1\n" * 50)
+    ended = cli("send", "--app", "a", "q", "--file", "in.jsonl")
+    assert ended.code == 1
+    assert ended.err.splitlines() == [
+        "sent 30 messages, up to line 30 of in.jsonl",
+        f"qdo: {DatabaseFullError(path='x.db', reason='database or disk is full')}",
+    ]
+    assert len(stored("a", "q")) == 30
+
+
+def test_interrupted(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reports the progress; exit code 130."""
+
+    def interrupt(stream: Any) -> Iterator[list[bytes]]:
+        yield [b"1\n", b"2\n"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qdo.cli.commands.send.chunks_of_lines", interrupt)
+    Path("in.jsonl").write_text("")
+    ended = cli("send", "--app", "a", "q", "--file", "in.jsonl")
+    assert ended.code == 130
+    assert ended.err == "sent 2 messages, up to line 2 of in.jsonl\nqdo: interrupted\n"
+
+
+# --- bad databases ---
+
+
+def corrupt(path: str) -> None:
+    Path(path).write_bytes(b"no database at all, but long enough to be looked at" * 20)
+
+
+def foreign(path: str) -> None:
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE theirs (x)")
+    database.commit()
+    database.close()
+
+
+def newer(path: str) -> None:
+    App("a", broker=f"sqlite:{path}").send("q", 1)
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 99")
+    database.commit()
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [(corrupt, "damaged"), (foreign, "another program"), (newer, "format 99")],
+)
+@pytest.mark.parametrize(
+    "arguments", [("send", "q", "1"), ("queues",), ("dead-letters",)], ids=lambda each: each[0]
+)
+def test_bad_database(
+    cli: Run, spoil: Callable[[str], None], reason: str, arguments: tuple[str, ...]
+) -> None:
+    """One line, exit code 3, and the file is left as it is."""
+    spoil("x.db")
+    before = Path("x.db").read_bytes()
+    ended = cli(*arguments, "--app", "a", "--broker", "sqlite:x.db")
+    assert (ended.code, ended.out) == (3, "")
+    words = [line for line in ended.err.splitlines() if not line.startswith("hint: ")]
+    assert len(words) == 1
+    assert words[0].startswith("qdo: database x.db ")
+    assert reason in words[0]
+    assert Path("x.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("spoil", [corrupt, foreign])
+def test_bad_coordinator_file(cli: Run, spoil: Callable[[str], None]) -> None:
+    """The same holds for the coordinator's file."""
+    spoil("c.db")
+    before = Path("c.db").read_bytes()
+    ended = cli("queues", "--app", "a", "--coordinator", "sqlite:c.db")
+    assert (ended.code, ended.out) == (3, "")
+    assert "qdo: database c.db " in ended.err
+    assert Path("c.db").read_bytes() == before
+
+
+# --- looking ---
+
+
+def test_nothing_there_yet(cli: Run) -> None:
+    """Read-only commands create no files; a hint explains the empty output."""
+    for name, version in (("queues", 1), ("workers", 1), ("tree", 1), ("dead-letters", 2)):
+        ended = cli(name, "--app", "a")
+        assert (ended.code, ended.out) == (0, ""), name
+        assert ended.err, name
+        ended = cli(name, "--app", "a", "-o", "json")
+        assert json.loads(ended.out) == {"schema": f"qdo.{name}/{version}", "items": []}
+    assert list(Path().iterdir()) == []
+
+
+@pytest.fixture(params=["embedded_url", "zookeeper_url"])
+def coordinator(request: pytest.FixtureRequest) -> str:
+    """Both far sides."""
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def client(coordinator: str) -> Iterator[Client]:
+    """A coordinator with one app as a fleet leaves it: two workers' worth of nodes."""
+    client = connect(coordinator)
+    client.open(20)
+    layout = Layout.of("a")
+    for path in layout.persistent:
+        client.ensure_path(path)
+    client.create(
+        f"{layout.workers}/worker-", WorkerNode(("q1",)).encode(), ephemeral=True, sequence=True
+    )
+    client.create(
+        f"{layout.components}/worker/host-",
+        encode({"host": "h1", "pid": 7, "state": "running", "started": 1.0}),
+        ephemeral=True,
+        sequence=True,
+        makepath=True,
+    )
+    client.create(layout.assignment("worker-0000000000"), encode_queues(["q1", "q2"]))
+    for name, data in (
+        ("q1", QueueNode(last=135471512647131000, owner="worker-0000000000").encode()),
+        ("q2", QueueNode(owner="worker-0000000099").encode()),
+        ("q3", b"garbage"),
+        ("q4", QueueNode(deleted=True).encode()),
+    ):
+        client.create(layout.queue(name), data)
+    yield client
+    client.stop()
+    client.close()
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    """Messages in the default broker, and a dead letter."""
+    with App("a") as app:
+        app.send_many([("q1", 1), ("q1", 2), ("q5", 3)])
+        app.broker.dead_letters.store(
+            DeadLetterRecord(
+                queue="q5",
+                position=135471512647131000,
+                body=b'{"n":1}',
+                key="k",
+                headers=None,
+                error="ValueError: no\n such thing",
+                traceback="Traceback ...",
+                attempts=10,
+                worker="worker-0000000000",
+                fence=3,
+                dead_at=time.time(),
+            )
+        )
+        yield app.broker
+
+
+def test_queues(cli: Run, client: Client, broker: Broker, coordinator: str) -> None:
+    """Queues that have a node or a message, with their faults."""
+    ended = cli("queues", "--app", "a", "--coordinator", coordinator, "-o", "json")
+    assert (ended.code, ended.err) == (0, "")
+    told = json.loads(ended.out)
+    assert told["schema"] == "qdo.queues/1"
+    items = {item["queue"]: item for item in told["items"]}
+    assert list(items) == ["q1", "q2", "q3", "q5"]
+    assert items["q1"]["last"] == "135471512647131000"
+    assert items["q1"]["last_time"] == "2012-01-29T17:34:24.713100Z"
+    assert (items["q1"]["owner"], items["q1"]["owner_gone"]) == ("worker-0000000000", False)
+    assert (items["q1"]["backlog"], items["q5"]["backlog"]) == (2, 1)
+    assert (items["q2"]["owner_gone"], items["q2"]["backlog"]) == (True, None)
+    assert items["q3"]["fault"]
+    assert (items["q5"]["owner"], items["q5"]["last"], items["q5"]["dead_letters"]) == (None, "", 1)
+
+
+def test_queues_as_a_table(cli: Run, client: Client, broker: Broker, coordinator: str) -> None:
+    """A glob chooses; an owner that is gone is marked."""
+    ended = cli("queues", "--app", "a", "--coordinator", coordinator, "q[12]")
+    assert ended.out.splitlines() == [
+        "QUEUE  OWNER                     LAST                         BACKLOG  DEAD LETTERS",
+        "q1     worker-0000000000         2012-01-29T17:34:24.713100Z        2             0",
+        "q2     worker-0000000099 (gone)  -                                  -             0",
+    ]
+    ended = cli("queues", "--app", "a", "--coordinator", coordinator, "x*")
+    assert (ended.code, ended.out) == (0, "")
+    assert ended.err == "hint: app 'a' has no queue that matches 'x*'\n"
+
+
+def test_workers(cli: Run, client: Client, coordinator: str) -> None:
+    """A worker and its component node are matched by their session."""
+    ended = cli("workers", "--app", "a", "--coordinator", coordinator, "-o", "jsonl")
+    [item] = map(json.loads, ended.out.splitlines())
+    assert item == {
+        "worker": "worker-0000000000",
+        "queues": 1,
+        "assigned": 2,
+        "host": "h1",
+        "pid": 7,
+        "state": "running",
+        "started": 1.0,
+        "filter": {"queues": ["*"], "exclude": []},
+    }
+    table = cli("workers", "--app", "a", "--coordinator", coordinator).out
+    assert "1970-01-01T00:00:01Z" in table
+    ended = cli("workers", "--app", "other", "--coordinator", coordinator)
+    assert (ended.code, ended.out) == (0, "")
+    assert ended.err == "hint: no worker of app 'other' is registered\n"
+
+
+def test_tree(cli: Run, client: Client, coordinator: str) -> None:
+    """Every znode of the app with its value; those that end with their session are marked."""
+    ended = cli("tree", "--app", "a", "--coordinator", coordinator)
+    shown = ended.out.splitlines()
+    assert shown[0] == "/mozilla/services/qdo/a"
+    assert "├─ queues" in shown
+    assert '│  ├─ q1  {"last":"135471512647131000","owner":"worker-0000000000"}' in shown
+    assert "│  ├─ q3  garbage" in shown
+    assert '   └─ worker-0000000000*  {"queues":["q1"]}' in shown
+    told = json.loads(cli("tree", "--app", "a", "--coordinator", coordinator, "-o", "json").out)
+    nodes = {item["path"]: item for item in told["items"]}
+    assert len(nodes) == len(shown)
+    assert nodes["/mozilla/services/qdo/a/workers/worker-0000000000"]["ephemeral"] is True
+    assert nodes["/mozilla/services/qdo/a/queues/q3"] == {
+        "path": "/mozilla/services/qdo/a/queues/q3",
+        "value": "garbage",
+        "version": 0,
+        "ephemeral": False,
+    }
+    everything = cli("tree", "--coordinator", coordinator).out.splitlines()
+    assert everything[:2] == ["/mozilla/services/qdo", "└─ a"]
+
+
+def test_ten_thousand_queues_take_moments(
+    cli: Run, zookeeper_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads are pipelined: a large app is listed in seconds, not minutes."""
+    client = connect(zookeeper_url)
+    client.open(20)
+    layout = Layout.of("a")
+    client.ensure_path(layout.queues)
+    for start in range(0, 10_000, 500):
+        transaction = client.transaction()
+        for number in range(start, start + 500):
+            transaction.create(layout.queue(f"q{number:05}"), QueueNode(last=number).encode())
+        transaction.commit()
+    client.stop()
+    client.close()
+    began = time.monotonic()
+    ended = cli("queues", "--app", "a", "--coordinator", zookeeper_url)
+    took = time.monotonic() - began
+    assert len(ended.out.splitlines()) == 10_001
+    assert took < 10  # 1 s on a quiet machine
+
+
+# --- config, help, errors ---
+
+
+def test_config(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every value is listed with its origin."""
+    monkeypatch.setenv("QDO_FETCH", "7")
+    Path("qdo.toml").write_text("attempts = 3")
+    ended = cli("config", "-c", "qdo.toml", "--app", "a", "-o", "json")
+    items = {item["setting"]: item for item in json.loads(ended.out)["items"]}
+    told = {name: (items[name]["value"], items[name]["origin"]) for name in items}
+    assert told["fetch"] == (7, "QDO_FETCH")
+    assert told["attempts"] == (3, "qdo.toml")
+    assert told["app"] == ("a", "--app")
+    assert told["processes"] == (1, "default")
+    assert cli("config").out.startswith("SETTING ")
+
+
+def test_unknown_setting_has_a_suggestion(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same error for every command."""
+    monkeypatch.setenv("QDO_BROKR", "x")
+    ended = cli("queues", "--app", "a")
+    assert ended.code == 2
+    assert ended.err == (
+        "qdo: unknown setting 'QDO_BROKR' in the environment (did you mean 'QDO_BROKER'?); "
+        "`qdo config` lists every setting\n"
+    )
+
+
+def test_unknown_command(cli: Run) -> None:
+    """The closest command is named."""
+    ended = cli("queue")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == (
+        "qdo: there is no command 'queue' (did you mean 'queues'?); see `qdo --help`\n"
+    )
+    assert cli("xyzzy").err == "qdo: there is no command 'xyzzy'; see `qdo --help`\n"
+
+
+def test_help_tells_commands_and_exit_codes(cli: Run) -> None:
+    """Help is data: it goes to stdout; without any argument it goes to stderr, as an error."""
+    ended = cli("--help")
+    assert (ended.code, ended.err) == (0, "")
+    missing = [name for name in COMMANDS if name not in ended.out]
+    assert missing == []
+    assert EXIT_CODES.splitlines()[-1] in ended.out
+    bare = cli()
+    assert (bare.code, bare.out) == (2, "")
+    assert "Commands:" in bare.err
+    assert cli("--version").out.startswith("qdo ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_exists(cli: Run, name: str) -> None:
+    """Every command in the table can be imported and has its own help."""
+    ended = cli(name, "--help")
+    assert ended.code == 0
+    assert f"qdo {name}" in ended.out
+
+
+def test_debug_shows_where_an_error_came_from(cli: Run) -> None:
+    """--debug lets the error through with its traceback."""
+    from qdo.errors import QueueNameError
+
+    with pytest.raises(QueueNameError):
+        cli("send", "--debug", "--app", "a", "a/b", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "MODULE:APP"),
+        (("--app", "a"), "MODULE:APP"),
+        (("m:app", "--job", "m:f"), "(from --job)"),
+        (("nocolon",), "'nocolon'"),
+        (("--app", "a", "--job", "m:f", "--processes", "0"), "setting processes: "),
+        (("m:app", "--proceses", "2"), "No such option '--proceses'. Did you mean '--processes'?"),
+    ],
+)
+def test_worker_usage(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], reason: str
+) -> None:
+    """qdo-worker rejects invalid arguments before it starts any process."""
+    assert run(worker, "qdo-worker", arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("qdo-worker: ")
+    assert reason in told
+    assert told.count("\n") == 1

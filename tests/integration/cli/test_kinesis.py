@@ -1,0 +1,306 @@
+"""`qdo` on a Kinesis stream, and its errors: one line, a documented exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.aws.clients import REGION
+from tests.support.aws.fault_proxy import Proxy, proxying
+from tests.support.aws.kinesis_server import KinesisStub
+from tests.support.cli import QDO, WORKER, Ended, command
+from tests.support.kinesis import kinesis_url, opened
+
+SHARD = "shardId-000000000000"
+OTHER = "shardId-000000000001"
+Run = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def shared_proxy(kinesis_process: KinesisStub) -> Iterator[Proxy]:
+    with proxying(kinesis_process.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(shared_proxy: Proxy, kinesis: KinesisStub) -> Iterator[Proxy]:
+    """Spoils requests to the server."""
+    shared_proxy.clear()
+    yield shared_proxy
+    shared_proxy.clear()
+
+
+@pytest.fixture
+def stream(kinesis: KinesisStub, aws_stream: str) -> str:
+    """A stream of two shards."""
+    kinesis.make(aws_stream, 2)
+    return aws_stream
+
+
+@pytest.fixture
+def qdo(proxy: Proxy, stream: str, tmp_path: Path) -> Run:
+    """Run `qdo` as a process of its own on this test's stream."""
+
+    def call(*arguments: str, options: str = "", env: dict[str, str] | None = None) -> Ended:
+        surroundings = {
+            "QDO_APP": "a",
+            "QDO_BROKER": kinesis_url(proxy.url, stream, options),
+            **(env or {}),
+        }
+        return command(*QDO, *arguments, cwd=tmp_path, env=surroundings)
+
+    return call
+
+
+def said(ended: Ended, code: int) -> str:
+    """Return the only line of a command that failed."""
+    assert ended.code == code, ended.err
+    assert (ended.out, ended.err.count("\n")) == ("", 1), ended.err
+    return ended.err
+
+
+def sent(proxy: Proxy, stream: str) -> list[tuple[Any, str | None, str | None]]:
+    """Return body, key and headers of all messages in the stream."""
+    broker = opened(proxy.url, stream)
+    try:
+        found = [
+            row for shard in broker.catalog.names() for row in broker.reader(shard, 0).fetch(1000)
+        ]
+        return [(json.loads(row[1]), row[2], row[3]) for row in found]
+    finally:
+        broker.close()
+
+
+# --- sending ------------------------------------------------------------------------
+
+
+def test_sending(qdo: Run, proxy: Proxy, stream: str) -> None:
+    """To the stream by key, or to a shard; it prints the sequence number."""
+    by_key = qdo("send", stream, '{"n": 1}', "--key", "k", "--header", "x=y")
+    to_shard = qdo("send", OTHER, "2")
+    assert [by_key.code, to_shard.code] == [0, 0], by_key.err + to_shard.err
+    assert int(to_shard.out) > int(by_key.out) > 10**50
+    assert sorted(sent(proxy, stream), key=str) == [
+        (2, None, None),
+        ({"n": 1}, "k", '{"x":"y"}'),
+    ]
+
+
+def test_a_file_is_sent_in_the_order_of_its_keys(
+    qdo: Run, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """Keys come from a field of each line."""
+    lines = [{"who": f"w{number % 5}", "n": number} for number in range(50)]
+    (tmp_path / "lines").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    ended = qdo("send", stream, "--file", "lines", "--key-field", "who")
+    assert (ended.code, ended.err) == (0, "sent 50 messages\n")
+    found = sent(proxy, stream)
+    assert len(found) == 50
+    for who in range(5):
+        mine = [body["n"] for body, key, _ in found if key == f"w{who}"]
+        assert mine == list(range(who, 50, 5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["shardId-000000000009", "1"], 2, "'shardId-000000000009'"),
+        ([SHARD, "1", "--delay", "5"], 5, "kinesis"),
+        ([SHARD, "1", "--dedup-key", "x"], 5, "kinesis"),
+        ([SHARD, "1", "--key", "x" * 257], 2, "1 to 256 characters"),
+        ([SHARD, "1", "--key", "\udcff"], 2, "UTF-8"),
+    ],
+)
+def test_what_cannot_be_sent(qdo: Run, arguments: list[str], code: int, words: str) -> None:
+    """Rejected before anything is sent."""
+    assert words in said(qdo("send", *arguments), code)
+
+
+def test_a_shard_that_was_split(qdo: Run, kinesis: KinesisStub, stream: str) -> None:
+    """The error names the alternative."""
+    kinesis.split(stream, SHARD)
+    line = said(qdo("send", SHARD, "1"), 2)
+    assert stream in line
+    assert SHARD in line
+
+
+# --- errors at the start -------------------------------------------------------------
+
+
+def test_no_credentials(qdo: Run) -> None:
+    """The error names the places to provide them."""
+    without = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    line = said(qdo("send", SHARD, "1", env=without), 2)
+    assert "Kinesis" in line
+    assert "AWS_ACCESS_KEY_ID" in line
+
+
+@pytest.mark.parametrize(
+    ("fault", "action", "code", "words"),
+    [
+        ("unknown", "", 2, "UnrecognizedClientException"),
+        ("expired", "", 2, "expired"),
+        ("denied", "ListShards", 5, "kinesis:ListShards"),
+        ("denied", "PutRecords", 5, "kinesis:PutRecords"),
+        ("unavailable", "ListShards", 3, "us-east-1"),
+    ],
+)
+def test_faults_of_the_service(
+    qdo: Run, proxy: Proxy, fault: str, action: str, code: int, words: str
+) -> None:
+    """Each with the exit code that is documented."""
+    proxy.spoil(fault, action, count=0)
+    assert words in said(qdo("send", SHARD, "1"), code)
+
+
+def test_a_stream_that_does_not_exist(proxy: Proxy, tmp_path: Path) -> None:
+    """Its region is named as well."""
+    url = kinesis_url(proxy.url, "nowhere")
+    ended = command(*QDO, "send", "--app", "a", "--broker", url, "nowhere", "1", cwd=tmp_path)
+    line = said(ended, 6)
+    assert "Kinesis stream 'nowhere'" in line
+    assert "us-east-1" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ("starts=latest", 2, "'start'"),
+        ("start=yesterday", 2, "'yesterday'"),
+        ("reads_per_second=9", 2, "reads_per_second"),
+        ("dead_letters=bucket", 2, "s3://BUCKET/PREFIX"),
+    ],
+)
+def test_an_impossible_address(qdo: Run, options: str, code: int, words: str) -> None:
+    """As any other setting."""
+    assert words in said(qdo("send", SHARD, "1", options=options), code)
+
+
+@pytest.mark.parametrize("module", ["boto3", "google.protobuf"])
+def test_without_what_it_needs(tmp_path: Path, module: str) -> None:
+    """The error names the package to install; an invalid address is reported first."""
+    code = (
+        f"import sys; sys.modules[{module!r}] = None; sys.argv[0] = 'qdo'; "
+        "from qdo.cli.main import main; main()"
+    )
+    for url, words in (
+        (f"kinesis://{REGION}/s", "pip install 'qdo[aws]'"),
+        (f"kinesis://{REGION}/s?x=1", "'x'"),
+    ):
+        arguments = ("send", "--app", "a", "--broker", url, "s", "1")
+        assert words in said(command("-c", code, *arguments, cwd=tmp_path), 2)
+
+
+def test_a_worker_that_cannot_begin(proxy: Proxy, tmp_path: Path) -> None:
+    """The same error and the same exit code."""
+    url = kinesis_url(proxy.url, "nowhere")
+    arguments = ("--app", "a", "--job", "workers.echo:job", "--broker", url)
+    ended = command(*WORKER, *arguments, cwd=tmp_path)
+    assert ended.code == 6, ended.err
+    assert "'nowhere'" in ended.err
+    assert "Traceback" not in ended.err
+
+
+# --- looking and seeking ------------------------------------------------------------
+
+
+def test_looking_and_seeking(
+    qdo: Run, proxy: Proxy, kinesis: KinesisStub, stream: str, tmp_path: Path
+) -> None:
+    """A shard is seen with its age, sent back to a sequence number, and done to its end."""
+    ids = [qdo("send", SHARD, str(number)).out.strip() for number in range(3)]
+    work = ("--app", "a", "--job", "workers.echo:job", "--burst", "--log-level", "warning")
+    url = kinesis_url(proxy.url, stream)
+
+    def worked() -> list[str]:
+        ended = command(*WORKER, *work, "--broker", url, cwd=tmp_path)
+        assert ended.code == 0, ended.err
+        return ended.out.splitlines()
+
+    assert len(worked()) == 3
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert (item["position"], item["backlog"]) == (ids[2], None)
+    assert item["behind_seconds"] < 1  # since Kinesis answered with no records
+    assert qdo("seek", SHARD, ids[0], "--execute").code == 0
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert item["position"] == ids[0]
+    assert item["behind_seconds"] > 1  # the age of the second message
+    assert len(worked()) == 2
+    assert qdo("seek", SHARD, "earliest", "--execute").code == 0
+    assert len(worked()) == 3
+
+
+WORK = ("--app", "a", "--job", "workers.echo:job", "--burst", "--log-level", "warning")
+
+
+def test_a_child_is_seen_to_wait(
+    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """For its parent, also where the parent itself is not asked about."""
+    ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    kinesis.split(stream, SHARD)
+    child = "shardId-000000000002"
+    (item,) = json.loads(qdo("queues", child, "-o", "json").out)["items"]
+    assert item["waits_for"] == [SHARD]
+    assert f"waits for {SHARD}" in qdo("queues", child).out
+
+
+def test_a_recreated_stream_reuses_names_of_finished_shards(
+    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """They are not skipped silently: the worker and `qdo queues` report them; a seek helps."""
+
+    def worked(*options: str) -> Ended:
+        url = kinesis_url(proxy.url, stream)
+        ended = command(*WORKER, *WORK, "--broker", url, *options, cwd=tmp_path)
+        assert ended.code == 0, ended.err
+        return ended
+
+    kinesis.split(stream, SHARD)
+    worked()
+    assert SHARD not in qdo("queues").out.split()
+    kinesis.client.delete_stream(StreamName=stream)
+    kinesis.make(stream, 1)
+    qdo("send", SHARD, "1")
+    only = ("--queues", SHARD)  # the others are gone
+    ended = worked(*only)
+    assert ended.out == ""
+    assert f"qdo seek {SHARD} earliest --execute" in ended.err
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert item["fault"] is not None
+    assert qdo("seek", SHARD, "earliest", "--execute").code == 0
+    assert worked(*only).out.endswith(" 1\n")
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert item["fault"] is None
+
+
+@pytest.mark.parametrize("place", ["1" + 56 * "0", "SHARD_END"])
+def test_what_lies_ahead_is_no_place_to_go_to(
+    qdo: Run, proxy: Proxy, stream: str, tmp_path: Path, place: str
+) -> None:
+    """Messages sent from then on would never run; it is known without reading the whole shard."""
+    for number in range(3):
+        qdo("send", SHARD, str(number))
+    ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "never run" in said(qdo("seek", SHARD, place, "--execute"), 2)
+    (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
+    assert item["position"] == ended.out.splitlines()[-1].split()[0]
+
+
+def test_a_closed_shard_may_be_given_up(
+    qdo: Run, kinesis: KinesisStub, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """By its end as a place to go to."""
+    url = kinesis_url(proxy.url, stream)
+    assert command(*WORKER, *WORK, "--broker", url, cwd=tmp_path).code == 0
+    qdo("send", SHARD, "1")
+    kinesis.split(stream, SHARD)
+    assert qdo("seek", SHARD, "SHARD_END", "--execute").code == 0
+    ended = command(*WORKER, *WORK, "--broker", url, cwd=tmp_path)
+    assert (ended.code, ended.out) == (0, "")

@@ -1,0 +1,391 @@
+"""The command line with brokers that cannot count, whose positions are not times, and SQS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo.brokers import registry
+from qdo.cli.durations import short_duration
+from qdo.cli.framework import run
+from qdo.cli.main import qdo
+from qdo.coordination.client import Client, connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.positions import format_position, position_now, position_of_time
+from tests.support.aws.clients import client as aws_client
+from tests.support.cli import Ended
+from tests.support.fakes.wide_positions_broker import WideBroker, wide
+
+LAYOUT = Layout.of("shop")
+WORKER = "worker-0000000001"
+SENT = 1_600_000_000.0
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.chdir(tmp_path)
+    client = connect("sqlite:qdo-data/coordination.db")
+    client.open()
+    client.ensure_path(LAYOUT.queues)
+    client.create(LAYOUT.worker(WORKER), WorkerNode().encode(), makepath=True)
+    yield client
+    client.stop()
+    client.close()
+
+
+def put(client: Client, queue: str, **values: Any) -> None:
+    client.create(LAYOUT.queue(queue), QueueNode(**values).encode())
+
+
+def node_of(client: Client, queue: str) -> QueueNode:
+    return QueueNode.parse(client.get(LAYOUT.queue(queue))[0])
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> WideBroker:
+    made = WideBroker()
+    monkeypatch.setattr(registry, "open_broker", lambda url, app: made)
+    for module in ("dead_letters", "unblock"):
+        monkeypatch.setattr(f"qdo.cli.commands.{module}.positions_of", lambda url: made.positions)
+    (Path("qdo-data") / "messages.db").touch()
+    return made
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `qdo` for the app; return exit code, stdout and stderr."""
+
+    def call(command: str, *arguments: str) -> Ended:
+        words = command.split()
+        code = run(qdo, "qdo", [*words, "--app", "shop", *arguments])
+        printed = capsys.readouterr()
+        return Ended(code, printed.out, printed.err)
+
+    return call
+
+
+def items(ended: Ended) -> list[dict[str, Any]]:
+    assert ended.code == 0, ended.err
+    found: list[dict[str, Any]] = json.loads(ended.out)["items"]
+    return found
+
+
+# --- queues ---------------------------------------------------------------------------
+
+
+def test_what_a_broker_cannot_count_is_not_shown_as_a_number(
+    coordinator: Client, broker: WideBroker, cli: Run
+) -> None:
+    """A dash, and null in JSON; how far behind a queue is stands there instead."""
+    broker.put_at("behind", wide(5, SENT))
+    broker.ages["behind"] = 7_500.0
+    broker.put_at("tip", wide(5, SENT))
+    broker.ages["tip"] = 1.0
+    put(coordinator, "behind", owner=WORKER)
+    put(coordinator, "tip", owner=WORKER, last=position_of_time(SENT), position="#5")
+    behind, tip = items(cli("queues", "-o", "json"))
+    assert (behind["backlog"], behind["behind_seconds"]) == (None, 7500)
+    assert (tip["backlog"], tip["behind_seconds"], tip["position"]) == (None, 0, "#5")
+    assert ("tip", wide(5, SENT)) in broker.asked
+    table = cli("queues").out.splitlines()
+    assert table[0].split() == ["QUEUE", "OWNER", "LAST", "BACKLOG", "AGE", "DEAD", "LETTERS"]
+    assert table[1].split()[-4:] == ["-", "2h", "5m", "0"]
+    assert table[2].split()[-3:] == ["-", "0s", "0"]
+
+
+def test_only_a_few_are_asked_for_and_the_needy_first(
+    coordinator: Client, broker: WideBroker, cli: Run
+) -> None:
+    """Each costs a request: failing, unowned and long idle queues first. The output states this."""
+    last = position_of_time(SENT)
+    for name, values in {
+        "busy": {"owner": WORKER, "last": last + 9},
+        "failing": {
+            "owner": WORKER,
+            "last": last + 9,
+            "failure": FailureRecord(wide(7, SENT), 2, "no"),
+        },
+        "orphan": {"owner": "worker-0000000009", "last": last},
+        "still": {"owner": WORKER, "last": last + 1},
+        "swift": {"owner": WORKER, "last": last + 8},
+    }.items():
+        broker.put_at(name, wide(6, SENT))
+        broker.ages[name] = 5.0
+        put(coordinator, name, **values)
+    ended = cli("queues", "-o", "json")
+    assert [i["queue"] for i in items(ended) if i["behind_seconds"] is not None] == [
+        "failing",
+        "orphan",
+        "still",
+    ]
+    assert sorted(queue for queue, _ in broker.asked) == ["failing", "orphan", "still"]
+    assert "2 of 5 " in ended.err
+    assert "--budget N" in ended.err
+    broker.asked.clear()
+    assert "--budget" not in cli("queues", "--budget", "5").err
+    assert len(broker.asked) == 5
+    broker.asked.clear()
+    assert "5 of 5" in cli("queues", "--budget", "0").err
+    assert broker.asked == []
+
+
+def test_a_queue_that_vanishes_meanwhile_spoils_nothing(
+    coordinator: Client, broker: WideBroker, cli: Run
+) -> None:
+    """The others are shown."""
+    broker.put_at("gone", wide(1, SENT))
+    broker.put_at("here", wide(1, SENT))
+    broker.ages["here"] = 3.0
+    gone, here = items(cli("queues", "-o", "json"))
+    assert (gone["backlog"], gone["behind_seconds"]) == (None, None)
+    assert here["behind_seconds"] == 3.0
+
+
+def test_finished_queues_are_hidden_waiting_ones_show_parents(
+    coordinator: Client, broker: WideBroker, cli: Run
+) -> None:
+    """A tombstone is not shown; a queue that an operator marked as deleted is not processed."""
+    broker.descent = {
+        "grandparent": (),
+        "uncle": (),
+        "parent": ("grandparent",),
+        "child": ("parent", "forgotten"),
+        "marked": (),
+    }
+    put(coordinator, "grandparent", last=5, position="#999", deleted=True)
+    put(coordinator, "uncle", last=5, position="#999")  # no leader has marked it yet
+    put(coordinator, "parent", owner=WORKER)
+    put(coordinator, "marked", deleted=True)
+    put(coordinator, "vanished", deleted=True)
+    child, marked, parent = items(cli("queues", "-o", "json"))
+    assert (child["queue"], child["waits_for"]) == ("child", ["parent"])
+    assert (marked["queue"], marked["fault"]) == ("marked", "it is marked as deleted")
+    assert (parent["queue"], parent["waits_for"]) == ("parent", [])
+    assert "waits for parent" in cli("queues").out
+
+
+def test_dead_letters_keep_a_finished_queue_in_sight(
+    coordinator: Client, broker: WideBroker, cli: Run
+) -> None:
+    """An operator has to decide on them, even if the queue itself is gone."""
+    broker.descent = {"finished": ()}
+    broker.ages["finished"] = 0.0
+    put(coordinator, "finished", last=5, position="#999", deleted=True)
+    put(coordinator, "vanished", last=5, deleted=True)
+    assert items(cli("queues", "-o", "json")) == []
+    broker.add_letter("finished", wide(7, SENT))
+    broker.add_letter("vanished", wide(7, SENT))
+    finished, vanished = items(cli("queues", "-o", "json"))
+    assert (finished["dead_letters"], finished["fault"]) == (1, None)
+    assert (vanished["dead_letters"], vanished["fault"]) == (1, "it is marked as deleted")
+
+
+def test_a_position_that_is_none_of_the_brokers_is_a_fault(
+    coordinator: Client, broker: WideBroker, cli: Run
+) -> None:
+    """Such a queue is not processed, and its backlog is unknown."""
+    broker.put_at("q", wide(1, SENT))
+    put(coordinator, "q", last=5, position="garbage")
+    (item,) = items(cli("queues", "-o", "json"))
+    assert "garbage" in item["fault"]
+    assert broker.asked == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (59.4, "59s"),
+        (60, "1m"),
+        (125, "2m 5s"),
+        (3600, "1h"),
+        (3605, "1h"),
+        (86_400 * 3 + 3700, "3d 1h"),
+        (-5, "0s"),
+    ],
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    """Two units at most."""
+    assert short_duration(seconds) == text
+
+
+# --- seek -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(coordinator: Client, broker: WideBroker) -> WideBroker:
+    """A queue with three messages, the first of which is done."""
+    for number in range(3):
+        broker.put_at("q", wide(10 + number, SENT + number))
+    broker.ages["q"] = 42.0
+    put(coordinator, "q", last=position_of_time(SENT), position="#10")
+    return broker
+
+
+@pytest.mark.parametrize(
+    ("target", "last", "position"),
+    [
+        ("earliest", 0, None),
+        ("latest", position_of_time(SENT + 2), None),
+        ("2020-09-13T12:26:41Z", position_of_time(SENT + 1), None),
+        ("#10", position_of_time(SENT + 1) - 1, "#10"),
+    ],
+)
+def test_a_seek_records_last_and_position_together(
+    coordinator: Client, log: WideBroker, cli: Run, target: str, last: int, position: str | None
+) -> None:
+    """A place in the broker's own form wins over the time beside it; a time has none."""
+    (item,) = items(cli("seek q", target, "--execute", "-o", "json"))
+    node = node_of(coordinator, "q")
+    assert (node.last, node.position, node.seek) == (last, position, 1)
+    assert item["after_position"] == position
+    assert item["after"] == (format_position(last) if last else "earliest")
+    assert item["before_position"] == "#10"
+    assert (item["waiting_before"], item["behind_before"]) == (None, 42.0)
+
+
+def test_a_seek_behind_the_newest_message_counts_from_now(
+    coordinator: Client, log: WideBroker, cli: Run
+) -> None:
+    """No message at that position has a time."""
+    began = position_now()
+    assert cli("seek q", "#12", "--execute").code == 0
+    assert began - 1 <= node_of(coordinator, "q").last <= position_now()
+
+
+def test_a_seek_shows_how_far_behind_where_nothing_is_counted(log: WideBroker, cli: Run) -> None:
+    """In the broker's own positions."""
+    header, line = cli("seek q", "#11").out.splitlines()
+    assert " ".join(header.split()) == "QUEUE BEFORE AFTER BEHIND BEFORE BEHIND AFTER EXECUTED"
+    assert line.split()[:5] == ["q", "#10", "#11", "42s", "42s"]
+
+
+def test_seek_rejects_other_targets(log: WideBroker, cli: Run) -> None:
+    """Also a number, which is a time only if positions are times."""
+    for target in ("135471512647131000", "#x", "soon"):
+        ended = cli("seek q", target)
+        assert ended.code == 2
+        assert repr(target) in ended.err
+
+
+def test_seeking_a_finished_queue_begins_it_again(
+    coordinator: Client, broker: WideBroker, cli: Run
+) -> None:
+    """Its tombstone is lifted; and it can be declared finished without being read."""
+    broker.ages["q"] = 1.0
+    put(coordinator, "q", last=7, position="#999", deleted=True)
+    assert cli("seek q", "earliest", "--execute").code == 0
+    assert node_of(coordinator, "q") == QueueNode(seek=1)
+    broker.put_at("q", wide(5, SENT))
+    assert cli("seek q", "#999", "--execute").code == 0
+    assert broker.fetches == []
+    assert node_of(coordinator, "q").position == "#999"
+
+
+def test_seeking_leaves_what_an_operator_deleted_deleted(
+    coordinator: Client, log: WideBroker, cli: Run
+) -> None:
+    """Only a tombstone is lifted."""
+    put(coordinator, "other", deleted=True)
+    log.ages["other"] = 1.0
+    assert cli("seek other", "earliest", "--execute").code == 0
+    assert node_of(coordinator, "other").deleted
+
+
+# --- marks and dead letters -----------------------------------------------------------
+
+
+def test_unblock_tells_when_a_message_was_sent(
+    coordinator: Client, broker: WideBroker, cli: Run
+) -> None:
+    """Not the value of its position as a time."""
+    marks = FailureRecord(wide(7, SENT), 3, "no", blocked_since=1.0)
+    put(coordinator, "q", failure=marks)
+    (item,) = items(cli("unblock q", "--retry", "-o", "json"))
+    assert item["time"] == format_position(position_of_time(SENT))
+    assert item["position"] == str(marks.position)
+
+
+def test_unblock_without_the_address_of_the_broker_tells_no_time(
+    coordinator: Client, cli: Run
+) -> None:
+    """The position is a time only for the default broker."""
+    put(coordinator, "q", failure=FailureRecord(wide(7, SENT), 3, "no", blocked_since=1.0))
+    (item,) = items(cli("unblock q", "--skip", "-o", "json"))
+    assert item["time"] is None
+
+
+@pytest.fixture
+def letters(coordinator: Client, broker: WideBroker) -> WideBroker:
+    for number in (7, 8, 9):
+        broker.add_letter("q", wide(number, SENT))
+    return broker
+
+
+def test_dead_letters_have_the_ids_and_times_of_their_broker(letters: WideBroker, cli: Run) -> None:
+    """And the position in full, by which they are found."""
+    found = items(cli("dead-letters list", "-o", "json"))
+    assert [each["id"] for each in found] == ["7:0", "8:0", "9:0"]
+    assert {each["time"] for each in found} == {format_position(position_of_time(SENT))}
+    assert found[0]["position"] == str(wide(7, SENT))
+    assert "8:0" in cli("dead-letters show q 8:0").out
+    assert "8:0" in cli(f"dead-letters show q {wide(8, SENT)}").out
+
+
+def test_dead_letters_are_retried_by_id_or_position(letters: WideBroker, cli: Run) -> None:
+    """It prints the time of the new message."""
+    ended = cli(f"dead-letters retry q 7:0 {wide(9, SENT)}", "-o", "json")
+    sent = {each["sent_time"] for each in items(ended)}
+    assert sent == {format_position(position_of_time(1_700_000_000.0))}
+    assert letters.moved == [("q", wide(7, SENT)), ("q", wide(9, SENT))]
+    assert cli("dead-letters retry q 77:0").code == 6
+    assert cli("dead-letters retry q nonsense").code == 2
+
+
+# --- SQS ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sqs(moto_url: str, aws_prefix: str, coordinator: Client) -> tuple[Any, str]:
+    """A client of moto, and the address of the test's own queues."""
+    made = aws_client("sqs", moto_url)
+    for number in range(3):
+        queue = made.create_queue(QueueName=f"{aws_prefix}q{number}")["QueueUrl"]
+        for _ in range(number):
+            made.send_message(QueueUrl=queue, MessageBody="1")
+    return made, f"sqs://us-east-1/{aws_prefix}?endpoint={moto_url}"
+
+
+def test_queues_of_sqs_have_rough_backlogs(
+    sqs: tuple[Any, str], cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Marked as such."""
+    ended = cli("queues", "--broker", sqs[1])
+    assert [line.split()[3] for line in ended.out.splitlines()[1:]] == ["~0", "~1", "~2"]
+    found = items(cli("queues", "--broker", sqs[1], "-o", "json", "--budget", "2"))
+    assert [each["backlog"] for each in found].count(None) == 1
+    assert {each["approximate"] for each in found if each["backlog"] is not None} == {True}
+
+
+@pytest.mark.parametrize("target", ["earliest", "2020-01-01T00:00:00Z"])
+def test_seek_is_refused_by_sqs(
+    sqs: tuple[Any, str], coordinator: Client, cli: Run, target: str
+) -> None:
+    """One sentence and exit code 5, whether or not the coordinator knows the queue."""
+    for _ in range(2):
+        ended = cli("seek q1", target, "--execute", "--broker", sqs[1])
+        assert ended.code == 5
+        assert ended.out == ""
+        assert ended.err.count("\n") == 1
+        if coordinator.exists(LAYOUT.queue("q1")) is None:
+            put(coordinator, "q1", last=5)
+    assert node_of(coordinator, "q1") == replace(QueueNode(), last=5)

@@ -1,0 +1,182 @@
+"""The command line as real processes: exit codes, pipes, limits of the system."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import QDO, WORKER, clean_environment, command
+
+
+def test_send_loads_little(tmp_path: Path) -> None:
+    """Sending needs neither gevent nor kazoo nor rich: it starts quickly."""
+    code = (
+        "import sys; from qdo.cli.main import qdo; from qdo.cli.framework import run; "
+        "assert run(qdo, 'qdo', ['send', '--app', 'a', 'q', '1']) == 0; "
+        "print({'gevent', 'kazoo', 'rich', 'sqlite3'} & set(sys.modules))"
+    )
+    ended = command("-c", code, cwd=tmp_path)
+    assert ended.out.splitlines()[-1] == "{'sqlite3'}"
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    """`qdo config | head -1` ends quietly."""
+    process = subprocess.Popen(
+        [sys.executable, *QDO, "config", "-o", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment({"PYTHONUNBUFFERED": "1"}),
+        cwd=tmp_path,
+    )
+    if process.stdout is None or process.stderr is None:
+        raise RuntimeError("no pipes")
+    process.stdout.close()
+    told = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(60), told) == (0, b"")
+
+
+def test_a_full_disk_behind_stdout(tmp_path: Path) -> None:
+    """Data that could not be written is an error, reported in one line."""
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, *QDO, "config", "-o", "json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+            cwd=tmp_path,
+            check=False,
+            timeout=60,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == b"qdo: [Errno 28] No space left on device\n"
+
+
+def test_closed_standard_streams(tmp_path: Path) -> None:
+    """Started without any of them, as `<&- >&- 2>&-` does, commands do their work all the same."""
+    (tmp_path / "work.py").write_text(
+        "import pathlib\ndef job(message, context): pathlib.Path('done').touch()\n"
+    )
+
+    def close() -> None:
+        os.closerange(0, 3)
+
+    for arguments in (
+        (*QDO, "send", "--app", "a", "q", "1"),
+        (*QDO, "send", "--app", "a", "q", "--file", "-"),
+        (*QDO, "queues", "--app", "a"),
+        (*WORKER, "--app", "a", "--job", "work:job", "--burst"),
+    ):
+        assert command(*arguments, cwd=tmp_path, preexec=close).code == 0
+    assert (tmp_path / "done").exists()
+
+
+def test_no_room_for_the_file(tmp_path: Path) -> None:
+    """A limit reached midway: the messages reported as sent are stored, and none is torn."""
+    lines = b'{"q": "a", "filler": "%s"}\n' % (b"x" * 1000)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+
+    ended = command(
+        *QDO,
+        "send",
+        "--app",
+        "a",
+        "--file",
+        "-",
+        "--queue-field",
+        "q",
+        cwd=tmp_path,
+        stdin=lines * 20_000,
+        preexec=limit,
+    )
+    assert ended.code in (1, 3)
+    count, error = ended.err.splitlines()
+    words = count.split()
+    assert words[0] == "sent"
+    assert error.startswith("qdo: database qdo-data/messages.db")
+    path = tmp_path / "qdo-data" / "messages.db"
+    database = sqlite3.connect(path)
+    assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    database.close()
+    listed = command(*QDO, "queues", "--app", "a", "-o", "jsonl", cwd=tmp_path)
+    assert f'"backlog": {words[1]},' in listed.out
+    assert 0 < int(words[1]) < 20_000
+
+
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("name", ["queues", "workers", "tree"])
+def test_zookeeper_out_of_reach(tmp_path: Path, name: str) -> None:
+    """Exit code 3 after the time it was given, and the address in one line."""
+    url = f"zookeeper://127.0.0.1:{closed_port()}"
+    ended = command(
+        *QDO, name, "--app", "a", "--coordinator", url, "--connect-seconds", "0.5", cwd=tmp_path
+    )
+    assert (ended.code, ended.out) == (3, "")
+    [line] = [line for line in ended.err.splitlines() if not line.startswith("hint: ")]
+    assert line.startswith("qdo: ")
+    assert url in line
+
+
+def test_worker_without_zookeeper(tmp_path: Path) -> None:
+    """A worker that cannot reach its coordinator at the start ends with 3."""
+    url = f"zookeeper://127.0.0.1:{closed_port()}"
+    ended = command(
+        *WORKER,
+        "--app",
+        "a",
+        "--job",
+        "workers.echo:job",
+        "--coordinator",
+        url,
+        cwd=tmp_path,
+        env={"QDO_CONNECT_SECONDS": "0.5"},
+    )
+    assert ended.code == 3
+    assert "qdo-worker: " in ended.err
+    assert url in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        ("no_such_module:job", "'no_such_module:job'"),
+        ("workers.echo:jbo", "did you mean 'job'"),
+        ("broken:job", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_jobs_that_cannot_be_imported(tmp_path: Path, job: str, reason: str) -> None:
+    """One line of the worker process, exit code 2, and it is not started again."""
+    (tmp_path / "broken.py").write_text("1 / 0")
+    ended = command(*WORKER, "--app", "a", "--job", job, cwd=tmp_path)
+    assert ended.code == 2
+    told = [line for line in ended.err.splitlines() if line.startswith("qdo-worker: ")]
+    assert len(told) == 1
+    assert reason in told[0]
+    assert "Traceback" not in ended.err
+
+
+def test_echo(tmp_path: Path) -> None:
+    """Send, work, done: the shortest way through everything."""
+    command(*QDO, "send", "--app", "hello", "greetings", '{"name": "Ada"}', cwd=tmp_path)
+    ended = command(*WORKER, "--app", "hello", "--job", "workers.echo:job", "--burst", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    [line] = ended.out.splitlines()
+    assert line.endswith('greetings - {"name":"Ada"}')
+    listed = command(*QDO, "queues", "--app", "hello", "-o", "jsonl", cwd=tmp_path)
+    assert '"backlog": 0,' in listed.out
+    assert '"owner": null' in listed.out

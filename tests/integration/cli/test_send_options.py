@@ -1,0 +1,138 @@
+"""`qdo send` with delays, keys and bytes: stored messages, and rejected options."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qdo import App
+from qdo.cli.durations import parse_duration, parse_time
+from qdo.cli.framework import run
+from qdo.cli.main import qdo
+from qdo.errors import UsageError
+from tests.support.cli import Ended
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QDO_APP", "a")
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Returns a function that runs `qdo send`: exit code, stdout and stderr."""
+
+    def call(*arguments: str) -> Ended:
+        code = run(qdo, "qdo", ("send", *arguments))
+        output = capsys.readouterr()
+        return Ended(code, output.out, output.err)
+
+    return call
+
+
+def stored(queue: str) -> list[tuple[bytes, str | None, dict[str, str]]]:
+    with App("a") as app:
+        rows = app.broker.reader(queue, 0).fetch(1000)
+    return [(body, key, json.loads(headers or "{}")) for _, body, key, headers in rows]
+
+
+def delayed(queue: str) -> int:
+    with App("a") as app:
+        return app.broker.catalog.backlog(queue, 0).delayed
+
+
+def test_delays(cli: Run) -> None:
+    """For one message or for each line; a time that is over sends at once."""
+    assert cli("q", "1", "--delay", "15m").code == 0
+    assert cli("q", "2", "--at", "2999-01-01T00:00:00Z").code == 0
+    assert cli("q", "3", "--at", "2012-01-29").code == 0
+    Path("lines").write_text("4\n5\n")
+    assert cli("q", "--file", "lines", "--delay", "1h").code == 0
+    assert delayed("q") == 4
+    assert stored("q") == [(b"3", None, {})]
+
+
+def test_a_deduplication_key(cli: Run) -> None:
+    """The second prints the id of the first."""
+    first = cli("q", "1", "--dedup-key", "k")
+    assert cli("q", "2", "--dedup-key", "k", "--dedup-seconds", "1h") == first
+    assert cli("q", "3", "--dedup-key", "other") != first
+    assert [body for body, _, _ in stored("q")] == [b"1", b"3"]
+
+
+def test_bytes(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the command line, a file, or standard input, with key and headers."""
+    assert cli("q", "--raw", "no json ", "--key", "k").code == 0
+    Path("photo").write_bytes(b"\xff\xd8\n\n")
+    arguments = ("q", "--raw", "--file", "photo", "--header", "content-type=image/jpeg")
+    assert cli(*arguments, "--dedup-key", "photo").code == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"\x00"))))  # type: ignore[arg-type]
+    assert cli("q", "--raw", "--file", "-").code == 0
+    octets = {"content-type": "application/octet-stream"}
+    assert stored("q") == [
+        (b"no json ", "k", octets),
+        (b"\xff\xd8\n\n", None, {"content-type": "image/jpeg"}),
+        (b"\x00", None, octets),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("q", "1", "--delay", "1", "--at", "1"), "--at"),
+        (("q", "1", "--delay", "soon"), "'soon'"),
+        (("q", "1", "--delay", "-5"), "'-5'"),
+        (("q", "1", "--at", "soon"), "'soon'"),
+        (("q", "1", "--dedup-seconds", "5"), "--dedup-key"),
+        (("q", "1", "--header", "qdo-id=1"), "'qdo-id'"),
+        (("q", "1", "--header", "content-type=text/x"), "'text/x'"),
+        (("q", "text"), "--raw"),
+        (("q", "--raw"), "QUEUE"),
+        (("q", "b", "--raw", "--file", "f"), "QUEUE"),
+        (("--raw", "--file", "f", "--queue-field", "q"), "QUEUE"),
+        (("q", "--raw", "--file", "nowhere"), "--file nowhere"),
+        (("q", "--file", "f", "--dedup-key", "k"), "--dedup-key"),
+        (("a/b", "--raw", "b"), "'a/b'"),
+    ],
+)
+def test_rejects_invalid_options(cli: Run, arguments: tuple[str, ...], reason: str) -> None:
+    """With the remedy; no file is created."""
+    ended = cli(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert reason in ended.err
+    assert list(Path().iterdir()) == []
+
+
+def test_durations_and_times() -> None:
+    """As people write them."""
+    texts = ("90", "1.5s", "15m", "2h", "7d", "1w", " 3s ")
+    assert [parse_duration(text, "-") for text in texts] == [90, 1.5, 900, 7200, 604800, 604800, 3]
+    for text in ("", "h", "1y", "1e3", "١", "99999999999"):
+        with pytest.raises(UsageError):
+            parse_duration(text, "--older")
+    expected = 1_327_858_464.5
+    for text in ("1327858464.5", "2012-01-29T17:34:24.500Z", "2012-01-29T18:34:24.500+01:00"):
+        assert parse_time(text, "-") == expected
+    assert parse_time("2012-01-29T17:34:24.500", "-") == expected
+
+
+def test_queues_show_delayed_messages(cli: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a column of their own, where there are any."""
+    cli("q", "1")
+    assert run(qdo, "qdo", ("queues",)) == 0
+    assert "DELAYED" not in capsys.readouterr().out
+    cli("q", "2", "--delay", "1h")
+    assert run(qdo, "qdo", ("queues",)) == 0
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split()[-4:] == ["BACKLOG", "DELAYED", "DEAD", "LETTERS"]
+    assert row.split()[-3:] == ["1", "1", "0"]
+    assert run(qdo, "qdo", ("queues", "-o", "jsonl")) == 0
+    assert json.loads(capsys.readouterr().out)["delayed"] == 1

@@ -1,0 +1,103 @@
+"""The attempts that ended with their process, counted in its session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from qdo.coordination import crash_attempts as crashes
+from qdo.coordination.bulk_reads import read_nodes
+from qdo.coordination.client import Client, connect
+from qdo.coordination.crash_attempts import InFlight, record_crash_attempt
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
+
+LAYOUT = Layout.of("crash")
+
+
+@pytest.fixture
+def client(embedded_url: str) -> Iterator[Client]:
+    """A session that has a worker node, with two queues."""
+    client = connect(embedded_url, handler="threading")
+    client.open(5.0)
+    for path in LAYOUT.persistent:
+        client.ensure_path(path)
+    client.create(LAYOUT.worker("worker-1"), WorkerNode(("a", "b")).encode(), ephemeral=True)
+    for queue in ("a", "b"):
+        put(client, queue, QueueNode(last=40, owner="worker-1"))
+    yield client
+    client.stop()
+    client.close()
+
+
+def put(client: Client, queue: str, node: QueueNode) -> None:
+    path = LAYOUT.queue(queue)
+    if client.exists(path):
+        client.set(path, node.encode())
+    else:
+        client.create(path, node.encode())
+
+
+def node(client: Client, queue: str) -> QueueNode:
+    return QueueNode.parse(client.get(LAYOUT.queue(queue))[0])
+
+
+def test_each_message_in_hand_gets_an_attempt(client: Client) -> None:
+    """In one transaction; a further crash adds one more."""
+    in_hand = [InFlight("a", "worker-1", 50), InFlight("b", "worker-1", 60)]
+    assert record_crash_attempt(client, LAYOUT, in_hand, "died") == 2
+    assert record_crash_attempt(client, LAYOUT, in_hand[:1], "died again") == 1
+    assert node(client, "a").failure == FailureRecord(50, 2, "died again", crashed=True)
+    assert node(client, "b").failure == FailureRecord(60, 1, "died", crashed=True)
+
+
+def test_what_is_another_workers_is_left_alone(client: Client, embedded_url: str) -> None:
+    """Queues that moved on, unknown ones, and workers of other sessions."""
+    put(client, "a", QueueNode(last=40, owner="worker-2"))
+    other = connect(embedded_url, handler="threading")
+    other.open(5.0)
+    try:
+        assert record_crash_attempt(other, LAYOUT, [InFlight("b", "worker-1", 60)], "died") == 0
+    finally:
+        other.stop()
+        other.close()
+    in_hand = [InFlight("a", "worker-1", 50), InFlight("nothing", "worker-1", 50)]
+    assert record_crash_attempt(client, LAYOUT, in_hand, "died") == 0
+    assert node(client, "a").failure is None
+    assert node(client, "b").failure is None
+
+
+def test_a_late_checkpoint_is_read_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not overwritten, and the attempt is counted all the same."""
+    late = [45, 46]
+
+    def read_then_lose(client: Client, paths: Sequence[str]) -> list[Any]:
+        found = read_nodes(client, paths)
+        if late:
+            put(client, "a", QueueNode(last=late.pop(0), owner="worker-1"))
+        return found
+
+    monkeypatch.setattr(crashes, "read_nodes", read_then_lose)
+    assert record_crash_attempt(client, LAYOUT, [InFlight("a", "worker-1", 50)], "died") == 1
+    assert node(client, "a") == QueueNode(
+        last=46, owner="worker-1", failure=FailureRecord(50, 1, "died", crashed=True)
+    )
+
+
+def test_it_gives_up_in_the_end(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Closing the session is more urgent; a warning names the queues that were not counted."""
+
+    def read_then_lose(client: Client, paths: Sequence[str]) -> list[Any]:
+        found = read_nodes(client, paths)
+        put(client, "a", QueueNode(last=41, owner="worker-1"))
+        return found
+
+    monkeypatch.setattr(crashes, "read_nodes", read_then_lose)
+    assert record_crash_attempt(client, LAYOUT, [InFlight("a", "worker-1", 50)], "died") == 0
+    assert [(each.levelname, each.args) for each in caplog.records] == [("WARNING", ("a",))]

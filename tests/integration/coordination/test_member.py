@@ -1,0 +1,235 @@
+"""Members on real coordinators: claims, handover, seeks, lost connections, ended sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kazoo.exceptions import ConnectionLoss
+
+from qdo.coordination import queue_admin as operator
+from qdo.coordination.client import Client, connect
+from qdo.coordination.member import Member
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.errors import CorruptNodeError
+from tests.support.fleet import LAYOUT, Engine, Fleet
+from tests.support.zookeeper import wait_until
+
+
+@pytest.fixture
+def fleet(coordinator_url: str) -> Iterator[Fleet]:
+    fleet = Fleet(coordinator_url)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def watcher(coordinator_url: str) -> Iterator[Client]:
+    """A client that looks on."""
+    client = connect(coordinator_url)
+    client.open()
+    yield client
+    client.stop()
+    client.close()
+
+
+def names(count: int) -> list[str]:
+    return [f"queue-{number:03}" for number in range(count)]
+
+
+def test_a_join_moves_only_the_newcomers_share(fleet: Fleet) -> None:
+    """With 30 queues and a third worker ten queues move, all to the third."""
+    fleet.join()
+    fleet.join()
+    fleet.create_queues(names(30))
+    fleet.wait(lambda: fleet.balanced(30), "two workers have 15 queues each")
+    before = fleet.owned()
+    fleet.join()
+    fleet.wait(lambda: fleet.balanced(30), "three workers have 10 queues each")
+    after = fleet.owned()
+    moved = {queue for queue in before if before[queue] != after[queue]}
+    assert len(moved) == 10
+    assert {after[queue] for queue in moved} == {2}
+
+
+def test_a_leave_moves_only_the_leavers_queues(fleet: Fleet) -> None:
+    """The other workers keep their queues, under the same fences."""
+    for _ in range(3):
+        fleet.join()
+    fleet.create_queues(names(31))
+    fleet.wait(lambda: fleet.balanced(31), "three workers share the queues")
+    kept = {c.queue: c.fence for _, engine in fleet.members[1:] for c in engine.claims.values()}
+    fleet.leave(0)
+    fleet.wait(lambda: fleet.balanced(31), "two workers share the queues")
+    now = {c.queue: c.fence for _, engine in fleet.members for c in engine.claims.values()}
+    assert kept.items() <= now.items()
+
+
+def test_an_ended_session_loses_its_queues_to_the_others(fleet: Fleet) -> None:
+    """The member hears of it, drops everything, and its replacement gets a share."""
+    fleet.join()
+    fleet.join()
+    fleet.create_queues(names(20))
+    fleet.wait(lambda: fleet.balanced(20), "two workers share the queues")
+    gone = fleet.members[0][0].name
+    fleet.end_session(0)
+    fleet.wait(lambda: fleet.balanced(20), "the queues are shared again")
+    assert gone not in {member.name for member, _ in fleet.members}
+
+
+def test_fences_grow_with_every_claim(fleet: Fleet) -> None:
+    """Each handover of a queue gives a larger fence."""
+    fleet.join()
+    fleet.create_queues(names(5))
+    fences: dict[str, int] = {}
+    for _ in range(4):
+        fleet.wait(lambda: fleet.balanced(5), "the one worker has all queues")
+        claims = list(fleet.members[0][1].claims.values())
+        assert len(claims) == 5
+        assert all(claim.fence > fences.get(claim.queue, 0) for claim in claims)
+        fences = {claim.queue: claim.fence for claim in claims}
+        fleet.join()
+        fleet.leave(0)
+
+
+def test_a_graceful_handover_repeats_nothing(fleet: Fleet) -> None:
+    """The next owner starts right after the last message of the one before."""
+    fleet.join()
+    fleet.create_queues(names(6))
+    fleet.wait(lambda: fleet.balanced(6), "the first worker has all queues")
+    for _ in range(3):
+        fleet.join()
+        fleet.wait(lambda: fleet.balanced(6), "the queues are shared")
+        fleet.leave(0)
+        fleet.wait(lambda: fleet.balanced(6), "the queues are shared again")
+    wait_until(lambda: len(fleet.ledger) > 200, 20.0, "messages are processed")
+    ledger = list(fleet.ledger)
+    for queue in names(6):
+        numbers = [number for name, number, _ in ledger if name == queue]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_dropped_connection_moves_nothing(fleet: Fleet) -> None:
+    """The session lives on: the same claims, the same fences, and checkpoints continue."""
+    fleet.join()
+    fleet.join()
+    fleet.create_queues(names(20))
+    fleet.wait(lambda: fleet.balanced(20), "two workers share the queues")
+    before = {c.queue: c.fence for _, engine in fleet.members for c in engine.claims.values()}
+    for _ in range(5):
+        fleet.drop_connection(0)
+        member, engine = fleet.members[0]
+        claim = next(iter(engine.claims.values()))
+        assert member.record(claim, 20.0)
+    fleet.wait(lambda: fleet.balanced(20), "all is settled")
+    after = {c.queue: c.fence for _, engine in fleet.members for c in engine.claims.values()}
+    assert after == before
+
+
+def test_a_connection_lost_while_starting_is_waited_out(coordinator_url: str) -> None:
+    """A worker that starts while a server restarts registers a moment later."""
+    client = connect(coordinator_url)
+    client.open()
+    make, calls = client.ensure_path, []
+
+    def lost_twice(path: str) -> None:
+        calls.append(path)
+        if len(calls) in (2, 5):
+            raise ConnectionLoss
+        make(path)
+
+    client.ensure_path = lost_twice
+    member = Member(client, LAYOUT, Engine([]), component={"host": "test"})
+    member.start(20.0)
+    assert member.name
+    assert len(calls) > 5
+    member.stop()
+
+
+def test_a_seek_moves_a_live_queue(fleet: Fleet, watcher: Client) -> None:
+    """The owner resumes at the operator's position, and keeps the queue."""
+    fleet.join()
+    fleet.create_queues(["busy"])
+    fleet.wait(lambda: fleet.balanced(1), "the queue is owned")
+    wait_until(lambda: len(fleet.ledger) > 20, 20.0, "the queue is being processed")
+    fence = fleet.ledger[-1][2]
+    operator.seek(watcher, LAYOUT, "busy", 1_000_000)
+    wait_until(lambda: ("busy", 1_000_001, fence) in fleet.ledger, 20.0, "it goes on from there")
+    again = len(fleet.ledger)  # before the seek: it may start afresh before that returns
+    operator.seek(watcher, LAYOUT, "busy", 0)
+    wait_until(lambda: ("busy", 1, fence) in fleet.ledger[again:], 20.0, "it starts afresh")
+
+
+@pytest.mark.parametrize("garbage", [b"not JSON", b'{"last": "12x"}', b"[1]"])
+def test_a_queue_with_garbage_waits_for_its_repair(
+    fleet: Fleet, watcher: Client, garbage: bytes
+) -> None:
+    """It is left as it is, the others are processed, and a seek brings it back."""
+    for path in LAYOUT.persistent:
+        watcher.ensure_path(path)
+    watcher.create(LAYOUT.queue("broken"), garbage)
+    watcher.create(LAYOUT.queue("sound"), b'{"last": " 41L "}')
+    fleet.join()
+    fleet.wait(lambda: ("sound", 42) in {(q, n) for q, n, _ in fleet.ledger}, "the sound one runs")
+    assert fleet.members[0][0].settled()
+    assert watcher.get(LAYOUT.queue("broken"))[0] == garbage
+    operator.seek(watcher, LAYOUT, "broken", 7)
+    fleet.wait(lambda: ("broken", 8) in {(q, n) for q, n, _ in fleet.ledger}, "it is repaired")
+
+
+def test_a_corrupt_node_is_not_marked_as_deleted(watcher: Client) -> None:
+    """Marking would write the node, and its readable parts would be lost."""
+    watcher.create(LAYOUT.queue("broken"), b'{"last": "12x"}', makepath=True)
+    with pytest.raises(CorruptNodeError) as raised:
+        operator.mark_deleted(watcher, LAYOUT, "broken")
+    assert raised.value.details["queue"] == "broken"
+    assert watcher.get(LAYOUT.queue("broken"))[0] == b'{"last": "12x"}'
+
+
+def test_an_empty_node_is_a_queue_without_progress(fleet: Fleet, watcher: Client) -> None:
+    """Old tools created queues with no value at all."""
+    for path in LAYOUT.persistent:
+        watcher.ensure_path(path)
+    watcher.create(LAYOUT.queue("empty"), b"")
+    fleet.join()
+    fleet.wait(lambda: ("empty", 1) in {(q, n) for q, n, _ in fleet.ledger}, "it starts at 1")
+
+
+def test_a_deleted_queue_is_released_until_it_is_reset(fleet: Fleet, watcher: Client) -> None:
+    """Marking stops a live queue; resetting starts it from its beginning, in the same node."""
+    fleet.join()
+    fleet.create_queues(["short-lived"])
+    fleet.wait(lambda: fleet.balanced(1), "the queue is owned")
+    operator.mark_deleted(watcher, LAYOUT, "short-lived")
+    path = LAYOUT.queue("short-lived")
+    fleet.wait(lambda: not QueueNode.parse(watcher.get(path)[0]).owner, "it is released")
+    assert not fleet.owned()
+    assert QueueNode.parse(watcher.get(path)[0]).deleted
+    started = len(fleet.ledger)
+    operator.reset(watcher, LAYOUT, "short-lived")
+    fleet.wait(lambda: len(fleet.ledger) > started, "it is processed again")
+    assert fleet.ledger[started][1] == 1
+
+
+def test_the_worker_node_lists_exactly_what_is_owned(fleet: Fleet, watcher: Client) -> None:
+    """Other tools read it: the path and the key are a published format."""
+    member, engine = fleet.join()
+    fleet.create_queues(names(7))
+    fleet.wait(lambda: fleet.balanced(7), "all is owned")
+    data = watcher.get(f"/mozilla/services/qdo/fleet/workers/{member.name}")[0]
+    assert sorted(WorkerNode.parse(data).queues) == sorted(engine.claims)
+
+
+def test_a_deleted_worker_node_ends_the_registration(fleet: Fleet, watcher: Client) -> None:
+    """An operator can evict a worker: it drops everything before others claim it."""
+    member, engine = fleet.join()
+    fleet.create_queues(names(3))
+    fleet.wait(lambda: fleet.balanced(3), "all is owned")
+    watcher.delete(LAYOUT.worker(member.name))
+    wait_until(lambda: engine.expirations == 1, 20.0, "the member notices")
+    assert not engine.claims
+    member.stop()
+    fleet.members.clear()
+    fleet.join()
+    fleet.wait(lambda: fleet.balanced(3), "its replacement has everything")

@@ -1,0 +1,147 @@
+"""Workers on SQS: the hidden, extended and deleted messages, according to the server.
+
+The numbers are those of the traps of SQS in the documentation.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from tests.support.processes import Proc
+from tests.support.sqs_workers import Stage, once_in_order
+
+
+def ended_well(worker: Proc) -> str:
+    """Let a worker stop cleanly; return its counts."""
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0, worker.output
+    return next(line for line in worker.output.splitlines() if "totals:" in line)
+
+
+def test_trap_01_a_job_longer_than_the_visibility_time_out_runs_once(sqs_stage: Stage) -> None:
+    """All ten of a receive stay hidden meanwhile, the tenth as long as the first."""
+    sqs_stage.make("t.fifo")
+    sqs_stage.send("t.fifo", {"n": 0, "seconds": 3.5}, *({"n": n} for n in range(1, 10)))
+    worker = sqs_stage.start()
+    sqs_stage.wait(1, "begin")
+    seen = []
+
+    def is_over() -> bool:
+        seen.append(sqs_stage.counts("t.fifo"))
+        return bool(sqs_stage.said("end"))
+
+    sqs_stage.until(is_over, "the long job ends")
+    assert seen[:-1] == [{"waiting": 0, "hidden": 10}] * len(seen[:-1])
+    sqs_stage.wait(10)
+    sqs_stage.wait_empty()
+    assert sqs_stage.numbers("begin") == list(range(10))
+    assert sqs_stage.requests("ReceiveMessage", "t.fifo", "entries") == 10
+    assert sqs_stage.requests("ChangeMessageVisibilityBatch", "t.fifo") >= 2
+    assert "0 expired" in ended_well(worker) or "expired" not in worker.output
+
+
+def test_trap_01_jobs_side_by_side_are_extended_together(sqs_stage: Stage) -> None:
+    """Ten at once in a standard queue; one request for all of them, not one for each."""
+    sqs_stage.make("t")
+    sqs_stage.job('order="none", concurrency=10')
+    sqs_stage.send("t", *({"n": n, "gate": "open"} for n in range(10)))
+    sqs_stage.start()
+    sqs_stage.wait(10, "begin")
+    action = "ChangeMessageVisibilityBatch"
+    sqs_stage.until(lambda: sqs_stage.requests(action, "t") >= 3, "three extensions")
+    assert sqs_stage.requests(action, "t", "entries") == 10 * sqs_stage.requests(action, "t")
+    sqs_stage.open("open")
+    sqs_stage.wait_empty()
+    assert sorted(sqs_stage.numbers("begin")) == list(range(10))
+
+
+def test_trap_02_a_refused_extension_ends_the_job(sqs_stage: Stage) -> None:
+    """The message is neither deleted nor counted. It runs again, before those behind it."""
+    sqs_stage.make("t.fifo")
+    sqs_stage.job('order="key"')
+    sqs_stage.send("t.fifo", {"n": 0, "seconds": 1.8}, {"n": 1}, {"n": 2}, key="a")
+    sqs_stage.send("t.fifo", {"n": 10, "gate": "open"}, {"n": 11}, key="b")
+    terms = {"code": "ReceiptHandleIsInvalid", "sender_fault": True}
+    sqs_stage.fail_entries("ChangeMessageVisibilityBatch", "t.fifo", **terms)
+    worker = sqs_stage.start()
+    sqs_stage.wait(2, key="a", n=0, what="begin")
+    assert sqs_stage.numbers(key="a") == []
+    sqs_stage.wait(3, key="a")
+    sqs_stage.open("open")
+    sqs_stage.wait_empty()
+    assert sqs_stage.numbers("begin", key="a") == [0, 0, 1, 2]
+    assert sqs_stage.numbers("end", key="a") == [0, 1, 2]
+    assert sqs_stage.numbers("begin", key="b") == [10, 11]
+    assert [each["attempt"] for each in sqs_stage.said("begin")] == [1] * 6
+    assert "no longer held" in worker.output
+    assert "3 expired" in ended_well(worker)
+
+
+def test_trap_02_a_throttled_extension_takes_nothing_away(sqs_stage: Stage) -> None:
+    """SQS takes throttling for a fault of the sender; the message is ours nevertheless."""
+    sqs_stage.make("t.fifo")
+    sqs_stage.send("t.fifo", {"n": 0, "seconds": 2.5}, {"n": 1})
+    terms = {"code": "RequestThrottled", "sender_fault": True}
+    sqs_stage.fail_entries("ChangeMessageVisibilityBatch", "t.fifo", 3, **terms)
+    worker = sqs_stage.start()
+    sqs_stage.wait_empty()
+    assert sqs_stage.numbers("begin") == [0, 1]
+    assert "no longer held" not in worker.output
+
+
+def test_trap_03_deletes_that_fail_are_tried_again(sqs_stage: Stage) -> None:
+    """Entry by entry: an answer of 200 may hold failures. Nothing is run twice for it."""
+    for name in ("t.fifo", "s"):
+        sqs_stage.make(name)
+        sqs_stage.fail_entries("DeleteMessageBatch", name, 7)
+    sqs_stage.job('"*.fifo"', 'app.job("s", order="none")(job)')
+    for name in ("t.fifo", "s"):
+        sqs_stage.send(name, *({"n": n} for n in range(10)))
+    sqs_stage.start()
+    sqs_stage.wait_empty()
+    for name in ("t.fifo", "s"):
+        assert sorted(sqs_stage.numbers("begin", queue=name)) == list(range(10))
+        assert sqs_stage.requests("DeleteMessageBatch", name) >= 2
+
+
+def test_trap_03_a_receipt_that_became_invalid_deletes_nothing(sqs_stage: Stage) -> None:
+    """The message comes again with another receipt, is recognised, and deleted, not run."""
+    sqs_stage.make("t.fifo")
+    terms = {"code": "ReceiptHandleIsInvalid", "sender_fault": True}
+    sqs_stage.fail_entries("DeleteMessageBatch", "t.fifo", 3, **terms)
+    sqs_stage.send("t.fifo", *({"n": n} for n in range(5)))
+    worker = sqs_stage.start()
+    sqs_stage.wait_empty()
+    assert sqs_stage.numbers("begin") == list(range(5))
+    assert sqs_stage.requests("ReceiveMessage", "t.fifo", "entries") > 5
+    assert "were received again and are deleted" in worker.output
+
+
+def test_trap_12_deletes_go_ten_at_a_time_or_soon(sqs_stage: Stage) -> None:
+    """Never long after the job: a slow job behind does not keep those before it."""
+    sqs_stage.make("t.fifo")
+    sqs_stage.send("t.fifo", *({"n": n} for n in range(9)), {"n": 9, "gate": "open"})
+    sqs_stage.start()
+    sqs_stage.wait(10, "begin")
+    sqs_stage.until(lambda: sqs_stage.left("t.fifo") == 1, "those before it are deleted")
+    sqs_stage.send("t.fifo", *({"n": n} for n in range(10, 60)))
+    sqs_stage.open("open")
+    sqs_stage.wait_empty()
+    assert sqs_stage.numbers("begin") == list(range(60))
+    assert sqs_stage.requests("DeleteMessageBatch", "t.fifo") <= 12
+
+
+def test_trap_14_a_message_group_is_received_ten_at_a_time(sqs_stage: Stage) -> None:
+    """No more come until these are deleted; several groups come side by side."""
+    sqs_stage.make("t.fifo")
+    sqs_stage.job('order="key"')
+    sqs_stage.send("t.fifo", *({"n": n, "gate": "open"} for n in range(15)), key="a")
+    sqs_stage.start()
+    sqs_stage.wait(1, "begin")
+    sqs_stage.send("t.fifo", *({"n": n} for n in range(5)), key="b")
+    sqs_stage.wait(5, key="b")
+    assert sqs_stage.counts("t.fifo")["hidden"] <= 15
+    assert sqs_stage.requests("ReceiveMessage", "t.fifo", "entries") == 15
+    sqs_stage.open("open")
+    sqs_stage.wait_empty()
+    assert once_in_order(sqs_stage.numbers("begin", key="a")) == list(range(15))

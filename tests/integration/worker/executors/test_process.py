@@ -1,0 +1,477 @@
+"""Jobs in child processes: outcomes, deadlines, limits, and whatever a poisonous job does."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo.brokers.base import Outgoing
+from qdo.errors import JobCrashedError, JobTimeoutError
+from qdo.message import Message
+from qdo.worker.executors.process import child as spawned
+from qdo.worker.executors.process import frames as wire
+from tests.support.engine import Engine, until
+from tests.support.paths import ROOT
+from tests.support.processes import alive, children, whole_lines
+
+JOBS = """
+import contextlib, os, signal, sys, time
+import qdo
+
+class OwnError(ValueError):
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no")
+
+def say(*words):
+    with open("said", "a") as file:
+        file.write(" ".join(str(word) for word in words) + "\\n")
+
+@contextlib.contextmanager
+def job_context():
+    if os.path.exists("broken") and "gevent" not in sys.modules:
+        raise RuntimeError("the context is broken")
+    if "gevent" not in sys.modules:
+        say("enter", os.getpid())
+    yield {"pid": os.getpid()}
+    if "gevent" not in sys.modules:
+        say("leave", os.getpid())
+
+app = qdo.App("test", job_context=job_context)
+
+def act(message, context):
+    body = message.body
+    what = body if isinstance(body, str) else None
+    if what == "exit":
+        os._exit(7)
+    elif what == "system-exit":
+        sys.exit(3)
+    elif what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "spin":
+        while True:
+            pass
+    elif what == "c":
+        import re
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    elif what == "eat":
+        held = []
+        while True:
+            held.append(bytearray(b"x") * (4 << 20))
+    elif what == "leak":
+        context.setdefault("held", []).append(bytearray(b"x") * (120 << 20))
+    elif what == "mute":
+        raise Unspeakable()
+    elif what == "own":
+        raise OwnError("one", "two")
+    elif what == "retry" and message.attempt < 3:
+        raise qdo.Retry(after=0.01)
+    elif what == "dead":
+        raise qdo.DeadLetter("so be it")
+    elif what == "skip":
+        raise qdo.Skip("not wanted")
+    elif what == "close":
+        os.closerange(3, 100)
+        while True:
+            pass
+    elif what == "babble":
+        import gc, socket
+        for each in gc.get_objects():
+            if isinstance(each, socket.socket) and each.fileno() >= 0:
+                os.write(each.fileno(), b"\\x00\\x00\\x00\\x02\\x00\\x00\\x00\\x00[]")
+        while True:
+            pass
+    elif what == "fork":
+        if os.fork() == 0:
+            return "the copy"
+        os.wait()
+    elif what == "stopping":
+        say("waiting", os.getpid())
+        while not message.stopping:
+            time.sleep(0.005)
+    elif what == "sleep":
+        say("waiting", os.getpid())
+        time.sleep(600)
+    say("done", message.queue, body, message.attempt, os.getpid(), context["pid"])
+    return object()
+
+@app.job("timed", executor="process", timeout_seconds=0.5)
+def timed(message, context):
+    act(message, context)
+
+@app.job("small", executor="process", memory_mib=128)
+def small(message, context):
+    act(message, context)
+
+@app.job("recycled", executor="process", recycle_after=2)
+def recycled(message, context):
+    act(message, context)
+
+@app.job("plain*", executor="process")
+def plain(message, context):
+    act(message, context)
+
+ENDS = {
+    then: qdo.Policy(attempts=2, backoff_seconds=0.01, backoff_max_seconds=0.01, then=then)
+    for then in ("dead-letter", "skip", "block")
+}
+
+@app.job("poison-dead-letter-*", executor="process", timeout_seconds=1, memory_mib=128,
+         policy=ENDS["dead-letter"])
+def poison_to_dead_letters(message, context):
+    act(message, context)
+
+@app.job("poison-skip-*", executor="process", timeout_seconds=1, memory_mib=128,
+         policy=ENDS["skip"])
+def poison_to_skip(message, context):
+    act(message, context)
+
+@app.job("poison-block-*", executor="process", timeout_seconds=1, memory_mib=128,
+         policy=ENDS["block"])
+def poison_to_block(message, context):
+    act(message, context)
+
+@app.job("greenlet")
+def greenlet(message, context):
+    say("quick", message.body)
+"""
+
+
+class Shop:
+    """An engine whose app lies in a module, and the output of its jobs."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder
+        self.name = name
+        self.errors: list[BaseException] = []
+        self.engine: Engine
+        self._strangers = set(children(os.getpid()))
+
+    def open(self, **settings: Any) -> Shop:
+        app = importlib.import_module(self.name).app
+        target = f"{self.name}:app"
+        chosen = {"attempts": 2, "log_level": "error", **settings}
+        self.engine = Engine(self.folder, app=app, target=target, **chosen)
+        app.failure(self._failed)
+        return self
+
+    def processes(self) -> list[int]:
+        return [pid for pid in children(os.getpid()) if pid not in self._strangers]
+
+    def _failed(self, message: Message, context: Any, error: BaseException) -> None:
+        self.errors.append(error)
+
+    def said(self, word: str) -> list[list[str]]:
+        path = self.folder / "said"
+        lines = whole_lines(path)
+        return [line.split()[1:] for line in lines if line.split()[0] == word]
+
+    def done(self, queue: str) -> list[str]:
+        return [words[1] for words in self.said("done") if words[0] == queue]
+
+    def letters(self) -> list[str]:
+        return [letter.error for letter in self.engine.broker.dead_letters.records()]
+
+
+@pytest.fixture
+def shop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Shop]:
+    name = f"shop_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(JOBS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    one = Shop(tmp_path, name)
+    yield one
+    one.engine.close()
+    assert one.processes() == []
+    sys.modules.pop(name, None)
+
+
+def test_messages_run_in_another_process_in_order(shop: Shop) -> None:
+    """Whatever they hold; the context is entered once there and torn down at the end."""
+    engine = shop.open().engine
+    seen = [str(number) for number in range(30)]
+    engine.send("plain-a", *range(30))
+    engine.start("plain-a")
+    until(lambda: len(shop.done("plain-a")) == 30)
+    assert shop.done("plain-a") == seen
+    pids = {words[3] for words in shop.said("done")}
+    assert pids == {words[4] for words in shop.said("done")}
+    assert len(pids) == 1
+    assert str(os.getpid()) not in pids
+    engine.stop()
+    assert engine.join() == 0
+    assert [*pids] == [words[0] for words in shop.said("enter")]
+    assert [*pids] == [words[0] for words in shop.said("leave")]
+
+
+def test_outcomes_cross_the_border(shop: Shop) -> None:
+    engine = shop.open(attempts=5).engine
+    engine.send("plain", "retry", "dead", "skip", "own", "mute", "system-exit", "end")
+    engine.start("plain")
+    until(lambda: shop.done("plain")[-1:] == ["end"])
+    assert [words[1:3] for words in shop.said("done")] == [["retry", "3"], ["end", "1"]]
+    assert shop.letters() == [
+        "so be it",
+        "OwnError: one two",
+        "Unspeakable: (its text cannot be shown: str() of it raises)",
+        "SystemExit: 3",
+    ]
+    own = next(error for error in shop.errors if type(error).__name__ == "OwnError")
+    assert isinstance(own, importlib.import_module(shop.name).OwnError)
+    letter = engine.broker.dead_letters.records()[1]
+    assert 'raise OwnError("one", "two")' in letter.traceback
+    assert len(shop.said("enter")) == 1
+
+
+@pytest.mark.parametrize(
+    ("poison", "how"),
+    [
+        ("exit", "code 7"),
+        ("kill", "SIGKILL"),
+        ("close", "channel"),
+        ("babble", "answer"),
+    ],
+)
+def test_a_crash_costs_one_attempt(shop: Shop, poison: str, how: str) -> None:
+    """The queue continues after it; other queues are not affected."""
+    engine = shop.open().engine
+    engine.send("plain", "before", poison, "after")
+    engine.send("plain-other", *range(5))
+    engine.start("plain", "plain-other", "greenlet")
+    engine.send("greenlet", 1)
+    until(lambda: shop.done("plain") == ["before", "after"])
+    until(lambda: len(shop.done("plain-other")) == 5)
+    assert shop.said("quick") == [["1"]]
+    assert [type(error) for error in shop.errors] == [JobCrashedError, JobCrashedError]
+    assert how in str(shop.errors[0])
+    assert len(shop.letters()) == 1
+    assert shop.letters()[0].startswith("JobCrashedError: ")
+
+
+POISONS = ("exit", "spin", "eat", "mute", "kill", "undecodable")
+
+
+@pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
+def test_every_poison_ends_as_the_policy_says(shop: Shop, then: str) -> None:
+    """Each in a queue of its own, all at once; another queue of the worker continues meanwhile."""
+    engine = shop.open().engine
+    queues = {poison: f"poison-{then}-{poison}" for poison in POISONS}
+    for poison, queue in queues.items():
+        if poison == "undecodable":
+            engine.broker.send(Outgoing(queue, b"{no JSON", None, None))
+        else:
+            engine.send(queue, poison)
+        engine.send(queue, "after")
+    engine.start(*queues.values(), "greenlet")
+    counters = engine.worker._pipeline.counters
+    rounds = 0
+    while sum((counters.dead_lettered, counters.skipped, counters.blocked)) < len(POISONS):
+        engine.send("greenlet", rounds)
+        rounds += 1
+        began = time.monotonic()
+        until(lambda count=rounds: len(shop.said("quick")) == count)  # type: ignore[misc]
+        assert time.monotonic() - began < 1.0
+    assert rounds > 1
+    if then == "block":
+        assert counters.blocked == len(POISONS)
+        assert [shop.done(queue) for queue in queues.values()] == [[]] * len(POISONS)
+    else:
+        until(lambda: all(shop.done(queue) == ["after"] for queue in queues.values()))
+    assert len(shop.letters()) == (len(POISONS) if then == "dead-letter" else 0)
+    assert len(shop.errors) == 2 * len(POISONS) - 1  # an undecodable message is tried once
+
+
+@pytest.mark.parametrize("poison", ["spin", "c", "sleep"])
+def test_a_deadline_kills_whatever_the_code_does(shop: Shop, poison: str) -> None:
+    """A loop that holds the GIL, a C call that never looks up, a system call that blocks."""
+    engine = shop.open(attempts=1).engine
+    engine.send("timed", poison, "after")
+    engine.start("timed")
+    until(lambda: shop.done("timed") == ["after"])
+    assert [type(error) for error in shop.errors] == [JobTimeoutError]
+    assert shop.letters()[0].startswith("JobTimeoutError: ")
+
+
+def test_a_memory_eater_is_killed(shop: Shop) -> None:
+    engine = shop.open(attempts=1).engine
+    engine.send("small", "eat", "after")
+    engine.start("small")
+    until(lambda: shop.done("small") == ["after"])
+    assert "128 MiB" in shop.letters()[0]
+
+
+def test_a_process_that_has_grown_is_replaced(shop: Shop) -> None:
+    """Leftovers of one message do not count against the next one."""
+    engine = shop.open(attempts=1).engine
+    engine.send("small", "leak", "after")
+    engine.start("small")
+    until(lambda: shop.done("small")[-1:] == ["after"])
+    pids = [words[3] for words in shop.said("done")]
+    assert len(set(pids)) == len(pids)
+
+
+def test_processes_are_recycled(shop: Shop) -> None:
+    """Every second message; the old one leaves its context."""
+    engine = shop.open().engine
+    engine.send("recycled", *range(5))
+    engine.start("recycled")
+    until(lambda: len(shop.done("recycled")) == 5)
+    assert shop.done("recycled") == ["0", "1", "2", "3", "4"]
+    pids = [words[3] for words in shop.said("done")]
+    assert pids[0] == pids[1]
+    assert pids[2] == pids[3]
+    assert len(set(pids)) == 3
+    until(lambda: [words[0] for words in shop.said("leave")] == [pids[0], pids[2]])
+
+
+def test_a_job_that_forks_and_comes_back_twice_answers_once(shop: Shop) -> None:
+    engine = shop.open().engine
+    engine.send("plain", "fork", "after")
+    engine.start("plain")
+    until(lambda: shop.done("plain") == ["fork", "after"])
+    assert shop.errors == []
+
+
+def test_no_more_processes_than_allowed(shop: Shop) -> None:
+    """Four queues share two, and each queue keeps its order."""
+    engine = shop.open(executor_processes=2).engine
+    queues = [f"plain-{number}" for number in range(4)]
+    for queue in queues:
+        engine.send(queue, *range(10))
+    engine.start(*queues)
+    until(lambda: len(shop.said("done")) == 40)
+    assert len(shop.said("enter")) == 2
+    for queue in queues:
+        assert shop.done(queue) == [str(number) for number in range(10)]
+
+
+def test_an_idle_process_that_died_costs_nothing(shop: Shop) -> None:
+    engine = shop.open().engine
+    engine.send("plain", 1)
+    engine.start("plain")
+    until(lambda: shop.done("plain") == ["1"])
+    (pid,) = shop.processes()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid))
+    engine.send("plain", 2)
+    until(lambda: shop.done("plain") == ["1", "2"])
+    assert shop.errors == []
+
+
+def test_a_process_that_cannot_start_is_not_the_messages_fault(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits until the cause is fixed; no attempt is counted."""
+    engine = shop.open().engine
+    engine.send("plain", 1)
+    engine.start("plain")
+    (shop.folder / "broken").touch()
+    until(lambda: "the context is broken" in caplog.text)
+    (shop.folder / "broken").unlink()
+    until(lambda: shop.done("plain") == ["1"])
+    assert [words[2] for words in shop.said("done")] == ["1"]
+    assert shop.errors == []
+
+
+def test_a_queue_that_waits_for_a_process_can_be_released(shop: Shop) -> None:
+    """Its message is not started anymore."""
+    engine = shop.open().engine
+    engine.send("plain", 1)
+    engine.start("plain")
+    (shop.folder / "broken").touch()
+    until(lambda: engine.worker._dispatcher.in_flight())
+    (claim,) = engine.member.claims.values()
+    engine.member.take_back("plain")
+    until(lambda: ("finished", "plain") in engine.member.events)
+    assert not claim.done
+    assert shop.done("plain") == []
+    counters = engine.worker._pipeline.counters
+    assert (counters.attempts, counters.unsuccessful) == (0, 0)
+
+
+def test_nothing_is_started_once_the_lease_is_over(shop: Shop) -> None:
+    """It may have run out while the process was started; the message waits for the lease."""
+    engine = shop.open().engine
+    engine.send("plain", 1)
+    (shop.folder / "broken").touch()
+    engine.start("plain")
+    until(lambda: engine.worker._dispatcher.in_flight())
+    lease = engine.member.lease
+    until_then, lease.until = lease.until, 0.0
+    (shop.folder / "broken").unlink()
+    until(lambda: not engine.worker._dispatcher.in_flight())
+    assert shop.done("plain") == []
+    lease.until = until_then
+    until(lambda: shop.done("plain") == ["1"])
+
+
+def test_a_drain_is_seen_in_the_process(shop: Shop) -> None:
+    engine = shop.open().engine
+    engine.send("plain", "stopping")
+    engine.start("plain")
+    until(lambda: shop.said("waiting"))
+    engine.stop()
+    assert engine.join() == 0
+    assert shop.done("plain") == ["stopping"]
+
+
+def test_an_aborted_job_is_killed(shop: Shop) -> None:
+    """Its message is not done and its process is gone before the queue is released."""
+    engine = shop.open().engine
+    engine.send("plain", "sleep")
+    engine.start("plain")
+    until(lambda: shop.said("waiting"))
+    ((pid,),) = shop.said("waiting")
+    engine.stop()
+    engine.stop()
+    assert engine.join() == 1
+    assert not alive(int(pid))
+    assert engine.registrar.recorded.get("plain", 0) == 0
+
+
+def test_a_process_that_will_not_leave_is_killed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spawned, "LEAVE_SECONDS", 0.05)
+    engine = shop.open().engine
+    engine.send("plain", 1)
+    engine.start("plain")
+    until(lambda: shop.done("plain") == ["1"])
+    (pid,) = shop.processes()
+    os.kill(pid, signal.SIGSTOP)
+    engine.stop()
+    assert engine.join() == 0
+    assert not alive(pid)
+
+
+def test_bytes_headers_and_odd_bodies_arrive_unchanged() -> None:
+    """The job in its process gets the same message as in this process."""
+    for body in (b"\x00\xff" * 10, {"a": [1.5, None, True, "\ud800 ü"]}, 2**80, ""):
+        one = Message("q", 5, body, "k", {"h": "v"}, 7, 3, "id-1")
+        frame = wire.pack_message(one, 9)
+        parts = [frame]
+
+        def receive(size: int, parts: list[bytes] = parts) -> bytes:
+            data, parts[0] = parts[0][:size], parts[0][size:]
+            return data
+
+        read = wire.read(receive)
+        assert read is not None
+        other = wire.message_of(*read)
+        for name in ("queue", "position", "body", "key", "headers", "fence", "attempt", "id"):
+            assert getattr(one, name) == getattr(other, name)
+        assert wire.read(receive) is None

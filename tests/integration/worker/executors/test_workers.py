@@ -1,0 +1,215 @@
+"""Whole worker processes whose jobs never yield, and the fate of their processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo.app import App
+from tests.support.paths import ROOT
+from tests.support.processes import Proc, alive, children, descendants, wait_until, whole_lines
+
+JOBS = """
+import asyncio, ctypes, os, time
+import qdo
+
+app = qdo.App("held")
+
+def say(*words):
+    with open("said", "a") as file:
+        file.write(" ".join(str(word) for word in words) + "\\n")
+
+def held(message):
+    say("begin", message.queue, message.body, os.getpid())
+    end = time.monotonic() + message.body
+    if message.headers.get("how") == "c":
+        ctypes.CDLL(None).usleep(int(message.body * 1e6))
+    while time.monotonic() < end:
+        pass
+    say("end", message.queue, message.body, os.getpid())
+
+@app.job("thread", executor="thread")
+def in_thread(message, context):
+    held(message)
+
+@app.job("process*", executor="process")
+def in_process(message, context):
+    held(message)
+
+@app.job("waits", executor="thread", timeout_seconds=0.2)
+def waits(message, context):
+    if message.body == "long":
+        time.sleep(60)
+    time.sleep(0.01)
+    app.send("echo", message.body)
+
+@app.job("mixed-*", executor="thread", timeout_seconds=0.3)
+def mixed(message, context):
+    if message.body == "compute":
+        while True:
+            pass
+    while True:
+        time.sleep(0.001 * message.body)
+
+@app.job("async", timeout_seconds=5)
+async def on_loop(message, context):
+    await asyncio.sleep(0.01)
+    await asyncio.to_thread(time.sleep, 0.01)
+    await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 80)
+    app.send("echo", message.body)
+
+@app.job("sends", executor="process")
+def sends(message, context):
+    time.sleep(0.01)
+    app.send("echo", message.body)
+
+@app.job("echo")
+def echo(message, context):
+    say("echo", message.body)
+
+@app.job("quick")
+def quick(message, context):
+    say("quick", message.body, time.time())
+"""
+
+
+class Held:
+    """A worker program of that app."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "held.py").write_text(JOBS)
+        self.app = App("held", broker=f"sqlite:{folder / 'messages.db'}")
+
+    def start(self, *options: str) -> Proc:
+        return Proc.python(
+            *("-m", "qdo.cli.worker", "held:app"),
+            *("--broker", f"sqlite:{self.folder / 'messages.db'}"),
+            *("--coordinator", f"sqlite:{self.folder / 'coordination.db'}"),
+            *options,
+            cwd=self.folder,
+            env={"PYTHONPATH": str(ROOT)},
+        )
+
+    def said(self, word: str) -> list[list[str]]:
+        path = self.folder / "said"
+        lines = whole_lines(path)
+        return [line.split()[1:] for line in lines if line.split()[0] == word]
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Held]:
+    one = Held(tmp_path)
+    yield one
+    one.app.close()
+
+
+@pytest.mark.parametrize("queue", ["thread", "process"])
+@pytest.mark.parametrize("how", ["c", "python"])
+def test_a_job_that_never_yields_loses_no_session(held: Held, queue: str, how: str) -> None:
+    """For three session timeouts; another queue's messages are processed all the while."""
+    held.app.send(queue, 3.0, headers={"how": how})
+    with held.start("--session-timeout-seconds", "1") as worker:
+        wait_until(lambda: len(held.said("begin")) == 1, "the long job began")
+        late: list[float] = []
+        while not held.said("end"):
+            number = len(late)
+            sent = time.time()
+            held.app.send("quick", number)
+            wait_until(lambda number=number: len(held.said("quick")) > number, "a quick job")  # type: ignore[misc]
+            late.append(float(held.said("quick")[-1][1]) - sent)
+        assert len(late) >= 5
+        # The first one is found and claimed again; those after it only wait for the wake-up.
+        assert max(late[1:]) < 1.0
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+        assert "session is over" not in worker.output
+    assert len(held.said("begin")) == 1
+
+
+def test_every_executor_in_a_worker_that_gevent_has_patched(held: Held) -> None:
+    """Waiting, helper threads and sending work in each; so does a deadline."""
+    held.app.send_many([("waits", "long"), ("waits", "a"), ("async", "b"), ("sends", "c")])
+    config = held.folder / "qdo.toml"
+    config.write_text("attempts = 1\n")
+    with held.start("-c", str(config), "--burst") as worker:
+        assert worker.wait() == 0
+        assert "JobTimeoutError" in worker.output
+    assert sorted(words[0] for words in held.said("echo")) == ["a", "b", "c"]
+
+
+def test_deadlines_reach_threads_however_busy_the_process_is(held: Held) -> None:
+    """Some threads compute, others wait, for long and ever so shortly: all end."""
+    bodies = ["compute", 60_000, 1, "compute", 50, 0]
+    held.app.send_many([(f"mixed-{n}", body) for n, body in enumerate(bodies) for _ in range(5)])
+    config = held.folder / "qdo.toml"
+    config.write_text("attempts = 1\n")
+    with held.start("-c", str(config), "--burst") as worker:
+        assert worker.wait(60) == 0
+        assert "Traceback" not in worker.output
+    letters = held.app.broker.dead_letters.records()
+    assert len(letters) == 5 * len(bodies)
+    assert {letter.error.partition(":")[0] for letter in letters} == {"JobTimeoutError"}
+
+
+def test_no_job_process_outlives_a_killed_worker(held: Held) -> None:
+    """kill -9 of the worker process in the middle of a job that never yields."""
+    held.app.send("process", 600)
+    with held.start("--session-timeout-seconds", "2") as worker:
+        wait_until(lambda: len(held.said("begin")) == 1, "the job began")
+        job = int(held.said("begin")[0][2])
+        (child,) = children(worker.pid)
+        assert os.getpgid(job) == child
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: not alive(job), "the job's process is dead")
+        # And the message is run again, by the process that takes the dead one's place.
+        wait_until(lambda: len(held.said("begin")) == 2, "the next attempt")
+        for number in (signal.SIGTERM, signal.SIGTERM):
+            worker.send(number)
+            with contextlib.suppress(AssertionError):
+                worker.wait(0.5)
+        worker.wait()
+        family = descendants(worker.pid)
+    assert family == []
+
+
+def test_no_job_process_outlives_the_whole_program(held: Held) -> None:
+    """Parent and worker process are killed at once: nothing is left to clean up."""
+    held.app.send("process", 600)
+    with held.start("--session-timeout-seconds", "2") as worker:
+        wait_until(lambda: len(held.said("begin")) == 1, "the job began")
+        job = int(held.said("begin")[0][2])
+        (child,) = children(worker.pid)
+        worker.send(signal.SIGSTOP)
+        os.kill(child, signal.SIGKILL)
+        worker.send(signal.SIGKILL)
+        wait_until(lambda: not alive(job), "the job's process is dead")
+
+
+def test_a_signal_to_every_process_drains(held: Held) -> None:
+    """As an init system sends it to the whole service: jobs in processes end in peace."""
+    held.app.send("process", 1.0)
+    with held.start() as worker:
+        wait_until(lambda: len(held.said("begin")) == 1, "the job began")
+        for pid in (*descendants(worker.pid), worker.pid):
+            if pid not in children(worker.pid):
+                os.kill(pid, signal.SIGTERM)
+        assert worker.wait() == 0
+    assert len(held.said("end")) == 1
+
+
+def test_a_thread_that_cannot_be_stopped_ends_its_process(held: Held) -> None:
+    """At the end of the drain; its message is repeated, and never runs twice at once."""
+    held.app.send("thread", 600, headers={"how": "c"})
+    with held.start("--drain-seconds", "0.1", "--session-timeout-seconds", "2") as worker:
+        wait_until(lambda: len(held.said("begin")) == 1, "the job began")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 1
+        assert "1 jobs did not stop; exiting" in worker.output
+    assert held.said("end") == []

@@ -1,0 +1,125 @@
+"""The outbox in real workers: killed between its steps, and with several of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import QDO, WORKER, clean_environment, command
+from tests.support.processes import Proc, alive, children, wait_until, whole_lines
+
+APP = """
+import os
+import pathlib
+import signal
+
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+import qdo
+from qdo.outbox import Outbox
+
+app = qdo.App("shop")
+engine = create_engine("sqlite:///app.db", connect_args={"timeout": 30})
+outbox = Outbox(app, engine)
+step = os.environ.get("QDO_TEST_KILL_AT")
+
+
+def dying(name):
+    real = getattr(outbox, name)
+
+    def once(*arguments):
+        done = real(*arguments) if step == "after" else None
+        if not pathlib.Path("killed").exists():
+            pathlib.Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done if step == "after" else real(*arguments)
+
+    return once
+
+
+if step in ("read", "after"):
+    outbox._oldest = dying("_oldest")  # killed before or after it read, thus before sending
+elif step == "delete":
+    outbox._delete = dying("_delete")  # killed after sending, before deleting
+
+
+def fill(first, last):
+    with Session(engine) as session, session.begin():
+        outbox.create(session)
+        for number in range(first, last):
+            outbox.send(session, f"q{number % 3}", number)
+
+
+@app.job()
+def job(message, context):
+    with open("runs", "a") as runs:
+        runs.write(f"{message.queue} {message.body} {message.id}\\n")
+"""
+ENVIRONMENT = {"QDO_SESSION_TIMEOUT_SECONDS": "2.5", "QDO_APP": "shop"}
+COUNT = 60
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(APP)
+    fill(tmp_path, 0, COUNT)
+    return tmp_path
+
+
+def fill(folder: Path, first: int, last: int) -> None:
+    made = command("-c", f"{_AT_HOME}import shop; shop.fill({first}, {last})", cwd=folder)
+    assert made.code == 0, made.err
+
+
+_AT_HOME = "import sys; sys.path.insert(0, ''); "
+
+
+def runs(folder: Path) -> dict[str, list[int]]:
+    """Return the numbers of messages by queue, in the order of their first runs.
+
+    After a kill a message may run again; a message sent twice would have two ids.
+    """
+    found: dict[str, list[int]] = {}
+    path = folder / "runs"
+    lines = whole_lines(path)
+    for queue, number, _ in dict.fromkeys(tuple(line.split()) for line in lines):
+        found.setdefault(queue, []).append(int(number))
+    return found
+
+
+def expected(count: int) -> dict[str, list[int]]:
+    return {f"q{each}": list(range(each, count, 3)) for each in range(3)}
+
+
+@pytest.mark.parametrize("step", ["none", "read", "after", "delete"])
+def test_a_relay_killed_between_its_steps(folder: Path, step: str) -> None:
+    """Every message is there once, and in order; burst waits for the outbox, too."""
+    worker = (*WORKER, "shop:app", "--burst")
+    environment = {**ENVIRONMENT, "QDO_TEST_KILL_AT": step}
+    ended = command(*worker, cwd=folder, env=environment)
+    assert ended.code == 0, ended.err
+    assert (folder / "killed").exists() is (step != "none")
+    assert runs(folder) == expected(COUNT)
+
+
+def test_another_worker_takes_over(folder: Path) -> None:
+    """Of three workers one relays; when it is killed the next one does."""
+    environment = {**clean_environment(), **ENVIRONMENT}
+    options = ("shop:app", "--processes", "3", "--log-level", "debug")
+    with Proc.python(*WORKER, *options, cwd=folder, env=environment) as parent:
+        wait_until(lambda: runs(folder) == expected(COUNT), "the first ones have run", 60)
+        [found] = parent.wait_for_line(r"outbox_relay\[(\d+)\] relayed \d+ messages")
+        relay = int(found.group(1))
+        assert relay in children(parent.pid)
+        os.kill(relay, signal.SIGKILL)
+        wait_until(lambda: not alive(relay), "it is dead")
+        fill(folder, COUNT, 2 * COUNT)
+        wait_until(lambda: runs(folder) == expected(2 * COUNT), "the others have run", 60)
+        parent.send(signal.SIGTERM)
+        assert parent.wait(60) in (0, 1), parent.output
+    listed = command(*QDO, "queues", "-o", "jsonl", cwd=folder, env=ENVIRONMENT).out
+    assert listed.count('"backlog": 0') + listed.count('"backlog":0') == 3

@@ -1,0 +1,236 @@
+"""Messages that kill their process: real worker processes, their parent, and its bookkeeping."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qdo
+from qdo.brokers.registry import open_broker
+from qdo.coordination.client import Client, connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.ops.unblock import Decision, unblock
+from tests.support.processes import Proc, wait_until, whole_lines
+
+APP = """
+import os
+import time
+
+import qdo
+
+app = qdo.App("poison", backoff_seconds=0.02, backoff_max_seconds=0.1)
+out = open("out", "a", 1)
+
+policy = qdo.Policy(attempts=3, backoff_seconds=0.02, backoff_max_seconds=0.1, then={then!r})
+
+@app.job("keys", policy=policy, order="key")
+@app.job(policy=policy)
+def job(message, context):
+    out.write(f"{{message.queue}} {{message.body}} {{message.attempt}} {{os.getpid()}}\\n")
+    if message.body == "poison":
+        os._exit(1)
+    if message.body == "mean":
+        raise ValueError("no")
+    if message.body == "slow":
+        time.sleep(60)
+    while message.body == "endless":
+        pass
+"""
+
+
+class Stage:
+    """An app in a folder, and the files of its worker processes."""
+
+    def __init__(self, folder: Path, coordinator: str) -> None:
+        self.folder = folder
+        self.coordinator = coordinator
+        self.broker = open_broker(f"sqlite:{folder / 'messages.db'}", "poison")
+        self.app = qdo.App("poison", broker=f"sqlite:{folder / 'messages.db'}")
+        self.layout = Layout.of("poison")
+        self._client: Client | None = None
+        self._procs: list[Proc] = []
+
+    def start(self, then: str = "dead-letter", *options: str) -> Proc:
+        (self.folder / "jobs.py").write_text(APP.format(then=then))
+        places = {"QDO_BROKER": f"sqlite:{self.folder / 'messages.db'}"}
+        places["QDO_COORDINATOR"] = self.coordinator
+        argv = ("-m", "qdo.cli.worker", "jobs:app", *options)
+        proc = Proc.python(*argv, env=places, cwd=self.folder)
+        self._procs.append(proc)
+        return proc
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            self._client = connect(self.coordinator, handler="threading")
+            self._client.open(10.0)
+        return self._client
+
+    def runs(self, queue: str) -> list[tuple[str, int]]:
+        """Return body and attempt of every run of the job for a queue."""
+        path = self.folder / "out"
+        lines = whole_lines(path)
+        return [(body, int(attempt)) for q, body, attempt, _ in map(str.split, lines) if q == queue]
+
+    def pids(self) -> list[int]:
+        path = self.folder / "out"
+        lines = whole_lines(path)
+        return [int(line.split()[3]) for line in lines]
+
+    def node(self, queue: str) -> QueueNode:
+        return QueueNode.parse(self.client.get(self.layout.queue(queue))[0])
+
+    def close(self) -> None:
+        for proc in self._procs:
+            proc.__exit__(None, None, None)
+        if self._client is not None:
+            self._client.stop()
+            self._client.close()
+        self.broker.close()
+        self.app.close()
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    """On the embedded coordinator, or on the one that a test's parameter names."""
+    coordinator = getattr(request, "param", "embedded_url")
+    stage = Stage(tmp_path, request.getfixturevalue(coordinator))
+    yield stage
+    stage.close()
+
+
+def send(stage: Stage, queue: str, *bodies: Any) -> None:
+    stage.app.send_many([(queue, body) for body in bodies])
+
+
+BOTH = pytest.mark.parametrize("stage", ["embedded_url", "zookeeper_url"], indirect=True)
+RUNS = [("one", 1), ("poison", 1), ("poison", 2), ("poison", 3)]
+
+
+@BOTH
+@pytest.mark.parametrize("then", ["dead-letter", "skip"])
+def test_a_poison_message_is_ended_by_its_policy(stage: Stage, then: str) -> None:
+    """It kills its process three times; then the queue continues without it, in order."""
+    send(stage, "q", "one", "poison", "two")
+    stage.start(then)
+    wait_until(lambda: ("two", 1) in stage.runs("q"), "the message behind the poison")
+    assert [run for run in stage.runs("q") if run[0] == "poison"] == RUNS[1:]
+    letters = [(each.body, each.attempts) for each in stage.broker.dead_letters.records("q")]
+    assert letters == ([(b'"poison"', 3)] if then == "dead-letter" else [])
+    if letters:
+        assert "code 1" in stage.broker.dead_letters.records("q")[0].error
+    wait_until(lambda: stage.node("q").failure is None, "the end of the marks")
+
+
+@pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
+def test_a_poison_message_blocks_until_an_operator_decides(stage: Stage, verdict: Decision) -> None:
+    """The queue waits with its order kept; the others of its worker continue."""
+    send(stage, "q", "one", "poison", "two")
+    stage.start("block")
+    wait_until(lambda: is_blocked(stage, "q"), "the block")
+    marks = stage.node("q").failure
+    assert marks is not None
+    assert (marks.attempts, marks.position > stage.node("q").last) == (3, True)
+    send(stage, "other", "hello")
+    wait_until(lambda: ("hello", 1) in stage.runs("other"), "the other queue")
+    assert ("two", 1) not in stage.runs("q")
+    unblock(stage.client, stage.layout, "q", verdict)
+    if verdict == "retry":
+        wait_until(lambda: len(stage.runs("q")) >= 7, "three further attempts")
+        wait_until(lambda: is_blocked(stage, "q"), "the next block")
+        attempts = [attempt for body, attempt in stage.runs("q") if body == "poison"]
+        assert attempts == [1, 2, 3, 1, 2, 3]
+        return
+    wait_until(lambda: ("two", 1) in stage.runs("q"), "the message behind the poison")
+    letters = [each.attempts for each in stage.broker.dead_letters.records("q")]
+    assert letters == ([3] if verdict == "dead-letter" else [])
+
+
+@BOTH
+def test_an_operator_decides_on_one_of_several_keys(stage: Stage) -> None:
+    """The key of that message continues, the others wait until all are decided on at once."""
+    for key in ("a", "b", "c"):
+        stage.app.send("keys", "mean", key=key)
+        stage.app.send("keys", key, key=key)
+    worker = stage.start("block")
+    wait_until(lambda: len(blocking(stage, "keys")) == 3, "three blocked keys")
+    second = blocking(stage, "keys")[1]
+    worker.wait_for_line(f"`qdo unblock keys --position {second}` with --retry")
+    unblock(stage.client, stage.layout, "keys", "dead-letter", second)
+    wait_until(lambda: ("b", 1) in stage.runs("keys"), "the second key goes on")
+    wait_until(
+        lambda: len(stage.broker.dead_letters.records("keys")) == 1, "its message is a dead letter"
+    )
+    assert second not in blocking(stage, "keys")
+    assert [run for run in stage.runs("keys") if run[0] in "ac"] == []
+    assert len(unblock(stage.client, stage.layout, "keys", "skip", "all")) == 2
+    wait_until(lambda: {("a", 1), ("c", 1)} <= set(stage.runs("keys")), "the others go on")
+    wait_until(lambda: stage.node("keys").failure is None, "the end of the marks")
+    assert [each.position for each in stage.broker.dead_letters.records("keys")] == [second]
+
+
+def blocking(stage: Stage, queue: str) -> list[int]:
+    """Return the positions of the messages that wait for an operator."""
+    if not stage.client.exists(stage.layout.queue(queue)):
+        return []
+    return [each.position for each in stage.node(queue).blocking]
+
+
+def is_blocked(stage: Stage, queue: str) -> bool:
+    marks = stage.node(queue).failure if stage.client.exists(stage.layout.queue(queue)) else None
+    return marks is not None and marks.blocked
+
+
+def test_attempts_survive_a_clean_stop(stage: Stage) -> None:
+    """A message that failed before a restart continues with its next attempt."""
+    send(stage, "q", "mean")
+    first = stage.start("block")
+    wait_until(lambda: len(stage.runs("q")) >= 1, "an attempt")
+    first.send(signal.SIGTERM)
+    assert first.wait() == 0
+    done = len(stage.runs("q"))
+    second = stage.start("block")
+    wait_until(lambda: is_blocked(stage, "q"), "the block")
+    assert [attempt for _, attempt in stage.runs("q")] == [1, 2, 3]
+    assert done <= 3
+    second.send(signal.SIGTERM)
+    assert second.wait() == 0
+    assert is_blocked(stage, "q")
+
+
+def test_an_operators_kill_counts_no_attempt(stage: Stage) -> None:
+    """A worker that was killed after a stop signal did not crash because of its message."""
+    send(stage, "q", "endless")
+    proc = stage.start()
+    wait_until(lambda: len(stage.runs("q")) == 1, "the attempt")
+    for answer in ("signal: draining", "signal: aborting", "signal: killing"):
+        proc.send(signal.SIGTERM)
+        proc.wait_for_line(answer)
+    proc.wait()
+    assert stage.node("q").failure is None
+
+
+@BOTH
+def test_kill_9_counts_an_attempt_of_the_message_in_hand(stage: Stage) -> None:
+    """Only of the one in flight: messages done before it in the same process are untouched."""
+    send(stage, "done", "one", "two")
+    send(stage, "q", "slow")
+    proc = stage.start()
+    wait_until(lambda: len(stage.pids()) == 3, "all messages begun")
+    wait_until(lambda: stage.node("done").last > 0, "the checkpoint")
+    os.kill(stage.pids()[0], signal.SIGKILL)
+    proc.wait_for_line("crashed with 1 messages in flight")
+    marks = stage.node("q").failure
+    assert marks is not None
+    assert (marks.attempts, marks.crashed, "SIGKILL" in marks.error) == (1, True, True)
+    assert stage.node("done").failure is None
+    wait_until(lambda: stage.runs("q")[-1] == ("slow", 2), "the second attempt")
+    value = json.loads(stage.client.get(stage.layout.queue("q"))[0])
+    assert value["failing"]["attempts"] == 1

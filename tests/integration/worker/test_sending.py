@@ -1,0 +1,198 @@
+"""Messages as senders meant them, seen by jobs: bytes, delays, letters sent again, own sends."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo import App, Message
+from qdo.brokers.base import Outgoing
+from qdo.settings.sources import load
+from tests.support.cli import WORKER, command
+from tests.support.engine import Engine, until
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Make engines, and end them with the test."""
+    engines: list[Engine] = []
+
+    def made(**settings: Any) -> Engine:
+        engines.append(Engine(tmp_path, **settings))
+        return engines[-1]
+
+    yield made
+    for engine in engines:
+        engine.close()
+
+
+def test_bytes_reach_the_job_as_bytes(make: Callable[..., Engine]) -> None:
+    """Whatever is in them; JSON stays JSON, with headers or without."""
+    engine = make()
+    seen: list[Any] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        seen.append(message.body)
+
+    engine.app.send("q", b"\x00\xff")
+    engine.app.send("q", b'{"a": 1}', headers={"content-type": "text/x"})
+    engine.app.send("q", b'{"a": 1}', headers={"content-type": "application/json"})
+    engine.app.send("q", {"a": 1}, headers={"h": "v"})
+    engine.app.send("q", "text")
+    engine.app.send("q", b"")
+    engine.start("q")
+    until(lambda: len(seen) == 6)
+    assert seen == [b"\x00\xff", b'{"a": 1}', {"a": 1}, {"a": 1}, "text", b""]
+    assert engine.broker.dead_letters.records() == []
+
+
+def test_bodies_that_do_not_decode_are_dead_letters(make: Callable[..., Engine]) -> None:
+    """Even if the headers declare JSON; the bytes are kept unchanged."""
+    engine = make(attempts=1)
+    seen: list[Any] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        seen.append(message.body)
+
+    engine.broker.send(Outgoing("q", b"\x00"))
+    engine.app.send("q", b"\x01", headers={"content-type": "application/json"})
+    engine.app.send("q", 3)
+    engine.start("q")
+    until(lambda: seen == [3])
+    assert [letter.body for letter in engine.broker.dead_letters.records()] == [b"\x00", b"\x01"]
+
+
+def test_a_delayed_message_wakes_its_worker(make: Callable[..., Engine]) -> None:
+    """It arrives when it is due, not at the next check; its id is that returned by sending."""
+    engine = make()
+    seen: list[tuple[str, float]] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        seen.append((message.id, time.time()))
+
+    engine.start("q")
+    due = time.time() + 0.5
+    sent = engine.app.send("q", 1, at=due)
+    until(lambda: seen)
+    ((found, at),) = seen
+    assert found == sent
+    assert due <= at < due + 2.0
+
+
+def test_jobs_may_send(make: Callable[..., Engine]) -> None:
+    """To other queues and their own, also delayed, and passing on the headers they got."""
+    engine = make()
+    seen: list[tuple[str, Any, dict[str, str]]] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        seen.append((message.queue, message.body, dict(message.headers)))
+        if message.queue == "first":
+            engine.app.send("second", message.body, headers=message.headers)
+        elif message.queue == "second" and message.body < 3:
+            engine.app.send("second", message.body + 1, delay_seconds=0.02, headers={"h": "v"})
+
+    engine.app.send("first", 1, delay_seconds=0.02)
+    engine.start("first", "second")
+    until(lambda: len(seen) == 4)
+    assert [(queue, body) for queue, body, _ in seen] == [
+        ("first", 1),
+        ("second", 1),
+        ("second", 2),
+        ("second", 3),
+    ]
+    assert set(seen[0][2]) == {"qdo-id"}
+    assert seen[1][2] == {}
+    assert set(seen[2][2]) == {"qdo-id", "h"}
+
+
+def test_a_retried_dead_letter_is_run_again(make: Callable[..., Engine]) -> None:
+    """By a worker that runs, at once, from attempt 1, under its first id; and may die again."""
+    engine = make(attempts=1)
+    mended = False
+    seen: list[tuple[str, int, str | None]] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        seen.append((message.id, message.attempt, message.headers.get("qdo-retried")))
+        if not mended:
+            raise ValueError("no")
+
+    sent = engine.app.send("q", 1)
+    engine.start("q")
+    for number in range(3):
+        until(lambda: engine.broker.dead_letters.records())
+        (letter,) = engine.broker.dead_letters.find()
+        mended = number == 2
+        engine.broker.dead_letters.retry([(letter.queue, letter.position)])
+        until(lambda n=number: len(seen) == n + 2)  # type: ignore[misc]
+    assert seen == [(sent, 1, None), (sent, 1, "1"), (sent, 1, "2"), (sent, 1, "3")]
+    assert engine.broker.dead_letters.records() == []
+
+
+def test_a_burst_processes_what_is_due_at_its_start(tmp_path: Path) -> None:
+    """No worker ran when it became due. The burst does not wait for messages not yet due."""
+    with App("a", broker=f"sqlite:{tmp_path}/qdo-data/messages.db") as app:
+        app.use(load(environ={}))
+        app.send("q", "due", delay_seconds=0.1)
+        app.send("q", "later", delay_seconds=3600)
+        due = time.time() + 0.1
+        until(lambda: time.time() > due, "the time has come")
+        job = ("--app", "a", "--job", "workers.echo:job")
+        ended = command(*WORKER, "--burst", *job, cwd=tmp_path)
+        assert ended.code == 0, ended.err
+        assert "due" in ended.out
+        assert "later" not in ended.out
+        assert app.broker.catalog.backlog("q", 0).delayed == 1
+
+
+JOBS = """
+import qdo
+
+app = qdo.App("a")
+
+
+@app.job("greenlet")
+def from_a_greenlet(message, context):
+    app.send("seen", ["greenlet", message.body], dedup_key=f"greenlet {message.body}")
+
+
+@app.job("thread", executor="thread")
+def from_a_thread(message, context):
+    app.send("seen", ["thread", message.body], dedup_key=f"thread {message.body}")
+
+
+@app.job("async")
+async def from_a_coroutine(message, context):
+    await app.asend("seen", ["async", message.body], dedup_key=f"async {message.body}")
+
+
+@app.job("process", executor="process")
+def from_a_process(message, context):
+    app.send("seen", ["process", message.body], dedup_key=f"process {message.body}")
+"""
+KINDS = ["async", "greenlet", "process", "thread"]
+
+
+def test_jobs_send_wherever_they_run(tmp_path: Path) -> None:
+    """In a real worker: from greenlets, native threads, processes and coroutines."""
+    (tmp_path / "sending_jobs.py").write_text(JOBS)
+    with App("a", broker=f"sqlite:{tmp_path}/qdo-data/messages.db") as app:
+        app.use(load(environ={}))
+        app.send_many([(kind, number) for number in range(50) for kind in KINDS])
+        ended = command(*WORKER, "--burst", "sending_jobs:app", cwd=tmp_path)
+        assert ended.code == 0, ended.err
+        assert app.broker.dead_letters.records() == []
+        rows = app.broker.reader("seen", 0).fetch(1000)
+    found = [tuple(json.loads(row[1])) for row in rows]
+    assert sorted(found) == [(kind, number) for kind in KINDS for number in range(50)]
+    for kind in KINDS:
+        assert [number for one, number in found if one == kind] == list(range(50))

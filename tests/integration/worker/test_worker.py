@@ -1,0 +1,630 @@
+"""The worker engine on the embedded broker; the tests play the coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from qdo.coordination.protocol.claims import Claim
+from qdo.errors import CoordinatorUnreachableError
+from qdo.message import Message
+from qdo.outcomes import DeadLetter
+from qdo.worker.duties.burst import FleetSurvey
+from qdo.worker.engine.slot import ClaimSink, Slot, TurnResult
+from qdo.worker.executors.base import JobAborted
+from tests.support.engine import Engine, until
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Make engines that end with the test."""
+    made: list[Engine] = []
+
+    def make_one(**settings: Any) -> Engine:
+        made.append(Engine(tmp_path, **settings))
+        return made[-1]
+
+    yield make_one
+    for engine in made:
+        engine.close()
+
+
+def collect(engine: Engine) -> list[tuple[str, Any]]:
+    """Give the engine a job that keeps queue and body of each message."""
+    seen: list[tuple[str, Any]] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        seen.append((message.queue, message.body))
+
+    return seen
+
+
+def of(seen: list[tuple[str, Any]], queue: str) -> list[Any]:
+    return [body for name, body in seen if name == queue]
+
+
+# --- order, fairness, wake-up ---------------------------------------------------------
+
+
+def test_every_queue_is_processed_in_order_and_recorded(make: Callable[..., Engine]) -> None:
+    """Sent before and after the claim; nothing twice."""
+    engine = make()
+    seen = collect(engine)
+    queues = [f"q{number}" for number in range(20)]
+    engine.app.send_many([(queue, number) for number in range(100) for queue in queues])
+    engine.start(*queues)
+    engine.app.send_many([(queue, number) for number in range(100, 200) for queue in queues])
+    until(lambda: len(seen) >= 4000)
+    for queue in queues:
+        assert of(seen, queue) == list(range(200))
+    engine.stop()
+    assert engine.join() == 0
+    for queue in queues:
+        assert engine.registrar.recorded[queue] == engine.broker.catalog.backlog(queue, 0).head
+    assert engine.member.stopped.is_set()
+
+
+def test_a_long_queue_does_not_hold_up_short_ones(make: Callable[..., Engine]) -> None:
+    """With one greenlet for all: the short ones are done while the long one has most to do."""
+    engine = make(concurrency=1, fetch=10)
+    seen = collect(engine)
+    engine.send("long", *range(2000))
+    shorts = [f"short{number}" for number in range(20)]
+    for queue in shorts:
+        engine.send(queue, "x")
+    engine.start("long", *shorts)
+    until(lambda: len(seen) == 2020)
+    last_short = max(index for index, (queue, _) in enumerate(seen) if queue != "long")
+    assert last_short < 100
+
+
+def test_slow_jobs_of_many_queues_run_side_by_side(make: Callable[..., Engine]) -> None:
+    """Up to `concurrency` at once, one of each queue."""
+    engine = make(concurrency=5)
+    running: set[str] = set()
+    peaks: list[int] = []
+    gate = Event()
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        assert message.queue not in running
+        running.add(message.queue)
+        peaks.append(len(running))
+        gate.wait()
+        running.discard(message.queue)
+
+    for number in range(10):
+        engine.send(f"q{number}", 1, 2)
+    engine.start(*[f"q{number}" for number in range(10)])
+    until(lambda: len(running) == 5)
+    gate.set()
+    until(lambda: len(peaks) == 20)
+    assert max(peaks) == 5
+
+
+def test_an_idle_queue_is_woken_without_polling(make: Callable[..., Engine]) -> None:
+    """No fetch while nothing is sent; and a message starts within milliseconds."""
+    engine = make()
+    started: list[float] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        started.append(time.monotonic())
+
+    engine.start("q")
+    until(engine.worker._dispatcher.all_idle)
+    turns: list[str] = []
+    pipeline = engine.worker._pipeline
+    plain = pipeline.turn
+
+    def turn(slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
+        turns.append(slot.queue)
+        return plain(slot, member, claim)
+
+    pipeline.turn = turn  # type: ignore[method-assign]
+    gevent.sleep(0.3)
+    assert turns == []
+    delays = []
+    for count in range(1, 21):
+        sent = time.monotonic()
+        engine.send("q", count)
+        until(lambda count=count: len(started) == count)  # type: ignore[misc]
+        delays.append(started[-1] - sent)
+    assert sorted(delays)[10] < 0.05
+    assert len(turns) <= 41  # the message's own and one that finds the tip
+
+
+def test_ten_thousand_idle_queues_take_less_than_2_kib_each(make: Callable[..., Engine]) -> None:
+    """Slot, claim, table; the names are counted, too."""
+    engine = make()
+    collect(engine)
+    engine.start("first")
+    until(engine.worker._dispatcher.all_idle)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        engine.member.grant(*[f"queue-{number:032d}" for number in range(10_000)])
+        until(engine.worker._dispatcher.all_idle)
+        until(lambda: engine.worker._dispatcher.runners == 0)
+        engine.member.events.clear()
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken / 10_000 < 2048
+
+
+# --- failures -------------------------------------------------------------------------
+
+
+def test_a_failing_message_is_set_aside_while_other_queues_go_on(
+    make: Callable[..., Engine],
+) -> None:
+    """Three attempts, then a dead letter with the error, then the rest of its queue."""
+    engine = make(attempts=3)
+    attempts: list[tuple[int, int]] = []
+    others: list[int] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        if message.queue == "bad":
+            attempts.append((message.body, message.attempt))
+            if message.body == 2:
+                raise ValueError(f"no {message.body}")
+        else:
+            others.append(len(attempts))
+
+    engine.send("bad", 1, 2, 3)
+    engine.send("good", *range(10))
+    engine.start("bad", "good")
+    until(lambda: (3, 1) in attempts)
+    assert attempts == [(1, 1), (2, 1), (2, 2), (2, 3), (3, 1)]
+    (letter,) = engine.broker.dead_letters.records()
+    assert (letter.queue, letter.error, letter.attempts) == ("bad", "ValueError: no 2", 3)
+    assert letter.body == b"2"
+    assert max(others) <= 2
+
+
+def test_leaving_the_program_fails_the_message_only(make: Callable[..., Engine]) -> None:
+    """sys.exit() in a job."""
+    engine = make(attempts=1)
+    seen: list[int] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        if message.body == 1:
+            sys.exit(7)
+        seen.append(message.body)
+
+    engine.send("q", 1, 2)
+    engine.start("q")
+    until(lambda: seen == [2])
+    assert engine.broker.dead_letters.records()[0].error == "SystemExit: 7"
+    engine.stop()
+    assert engine.join() == 0
+
+
+# --- claims that end ------------------------------------------------------------------
+
+
+class Gated:
+    """A job that stops in message `body` until the test lets it continue."""
+
+    def __init__(self, engine: Engine, body: Any) -> None:
+        self.body = body
+        self.entered = Event()
+        self.gate = Event()
+        self.seen: list[tuple[Any, int]] = []
+        self.ended: list[Any] = []
+        engine.app.job()(self.job)
+
+    def job(self, message: Message, context: Any) -> None:
+        self.seen.append((message.body, message.fence))
+        if message.body == self.body and not self.gate.is_set():
+            self.entered.set()
+            self.gate.wait()
+        self.ended.append(message.body)
+
+
+def test_a_queue_given_back_finishes_its_message_and_records_it(
+    make: Callable[..., Engine],
+) -> None:
+    """`finished` comes after the message in flight; the next owner repeats nothing."""
+    engine = make()
+    gated = Gated(engine, 2)
+    engine.send("q", 1, 2, 3)
+    engine.start("q")
+    gated.entered.wait()
+    engine.member.take_back("q")
+    assert ("finished", "q") not in engine.member.events
+    gated.gate.set()
+    until(lambda: ("finished", "q") in engine.member.events)
+    assert gated.ended == [1, 2]
+    engine.member.grant("q")
+    until(lambda: gated.ended == [1, 2, 3])
+
+
+def test_a_lost_queue_reports_nothing_of_the_message_in_hand(make: Callable[..., Engine]) -> None:
+    """Claimed again meanwhile, it begins where the record is, after the message in flight."""
+    engine = make()
+    gated = Gated(engine, 2)
+    engine.send("q", 1, 2, 3)
+    engine.start("q")
+    gated.entered.wait()
+    until(lambda: "q" in engine.registrar.recorded)
+    first = engine.registrar.recorded["q"]
+    engine.member.lose("q")
+    engine.member.grant("q")
+    gevent.sleep(0)
+    assert [body for body, _ in gated.seen] == [1, 2]
+    assert engine.registrar.recorded["q"] == first
+    gated.gate.set()
+    until(lambda: gated.ended == [1, 2, 2, 3])
+    assert gated.seen == [(1, 1), (2, 1), (2, 2), (3, 2)]
+
+
+def test_a_seek_takes_effect_after_the_message_in_hand(make: Callable[..., Engine]) -> None:
+    """Back to the beginning: all are processed again."""
+    engine = make()
+    gated = Gated(engine, 2)
+    engine.send("q", 1, 2, 3)
+    engine.start("q")
+    gated.entered.wait()
+    engine.member.seek("q", 0)
+    gated.gate.set()
+    until(lambda: gated.ended == [1, 2, 1, 2, 3])
+
+
+def test_a_seek_wakes_an_idle_queue(make: Callable[..., Engine]) -> None:
+    """Replay."""
+    engine = make()
+    seen = collect(engine)
+    engine.send("q", 1, 2)
+    engine.start("q")
+    until(lambda: len(seen) == 2 and engine.worker._dispatcher.all_idle())
+    engine.member.seek("q", 0)
+    until(lambda: of(seen, "q") == [1, 2, 1, 2])
+
+
+def test_nothing_starts_without_a_lease_and_all_goes_on_with_it(
+    make: Callable[..., Engine],
+) -> None:
+    """The coordinator is away: the message in flight ends, no other starts, then all continues."""
+    engine = make(turn_seconds=0.0001)
+    gated = Gated(engine, 2)
+    engine.send("q", 1, 2, 3)
+    engine.start("q", "other")
+    gated.entered.wait()
+    until(engine.worker._dispatcher.in_flight)
+    lease = engine.member.lease
+    until_then, lease.until = lease.until, 0.0
+    gated.gate.set()
+    engine.send("other", 4)
+    until(lambda: len(engine.worker._dispatcher._timers._paused) == 2)
+    assert [body for body, _ in gated.seen] == [1, 2]
+    lease.until = until_then
+    until(lambda: sorted(gated.ended) == [1, 2, 3, 4])
+
+
+def test_a_long_turn_is_checkpointed_on_the_way(make: Callable[..., Engine]) -> None:
+    """The messages before a very slow one are recorded while it runs."""
+    engine = make(checkpoint_seconds=0.01)
+    gated = Gated(engine, 3)
+    engine.send("q", 1, 2, 3)
+    engine.start("q")
+    gated.entered.wait()
+    done = engine.member.claims["q"].done
+    until(lambda: engine.registrar.recorded.get("q") == done)
+    gated.gate.set()
+
+
+# --- registrations --------------------------------------------------------------------
+
+
+def test_a_lost_session_is_followed_by_a_new_registration(make: Callable[..., Engine]) -> None:
+    """Remaining greenlets of the old one never touch the new one."""
+    engine = make()
+    gated = Gated(engine, 2)
+    engine.send("q", 1, 2, 3)
+    engine.start("q")
+    gated.entered.wait()
+    old = engine.member
+    engine.registrar.refusals = [CoordinatorUnreachableError(url="x", reason="away")] * 2
+    old.expire()
+    until(lambda: len(engine.registrar.members) == 2 and engine.member.started.is_set())
+    assert old.stopped.is_set()
+    engine.member.grant("q")
+    said = list(old.events)
+    gated.gate.set()
+    until(lambda: gated.ended[-1:] == [3])
+    assert old.events == said
+    assert gated.ended.count(2) == 2
+    engine.stop()
+    assert engine.join() == 0
+
+
+def test_a_coordinator_out_of_reach_at_the_start_is_an_error(make: Callable[..., Engine]) -> None:
+    """Exit code 3, through the error's own."""
+    engine = make()
+    collect(engine)
+    engine.registrar.refusals = [CoordinatorUnreachableError(url="x", reason="away")]
+    with pytest.raises(CoordinatorUnreachableError):
+        engine.worker.run()
+
+
+def test_a_stop_before_the_registration_ends_the_worker(make: Callable[..., Engine]) -> None:
+    """Asked to stop at once, it does."""
+    engine = make()
+    collect(engine)
+    engine.worker.request_stop()
+    assert engine.worker.run() == 0
+
+
+# --- the way down ---------------------------------------------------------------------
+
+
+def test_draining_takes_no_message_more_and_repeats_none(make: Callable[..., Engine]) -> None:
+    """The message in flight is finished and recorded; the context outlives it."""
+    engine = make()
+    story: list[str] = []
+
+    @engine.app.context
+    @contextlib.contextmanager
+    def context() -> Iterator[dict[str, int]]:
+        story.append("set up")
+        yield {"value": 5}
+        story.append("torn down")
+
+    entered, gate = Event(), Event()
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        entered.set()
+        gate.wait()
+        story.append(f"job {message.body} {context['value']}")
+
+    engine.send("q", 1, 2)
+    engine.start("q")
+    entered.wait()
+    engine.stop()
+    until(lambda: engine.worker.state == "draining")
+    gate.set()
+    assert engine.join() == 0
+    assert story == ["set up", "job 1 5", "torn down"]
+    assert engine.broker.catalog.backlog("q", engine.registrar.recorded["q"]).count == 1
+
+
+def test_unfinished_jobs_are_logged_and_aborted(
+    make: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Exit code 1; its message is not done."""
+    engine = make(drain_seconds=0.05)
+    ids: list[str] = []
+    aborted: list[BaseException] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        ids.append(message.id)
+        try:
+            Event().wait()
+        except JobAborted as error:
+            aborted.append(error)
+            raise
+
+    engine.send("slow", 1)
+    engine.start("slow", "idle")
+    until(lambda: ids)
+    engine.stop()
+    assert engine.join() == 1
+    assert len(aborted) == 1
+    (record,) = [each for each in caplog.records if ids[0] in map(str, each.args or ())]
+    assert (record.name, record.levelname) == ("qdo.worker.drain", "ERROR")
+    assert "slow" in (record.args or ())
+    assert engine.registrar.recorded.get("slow", 0) == 0
+    assert ("finished", "slow") in engine.member.events
+    assert engine.broker.dead_letters.records() == []
+
+
+def test_a_second_stop_aborts_at_once(make: Callable[..., Engine]) -> None:
+    """Long before `drain_seconds` are over."""
+    engine = make(drain_seconds=3600)
+    gated = Gated(engine, 1)
+    engine.send("q", 1)
+    engine.start("q")
+    gated.entered.wait()
+    engine.stop()
+    until(lambda: engine.worker.state == "draining")
+    engine.stop()
+    assert engine.join() == 1
+    assert gated.ended == []
+    assert ("finished", "q") in engine.member.events
+
+
+def test_draining_without_a_session_waits_for_running_jobs(
+    make: Callable[..., Engine],
+) -> None:
+    """The context is not torn down under them."""
+    engine = make()
+    story: list[str] = []
+
+    @engine.app.context
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        yield
+        story.append("torn down")
+
+    entered, gate = Event(), Event()
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        entered.set()
+        gate.wait()
+        story.append("job")
+
+    engine.send("q", 1)
+    engine.start("q")
+    entered.wait()
+    engine.registrar.refusals = [CoordinatorUnreachableError(url="x", reason="away")] * 1000
+    engine.member.expire()
+    until(lambda: len(engine.registrar.refusals) < 1000)
+    engine.stop()
+    until(lambda: engine.worker.state == "draining")
+    gate.set()
+    assert engine.join() == 0
+    assert story == ["job", "torn down"]
+
+
+def test_a_duty_that_dies_stops_the_worker(
+    make: Callable[..., Engine],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is named, with exit code 1; messages in flight are finished and queues released."""
+    engine = make()
+    seen = collect(engine)
+    engine.send("q", 1)
+    engine.start("q")
+    until(lambda: seen)
+
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(engine.worker._dispatcher, "note_progress", broken)
+    assert engine.join() == 1
+    assert ("CRITICAL", ("progress",)) in [(each.levelname, each.args) for each in caplog.records]
+    assert ("finished", "q") in engine.member.events
+
+
+def test_a_failed_coordination_loop_stops_the_worker(
+    make: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A member that died of a bug is not replaced by the next that would."""
+    engine = make()
+    collect(engine)
+    engine.start("q")
+    engine.member.failure = RuntimeError("a bug")
+    engine.member.expire()
+    assert engine.join() == 1
+    assert ("CRITICAL", ("registration",)) in [
+        (each.levelname, each.args) for each in caplog.records
+    ]
+
+
+# --- burst, discovery, watchdog -------------------------------------------------------
+
+
+def test_burst_ends_when_everything_is_done(make: Callable[..., Engine]) -> None:
+    """Not while a queue of the broker has no worker, or waits at another one."""
+    engine = make(burst=True)
+    seen = collect(engine)
+    surveys: list[FleetSurvey] = []
+    plain = engine.registrar.survey
+
+    def survey(queues: Iterable[str]) -> FleetSurvey:
+        surveys.append(plain(queues))
+        return surveys[-1]
+
+    engine.registrar.survey = survey  # type: ignore[method-assign]
+    engine.send("q", *range(50))
+    engine.send("orphan", 1)
+    engine.send("elsewhere", 1)
+    engine.registrar.elsewhere["elsewhere"] = 0
+    engine.start("q")
+    waiting = FleetSurvey(unattended=["orphan"], elsewhere={"elsewhere": 0})
+    until(lambda: surveys and surveys[-1] == waiting)
+    engine.member.grant("orphan")
+    until(lambda: surveys[-1] == FleetSurvey(unattended=[], elsewhere={"elsewhere": 0}))
+    count = len(surveys)
+    until(lambda: len(surveys) > count)
+    assert not engine.ended()
+    engine.registrar.elsewhere["elsewhere"] = engine.broker.catalog.backlog("elsewhere", 0).head
+    assert engine.join() == 0
+    assert len(seen) == 51
+
+
+def test_burst_waits_for_a_message_that_is_retried(make: Callable[..., Engine]) -> None:
+    """A queue in backoff is not done."""
+    engine = make(burst=True, attempts=3)
+    attempts: list[int] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        attempts.append(message.attempt)
+        raise ValueError
+
+    engine.send("q", 1)
+    engine.start("q")
+    assert engine.join() == 0
+    assert attempts == [1, 2, 3]
+    assert len(engine.broker.dead_letters.records()) == 1
+
+
+def test_the_leader_creates_what_the_broker_knows(make: Callable[..., Engine]) -> None:
+    """All at first, and new queues as soon as they get a message."""
+    engine = make()
+    collect(engine)
+    engine.send("old", 1)
+    engine.start()
+    engine.member.leading = True
+    until(lambda: engine.member.created == ["old"])
+    engine.send("new", 1)
+    engine.send("newer", 1)
+    until(lambda: sorted(engine.member.created) == ["new", "newer", "old"])
+
+
+def test_a_job_that_blocks_the_loop_is_named_while_it_does(
+    make: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With queue, message, job and stack; and once more when it is over."""
+    engine = make(session_timeout_seconds=1.0)
+    ids: list[str] = []
+
+    def lines() -> list[str]:
+        found = [each for each in caplog.records if each.name == "qdo.worker.duties.watchdog"]
+        return [each.getMessage() for each in found if ids[0] in each.getMessage()]
+
+    @engine.app.job()
+    def blocking(message: Message, context: Any) -> None:
+        ids.append(message.id)
+        deadline = time.monotonic() + 10
+        while not lines() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    engine.send("q", 1)
+    engine.start("q")
+    until(lambda: "runs again after" in caplog.text)
+    text = caplog.text
+    assert text.count("has been blocked for") == 1
+    assert f"queue q, message {ids[0]}, job" in text
+    assert "blocking" in text
+    assert "time.sleep(0.01)" in text
+
+
+def test_the_component_says_what_the_worker_does(make: Callable[..., Engine]) -> None:
+    """State and counts; the last word is draining."""
+    engine = make()
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        if message.body == 2:
+            raise DeadLetter("bad")
+
+    engine.send("q", 1, 2, 3)
+    engine.start("q")
+    until(lambda: engine.worker._pipeline.counters.attempts == 3)
+    engine.stop()
+    engine.join()
+    last = engine.member.components[-1]
+    assert (last["state"], last["processed"], last["dead_lettered"]) == ("draining", 2, 1)
+    assert engine.worker.state == "stopped"

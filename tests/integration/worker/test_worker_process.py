@@ -1,0 +1,366 @@
+"""Whole worker processes, started as their parent starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo.app import App
+from qdo.coordination.client import Client, connect
+from qdo.coordination.queue_admin import seek
+from qdo.coordination.znodes.layout import Layout
+from qdo.ops.status import worker_statuses
+from qdo.settings.settings import Settings
+from tests.support.paths import ROOT
+from tests.support.processes import wait_until, whole_lines
+from tests.support.zookeeper import Ensemble
+
+DEADLINE_SECONDS = 60.0
+
+JOBS = """
+import os, signal, time
+import gevent
+from gevent.event import Event
+
+out = open("out", "a", 1)
+
+def write(message, context):
+    time.sleep(0.001)
+    out.write(f"{message.queue} {message.body} {message.fence} {os.getpid()}\\n")
+
+def gated(message, context):
+    while not os.path.exists("open"):
+        time.sleep(0.005)
+    write(message, context)
+
+def slow(message, context):
+    out.write(f"begin {message.body}\\n")
+    time.sleep(0.5)
+    out.write(f"end {message.body}\\n")
+
+def endless(message, context):
+    out.write(f"begin {message.body}\\n")
+    Event().wait()
+
+def blocking(message, context):
+    out.write(f"begin {message.body}\\n")
+    while True:
+        pass
+"""
+
+
+class Child:
+    """A worker process, and the parent's end of its pipe."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.pipe, theirs = socket.socketpair()
+        told = {
+            "settings": dataclasses.asdict(settings),
+            "target": None,
+            "pipe": theirs.fileno(),
+        }
+        self._errors = (folder / f"errors-{time.monotonic_ns()}").open("wb+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "qdo.worker.main"],
+            env={**os.environ, "QDO_CHILD": json.dumps(told), "PYTHONPATH": str(ROOT)},
+            cwd=folder,
+            pass_fds=(theirs.fileno(),),
+            stderr=self._errors,
+        )
+        theirs.close()
+
+    def errors(self) -> str:
+        return Path(self._errors.name).read_text()
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return the report of the ended process to its parent."""
+        data = b""
+        while chunk := self.pipe.recv(65536):
+            data += chunk
+        return [json.loads(line) for line in data.splitlines()]
+
+    def wait(self) -> int:
+        return self.process.wait(DEADLINE_SECONDS)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.pipe.close()
+        self._errors.close()
+
+
+class Fleet:
+    """Worker processes of one app in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.broker = f"sqlite:{folder / 'messages.db'}"
+        self.children: list[Child] = []
+        (folder / "jobs.py").write_text(JOBS)
+        self.app = App("fleet", broker=self.broker)
+
+    def start(self, **settings: Any) -> Child:
+        chosen: dict[str, Any] = {
+            "app": "fleet",
+            "job": "jobs:write",
+            "broker": self.broker,
+            "coordinator": f"sqlite:{self.folder / 'coordination.db'}",
+            "session_timeout_seconds": 2.0,
+            **settings,
+        }
+        child = Child(self.folder, Settings(**chosen))
+        self.children.append(child)
+        return child
+
+    def lines(self) -> list[list[str]]:
+        path = self.folder / "out"
+        return [line.split() for line in whole_lines(path)]
+
+    def bodies(self) -> dict[str, list[int]]:
+        """Return the bodies by queue, in the order of processing."""
+        found: dict[str, list[int]] = {}
+        for queue, body, _, _ in self.lines():
+            found.setdefault(queue, []).append(int(body))
+        return found
+
+    @contextlib.contextmanager
+    def coordinator(self) -> Iterator[Client]:
+        """Yield a client that looks on."""
+        client = connect(f"sqlite:{self.folder / 'coordination.db'}")
+        client.open()
+        try:
+            yield client
+        finally:
+            client.stop()
+            client.close()
+
+    def assigned(self) -> list[int]:
+        """Return how many queues each registered worker has or is to get."""
+        with self.coordinator() as client:
+            return [status.assigned for status in worker_statuses(client, Layout.of("fleet"))]
+
+    def close(self) -> None:
+        for child in self.children:
+            child.close()
+        self.app.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with contextlib.closing(Fleet(tmp_path)) as made:
+        yield made
+
+
+def once(bodies: list[int]) -> list[int]:
+    """Return bodies without repetitions, in the order of their first processing."""
+    return list(dict.fromkeys(bodies))
+
+
+def test_burst_workers_share_the_queues_and_leave_nothing(fleet: Fleet) -> None:
+    """Each queue in order, nothing twice; sessions are reported and closed."""
+    fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(2000)])
+    children = [fleet.start(burst=True, job="jobs:gated") for _ in range(2)]
+    wait_until(lambda: fleet.assigned() == [10, 10], "both have a share", DEADLINE_SECONDS)
+    (fleet.folder / "open").touch()
+    assert [child.wait() for child in children] == [0, 0], [child.errors() for child in children]
+    assert fleet.bodies() == {f"q{n}": list(range(100)) for n in range(20)}
+    assert len({pid for *_, pid in fleet.lines()}) == 2
+    for child in children:
+        opened, closed = child.told()
+        assert int(opened["session"], 16)
+        assert len(bytes.fromhex(opened["password"])) == 16
+        assert closed == {"session": None}
+
+
+def test_workers_share_queues_through_zookeeper(fleet: Fleet, zookeeper_url: str) -> None:
+    """The same with a server in place of the file."""
+    fleet.app.send_many([(f"q{n % 10}", n // 10) for n in range(200)])
+    children = [fleet.start(burst=True, coordinator=zookeeper_url) for _ in range(2)]
+    assert [child.wait() for child in children] == [0, 0]
+    assert fleet.bodies() == {f"q{n}": list(range(20)) for n in range(10)}
+
+
+def test_a_worker_outlives_its_coordinator(fleet: Fleet, zookeeper_server: Ensemble) -> None:
+    """ZooKeeper is away for longer than the lease: the worker waits, and continues afterwards."""
+    url = zookeeper_server.url(f"/test-{uuid.uuid4().hex[:12]}")
+    child = fleet.start(coordinator=url)
+    fleet.app.send("q", 0)
+    wait_until(lambda: len(fleet.lines()) == 1, "the first message")
+    (server,) = zookeeper_server.servers
+    server.kill()
+
+    def paused() -> bool:
+        return "WARNING qdo.worker.engine.dispatcher[" in child.errors()
+
+    def settled(count: int) -> bool:
+        return len(fleet.lines()) == count or paused()
+
+    try:
+        sent = 1
+        while not paused():  # each wake finds the lease still running, or over
+            fleet.app.send("q", sent)
+            sent += 1
+            wait_until(partial(settled, sent), "the message, or the end of the lease")
+        started = len(fleet.lines())
+        fleet.app.send("q", sent)  # the one before may have been done just before the pause
+        sent += 1
+        assert child.process.poll() is None
+    finally:
+        server.restart()
+    wait_until(lambda: len(once(fleet.bodies()["q"])) == sent, "the rest")
+    assert once(fleet.bodies()["q"]) == list(range(sent))
+    assert started < sent
+    child.process.terminate()
+    assert child.wait() == 0
+
+
+def test_the_queues_of_a_killed_worker_go_on_elsewhere(fleet: Fleet) -> None:
+    """After its session: in order, at least once, and no queue is left behind."""
+    fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(4000)])
+    killed, other = fleet.start(burst=True), fleet.start(burst=True)
+    pid = str(killed.process.pid)
+    wait_until(lambda: any(line[3] == pid for line in fleet.lines()), "its first message")
+    killed.process.kill()
+    assert other.wait() == 0
+    bodies = fleet.bodies()
+    assert len(bodies) == 20
+    for queue in bodies:
+        assert once(bodies[queue]) == list(range(200))
+
+
+def test_a_stopped_worker_comes_back_as_a_new_one(fleet: Fleet) -> None:
+    """SIGSTOP beyond the session: each queue at most finishes the message it was in."""
+    fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(4000)])
+    stopped = fleet.start(session_timeout_seconds=1.0, burst=True)
+    pid = str(stopped.process.pid)
+    wait_until(lambda: any(line[3] == pid for line in fleet.lines()), "its first message")
+    stopped.process.send_signal(signal.SIGSTOP)
+    before = len(fleet.lines())
+    other = fleet.start(session_timeout_seconds=1.0, burst=True)
+    assert other.wait() == 0
+    stopped.process.send_signal(signal.SIGCONT)
+    assert stopped.wait() == 0
+    late = [line for line in fleet.lines()[before:] if line[3] == pid]
+    assert len(late) <= 20
+    assert len({queue for queue, *_ in late}) == len(late)
+    bodies = fleet.bodies()
+    for queue in bodies:
+        assert once(bodies[queue]) == list(range(200))
+    assert "registering as a new worker" in stopped.errors()
+    sessions = [told["session"] for told in stopped.told()]
+    assert sessions[1::2] == [None, None]
+
+
+def test_seeking_a_live_idle_queue_replays_it(fleet: Fleet) -> None:
+    """An operator moves `last`; the owner notices, and continues from there."""
+    fleet.app.send_many([("q", 0), ("q", 1)])
+    child = fleet.start()
+    wait_until(lambda: fleet.bodies().get("q") == [0, 1], "both messages")
+    with fleet.coordinator() as client:
+        seek(client, Layout.of("fleet"), "q", 0)
+        wait_until(lambda: fleet.bodies()["q"] == [0, 1, 0, 1], "the replay")
+        fleet.app.send("q", 2)
+        wait_until(lambda: fleet.bodies()["q"] == [0, 1, 0, 1, 2], "the next message")
+    child.process.terminate()
+    assert child.wait() == 0
+
+
+def test_sigterm_drains(fleet: Fleet) -> None:
+    """The message in flight ends, no other begins; the next worker repeats nothing."""
+    fleet.app.send_many([("q", 1), ("q", 2)])
+    child = fleet.start(job="jobs:slow")
+    wait_until(lambda: bool(fleet.lines()), "the first message")
+    child.process.terminate()
+    assert child.wait() == 0
+    assert fleet.lines() == [["begin", "1"], ["end", "1"]]
+    assert fleet.start(job="jobs:slow", burst=True).wait() == 0
+    assert fleet.lines()[2:] == [["begin", "2"], ["end", "2"]]
+
+
+def test_a_second_sigterm_aborts_and_releases(fleet: Fleet) -> None:
+    """Exit code 1, and the message is named; it is free for the next worker at once."""
+    fleet.app.send("q", 1)
+    child = fleet.start(job="jobs:endless")
+    wait_until(lambda: bool(fleet.lines()), "the message")
+    child.process.terminate()
+    wait_until(lambda: "step 2" in child.errors(), "the drain")
+    child.process.terminate()
+    assert child.wait() == 1
+    assert "aborting message" in child.errors()
+    assert child.told()[-1] == {"session": None}
+
+
+def test_a_third_sigterm_exits_even_where_a_job_blocks(fleet: Fleet) -> None:
+    """The event loop never turns; its watchdog ends the process."""
+    fleet.app.send("q", 1)
+    child = fleet.start(job="jobs:blocking")
+    wait_until(lambda: "has been blocked for" in child.errors(), "the watchdog")
+    for _ in range(3):
+        child.process.terminate()
+        # Signals of one kind are not counted while one is pending.
+        wait_until(lambda: _pending(child.process.pid) == 0, "the signal")
+    assert child.wait() == 1
+    assert "third stop signal" in child.errors()
+    assert "jobs:blocking" in child.errors()
+
+
+def _pending(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    masks = [
+        line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))
+    ]
+    return sum(int(mask, 16) for mask in masks)
+
+
+def test_the_parents_death_drains(fleet: Fleet) -> None:
+    """An orphan without a supervisor releases its queues."""
+    fleet.app.send_many([("q", 1), ("q", 2)])
+    child = fleet.start(job="jobs:slow")
+    wait_until(lambda: bool(fleet.lines()), "the first message")
+    child.pipe.close()
+    assert child.wait() == 0
+    assert fleet.lines() == [["begin", "1"], ["end", "1"]]
+    assert "the parent process died" in child.errors()
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "text"),
+    [
+        ({"job": "jobs:nothing"}, 2, "cannot import 'jobs:nothing'"),
+        (
+            {"coordinator": "zookeeper://127.0.0.1:1", "connect_seconds": 0.5},
+            3,
+            "zookeeper://127.0.0.1:1",
+        ),
+        ({"coordinator": "sqlite:jobs.py"}, 3, "jobs.py"),
+        ({"broker": "sqlite:jobs.py"}, 3, "jobs.py"),
+    ],
+)
+def test_what_cannot_begin_says_so_in_one_line(
+    fleet: Fleet, settings: dict[str, Any], code: int, text: str
+) -> None:
+    """With the documented exit code, without a traceback."""
+    child = fleet.start(**settings)
+    assert child.wait() == code
+    said = [line for line in child.errors().splitlines() if line.startswith("qdo-worker: ")]
+    assert len(said) == 1
+    assert text in said[0]
+    assert "Traceback" not in child.errors()

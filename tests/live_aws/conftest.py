@@ -1,0 +1,47 @@
+"""Tests on AWS itself, in the region and with the permissions of the current user.
+
+``QDO_TEST_AWS=1 python -m pytest tests/aws`` creates queues and a stream with names that
+no other user has, and deletes them at the end, even if a test fails. It costs less than a cent.
+``QDO_TEST_AWS_ENDPOINT`` names a server compatible with AWS, to test these tests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.aws.clients import REAL
+from tests.support.aws.resources import Resources
+
+ENDPOINT = "QDO_TEST_AWS_ENDPOINT"
+
+
+@pytest.fixture(scope="session")
+def region() -> str:
+    """The region of the ambient credentials."""
+    if os.environ.get(REAL) != "1":
+        pytest.skip(f"runs on AWS itself, only with {REAL}=1 and credentials")
+    import boto3
+
+    session = boto3.session.Session()
+    if not session.region_name:
+        pytest.fail(f"{REAL}=1 needs a region: set AWS_DEFAULT_REGION, or one in your profile")
+    if session.get_credentials() is None:
+        pytest.fail(f"{REAL}=1 needs credentials where boto3 looks for them")
+    return str(session.region_name)
+
+
+@pytest.fixture
+def resources(region: str) -> Iterator[Resources]:
+    """Resources of a test at AWS; deleted when it ends."""
+    with Resources(region, os.environ.get(ENDPOINT)) as made:
+        yield made
+
+
+@pytest.fixture
+def options(region: str) -> str:
+    """The query of the addresses of brokers."""
+    endpoint = os.environ.get(ENDPOINT)
+    return f"?endpoint={endpoint}" if endpoint else ""

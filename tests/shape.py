@@ -1,0 +1,234 @@
+"""Sizes and names of the source: ``python -m tests.shape`` prints all values over a limit.
+
+`tests/unit/test_shape.py` fails for each finding about qdo/. Limits are for reading: a file has one
+subject, a function fits a screen, a name means one thing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+FILE_LINES = 350
+FUNCTION_LINES = 50
+CONSTRUCTOR_PARAMETERS = 8
+PUBLIC_METHODS = 15
+FOLDER_FILES = 20
+TEST_NAME_LENGTH = 60
+
+LONG_FILES: dict[str, str] = {}
+"""Files that may be longer, at most two, with the reason."""
+MEASURED_LOOPS = {
+    "qdo/worker/engine/row_runner.py RowRunner.run_rows": "runs each message of a serial turn",
+}
+"""Functions that may be longer: in bench/jobs.py a call for each message costs throughput."""
+HOT_RECORDS = {"qdo/message.py Message": "one is built for each message, without keyword arguments"}
+"""Classes whose constructors may be wider, with the reason."""
+TOP_FOLDERS = ("qdo", "workers", "tests", "bench")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something over a limit.
+
+    :ivar where: a file, or a file and the name within it.
+    :ivar count: the counted value, to be compared with the limit.
+    """
+
+    where: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count:5} {self.where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A Python file of the repository."""
+
+    path: str
+    lines: int
+    tree: ast.Module = field(repr=False)
+
+
+@cache
+def sources(folder: str) -> tuple[Source, ...]:
+    """Return the files of a top folder in the order of their paths."""
+    found = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        if not any(part.startswith(".") for part in path.relative_to(ROOT).parts):
+            text = path.read_text(encoding="utf-8")
+            name = path.relative_to(ROOT).as_posix()
+            found.append(Source(name, text.count("\n"), ast.parse(text)))
+    return tuple(found)
+
+
+def definitions(source: Source) -> Iterator[tuple[str, ast.ClassDef | Function]]:
+    """Yield all classes and functions of a file, with their names such as ``Class.method``."""
+
+    def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef | Function]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | Function):
+                name = f"{prefix}{child.name}"
+                yield name, child
+                yield from visit(child, f"{name}.")
+            else:
+                yield from visit(child, prefix)
+
+    yield from visit(source.tree, "")
+
+
+def functions(folder: str) -> Iterator[tuple[str, Function]]:
+    """Yield all functions of a top folder with where they are."""
+    for source in sources(folder):
+        for name, node in definitions(source):
+            if isinstance(node, Function):
+                yield f"{source.path} {name}", node
+
+
+def classes(folder: str) -> Iterator[tuple[Source, str, ast.ClassDef]]:
+    """Yield all classes of a top folder with their files and names."""
+    for source in sources(folder):
+        for name, node in definitions(source):
+            if isinstance(node, ast.ClassDef):
+                yield source, name, node
+
+
+def long_files() -> list[Finding]:
+    """Return files of qdo/ with more lines than `FILE_LINES`."""
+    return [
+        Finding(source.path, source.lines)
+        for source in sources("qdo")
+        if source.lines > FILE_LINES and source.path not in LONG_FILES
+    ]
+
+
+def long_functions() -> list[Finding]:
+    """Return functions of qdo/ with more lines than `FUNCTION_LINES`, decorators excluded."""
+    return [
+        Finding(where, length)
+        for where, node in functions("qdo")
+        if (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES
+        and where not in MEASURED_LOOPS
+    ]
+
+
+def wide_constructors() -> list[Finding]:
+    """Return constructors of qdo/ with too many parameters.
+
+    Keyword-only parameters of public classes do not count: the caller names each of them. Neither
+    do fields of dataclasses, which are data.
+    """
+    found = []
+    for source, name, node in classes("qdo"):
+        for each in node.body:
+            if isinstance(each, Function) and each.name == "__init__":
+                arguments = each.args
+                count = len(arguments.posonlyargs) + len(arguments.args) - 1
+                if node.name.startswith("_") or name not in _public_names():
+                    count += len(arguments.kwonlyargs)
+                where = f"{source.path} {name}"
+                if count > CONSTRUCTOR_PARAMETERS and where not in HOT_RECORDS:
+                    found.append(Finding(where, count))
+    return found
+
+
+@cache
+def _public_names() -> frozenset[str]:
+    """Return the names of classes that the page of the Python API lists."""
+    words = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8").replace("`", " ").split()
+    return frozenset(word.rpartition(".")[2].partition("(")[0] for word in words)
+
+
+def wide_classes() -> list[Finding]:
+    """Return classes of qdo/ with more public methods than `PUBLIC_METHODS`.
+
+    Properties count as methods, a property and its setter once.
+    """
+    found = []
+    for source, name, node in classes("qdo"):
+        methods = {
+            each.name
+            for each in node.body
+            if isinstance(each, Function) and not each.name.startswith("_")
+        }
+        if len(methods) > PUBLIC_METHODS:
+            found.append(Finding(f"{source.path} {name}", len(methods)))
+    return found
+
+
+def repeated_class_names() -> list[Finding]:
+    """Return names that more than one class at the top of a module has, with their files.
+
+    Names of test classes and names with an underscore are private to their module.
+    """
+    places: dict[str, list[str]] = defaultdict(list)
+    for folder in TOP_FOLDERS:
+        for source, name, _ in classes(folder):
+            if "." not in name and not name.startswith("_"):
+                places[name].append(source.path)
+    return [
+        Finding(f"{name}: {', '.join(paths)}", len(paths))
+        for name, paths in sorted(places.items())
+        if len(paths) > 1
+    ]
+
+
+def full_folders() -> list[Finding]:
+    """Return folders of the repository with more Python files than `FOLDER_FILES`.
+
+    An empty ``__init__.py`` does not count.
+    """
+    counts: dict[Path, int] = defaultdict(int)
+    for folder in TOP_FOLDERS:
+        for source in sources(folder):
+            path = Path(source.path)
+            counts[path.parent] += path.name != "__init__.py"
+    return [
+        Finding(path.as_posix(), count) for path, count in counts.items() if count > FOLDER_FILES
+    ]
+
+
+def long_test_names() -> list[Finding]:
+    """Return tests with names longer than `TEST_NAME_LENGTH`."""
+    return [
+        Finding(where, len(node.name))
+        for where, node in functions("tests")
+        if node.name.startswith("test_") and len(node.name) > TEST_NAME_LENGTH
+    ]
+
+
+CHECKS: dict[str, Callable[[], list[Finding]]] = {
+    f"files over {FILE_LINES} lines": long_files,
+    f"functions over {FUNCTION_LINES} lines": long_functions,
+    f"constructors over {CONSTRUCTOR_PARAMETERS} parameters": wide_constructors,
+    f"classes over {PUBLIC_METHODS} public methods": wide_classes,
+    f"folders over {FOLDER_FILES} files": full_folders,
+}
+"""The findings for which `tests/unit/test_shape.py` fails."""
+REPORTS: dict[str, Callable[[], list[Finding]]] = {
+    "class names used more than once": repeated_class_names,
+    f"test names over {TEST_NAME_LENGTH} characters": long_test_names,
+}
+"""Findings that are only printed: names of tests and benchmarks are still being shortened."""
+
+
+def main() -> None:
+    """Print every finding, the largest first."""
+    for title, check in (CHECKS | REPORTS).items():
+        found = sorted(check(), key=lambda each: -each.count)
+        print(f"{title}: {len(found)}")
+        for each in found:
+            print(each)
+
+
+if __name__ == "__main__":
+    main()

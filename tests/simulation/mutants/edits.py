@@ -1,0 +1,478 @@
+"""The mutants: the protocol with one thing left out at a time.
+
+A mutant is an exact piece of source and its replacement, or a switch of the world around the
+machines. An edit that no longer fits the source fails a test, so the list cannot rot silently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+COORDINATION = "qdo/coordination/"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A piece of source that occurs exactly once in `file`, and its replacement."""
+
+    file: str
+    old: str
+    new: str
+
+    def apply(self, text: str) -> str:
+        """Return the changed text; raise ValueError unless the piece occurs exactly once."""
+        count = text.count(self.old)
+        if count != 1:
+            raise ValueError(f"{self.file} must contain this once, not {count} times: {self.old!r}")
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One thing left out.
+
+    :ivar breaks: the invariants of which one is expected to fail; "" if none is, because the
+        thing left out is redundant, a second line of defense.
+    :ivar switches: the faults of the world, see `Switches`.
+    :ivar passing_over: invariants whose failure does not count.
+    """
+
+    name: str
+    breaks: str
+    edits: tuple[Edit, ...] = ()
+    switches: tuple[str, ...] = ()
+    passing_over: str = ""
+
+
+def _edit(file: str, old: str, new: str) -> Edit:
+    folder = "" if file == "machine_loop" else "protocol/"
+    return Edit(f"{COORDINATION}{folder}{file}.py", old, new)
+
+
+OWN_VERSION = _edit(
+    "worker_node_writer",
+    "SetOp(self.path, value, self._version)",
+    "SetOp(self.path, value, -1)",
+)
+STUCK = "liveness 6"
+SERIAL = _edit("worker_node_writer", "return not self._closed", "return True")
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "claim: queue version",
+        "1 2",
+        (
+            _edit(
+                "ownership",
+                "ops = self._sets(slots, [slot.node.owned_by(self.name) for slot in slots])",
+                "ops = self._sets(slots, [slot.node.owned_by(self.name) for slot in slots])\n"
+                "        ops = [SetOp(op.path, op.data, -1) for op in ops]",
+            ),
+        ),
+    ),
+    Mutant(
+        "claim: own node check and set",
+        "1 7",
+        (
+            _edit(
+                "ownership",
+                "self._own_node.commit(ops, value, lambda answer: ",
+                "self._own_node.commit_without(ops, lambda answer: ",
+            ),
+            _edit(
+                "worker_node_writer",
+                "    def answered(self, answer: Response) -> bool:",
+                "    def commit_without(self, ops, then):\n"
+                "        self._closed = self._in_flight = True\n"
+                "        def answered(answer):\n"
+                "            if isinstance(answer, Committed):\n"
+                "                versions = (*answer.versions, self._version)\n"
+                "                answer = Committed(answer.zxid, versions)\n"
+                "            then(answer)\n"
+                "        self._machine.ask(Commit(tuple(ops)), answered)\n\n"
+                "    def answered(self, answer: Response) -> bool:",
+            ),
+        ),
+    ),
+    Mutant(
+        "release: own node check and set",
+        "1 7",
+        (
+            _edit(
+                "ownership",
+                "            self._own_node.value((), [slot.queue for slot in slots]),\n",
+                "            None,\n",
+            ),
+            _edit(
+                "worker_node_writer",
+                "        self._closed = self._in_flight = True\n"
+                "        self._machine.ask(Commit((*ops,",
+                "        self._closed = self._in_flight = True\n"
+                "        if value is None:\n"
+                "            def answered(answer):\n"
+                "                if isinstance(answer, Committed):\n"
+                "                    versions = (*answer.versions, self._version)\n"
+                "                    answer = Committed(answer.zxid, versions)\n"
+                "                then(answer)\n"
+                "            self._machine.ask(Commit(tuple(ops)), answered)\n"
+                "            return\n"
+                "        self._machine.ask(Commit((*ops,",
+            ),
+        ),
+    ),
+    Mutant("own-node version and serial claims, both", "1", (OWN_VERSION, SERIAL)),
+    # Without it a seek's request to the owner is overwritten; no queue gets a second owner.
+    Mutant("own-node version", "3 4 liveness", (OWN_VERSION,)),
+    Mutant("own-node version: safety", "", (OWN_VERSION,), (), STUCK),
+    Mutant(
+        "own-node version, and late requests land",
+        "1 7",
+        (OWN_VERSION,),
+        ("late_requests",),
+        STUCK,
+    ),
+    # A late registration leaves a second worker node, without a worker.
+    Mutant("late requests land: safety", "", (), ("late_requests",), STUCK),
+    Mutant("serial claims", "liveness", (SERIAL,)),
+    Mutant("serial claims: safety", "", (SERIAL,), (), STUCK),
+    Mutant(
+        "release: queue version",
+        "2 3",
+        (
+            _edit(
+                "ownership",
+                "self._sets(slots, [slot.final() for slot in slots]),",
+                "[SetOp(op.path, op.data, -1)\n"
+                "             for op in self._sets(slots, [slot.final() for slot in slots])],",
+            ),
+        ),
+    ),
+    Mutant(
+        "checkpoint: queue version",
+        "2 3",
+        (
+            _edit(
+                "checkpoints",
+                "SetOp(self._layout.queue(slot.queue), node.encode(), slot.version)",
+                "SetOp(self._layout.queue(slot.queue), node.encode(), -1)",
+            ),
+        ),
+    ),
+    Mutant(
+        "checkpoint: own-node check",
+        "7",
+        (
+            _edit(
+                "checkpoints",
+                "CheckOp(self._owner.path)",
+                "CheckOp(self._layout.workers)",
+            ),
+        ),
+    ),
+    Mutant(
+        "owner-gone test",
+        "1",
+        (
+            _edit(
+                "acquisition",
+                "elif not node.owner or node.owner == self._name or node.owner in self._gone:",
+                "elif True:",
+            ),
+        ),
+    ),
+    Mutant(
+        "fresh read of the owner's node (cached list instead)",
+        "1",
+        (
+            _edit(
+                "acquisition",
+                '        """Read an owner\'s node; the same read arms the watch,'
+                ' so no change is missed."""\n',
+                "        from qdo.coordination.protocol.machine import Children, ChildrenRead\n"
+                '        cached = self.__dict__.get("cached")\n'
+                "        if cached is None:\n"
+                "            def listed(answer):\n"
+                "                if isinstance(answer, ChildrenRead):\n"
+                '                    self.__dict__["cached"] = frozenset(answer.names)\n'
+                "                    self._look(owner, slots)\n"
+                "            self._machine.ask(Children(self._layout.workers), listed)\n"
+                "            return\n"
+                "        if owner not in cached:\n"
+                "            self._looked(owner, slots, NodeMissing())\n"
+                "            return\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "failure records written by a release",
+        "marks",
+        (
+            _edit(
+                "claims",
+                "return node if failure is node.failure else node.with_failure(failure)",
+                "return node",
+            ),
+        ),
+    ),
+    Mutant(
+        "failure records read by a claim",
+        "marks",
+        (_edit("claims", "fence, done, lease, node.failure, ", "fence, done, lease, None, "),),
+    ),
+    Mutant(
+        "fresh `last` (from memory instead)",
+        "4",
+        (
+            _edit(
+                "owned_queues",
+                "slot.claim = Claim.of(slot.queue, fence, node, self._lease, self._positions)\n"
+                "        self._own_node.listed",
+                "slot.claim = Claim.of(slot.queue, fence, node, self._lease, self._positions)\n"
+                '        memory = self.__dict__.setdefault("memory", {})\n'
+                "        slot.claim.done = memory.get(slot.queue, node.last)\n"
+                "        self._own_node.listed",
+            ),
+            _edit(
+                "owned_queues",
+                "        slot.claim = None\n        self._forget(slot)",
+                "        if slot.claim is not None:\n"
+                '            memory = self.__dict__.setdefault("memory", {})\n'
+                "            memory[slot.queue] = slot.claim.done\n"
+                "        slot.claim = None\n        self._forget(slot)",
+            ),
+        ),
+    ),
+    Mutant(
+        "`last` and version in one read",
+        "2 1",
+        (
+            _edit(
+                "acquisition",
+                "Get(self._layout.queue(slot.queue)), lambda answer: self._read(slot, answer)",
+                "Get(self._layout.queue(slot.queue)),\n"
+                "            lambda first: self._machine.ask(\n"
+                "                Get(self._layout.queue(slot.queue)),\n"
+                "                lambda second: self._read(\n"
+                "                    slot,\n"
+                "                    NodeRead(first.data, second.version)\n"
+                "                    if isinstance(first, NodeRead)\n"
+                "                    and isinstance(second, NodeRead)\n"
+                "                    else second))",
+            ),
+        ),
+    ),
+    Mutant(
+        "lease test",
+        "7 1",
+        (
+            _edit(
+                "lease",
+                "        self.until = heard_at + SHARE * timeout_seconds\n",
+                '        self.until = float("inf")\n',
+            ),
+        ),
+    ),
+    Mutant(
+        "lease: proof that the leader heard of it",
+        "7 1",
+        (
+            _edit(
+                "lease",
+                "        self.contact = max(self.contact, sent_at)\n",
+                "        self.contact = max(self.contact, sent_at)\n"
+                "        self.heard(sent_at - 0.2 * timeout)\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "barrier",
+        "1 7",
+        (
+            _edit(
+                "worker_node_writer",
+                "            self._machine.ask(\n"
+                "                Commit((SetOp(self.path, value, answer.version),)),\n"
+                "                lambda written: self._barrier_written(node, then, written),\n"
+                "            )\n",
+                "            read = Committed(0, (answer.version,))\n"
+                "            self._barrier_written(node, then, read)\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "finishing before release",
+        "4",
+        (
+            _edit(
+                "owned_queues",
+                "            self._listener.releasing(slot.claim)\n",
+                "            self._listener.releasing(slot.claim)\n            self.finish(slot)\n",
+            ),
+        ),
+    ),
+    Mutant("starting nothing after release is sent", "4 1", (), ("keep_starting",)),
+    Mutant("a lost claim is dropped", "", (), ("ignore_lost",)),
+    Mutant("old lease bound to its own node", "7 1", (), ("ignore_lost", "current_lease")),
+    Mutant("numbers never reused", "1 7 8", (), ("reuse_numbers",)),
+    Mutant("parent closes only dead children's sessions", "7 1", (), ("close_living",)),
+    Mutant(
+        "rebalancer's fence",
+        "fence",
+        (
+            _edit(
+                "rebalancer",
+                "CheckOp(self._layout.rebalancer, self._fence or 0)",
+                "CheckOp(self._layout.rebalancer)",
+            ),
+        ),
+    ),
+    # Not in the table of the documentation, and as easily left out.
+    Mutant(
+        "waiting queues are read again after a reconnection",
+        "liveness",
+        (
+            _edit(
+                "acquisition",
+                "if slot.state in (QueueState.READING, QueueState.WAITING, QueueState.UNUSABLE):",
+                "if slot.state in (QueueState.READING, QueueState.UNUSABLE):",
+            ),
+        ),
+    ),
+    Mutant(
+        "idle owners notice a seek",
+        "3 liveness",
+        (
+            _edit(
+                "ownership",
+                "            if slot is not None and slot.claim is not None:\n"
+                "                self._recovery.reread(slot)",
+                "            if slot is not None and slot.claim is not None:\n                pass",
+            ),
+        ),
+    ),
+    Mutant(
+        "a seek differs from an own late write",
+        "2 3 4",
+        (
+            _edit(
+                "recovery",
+                "sought = node.seek != slot.node.seek and node.fault is None",
+                "sought = False",
+            ),
+        ),
+    ),
+    Mutant(
+        "an own late write differs from a seek",
+        "4",
+        (
+            _edit(
+                "recovery",
+                "sought = node.seek != slot.node.seek and node.fault is None",
+                "sought = True",
+            ),
+        ),
+    ),
+    Mutant(
+        "a rejected release keeps its position except after a seek",
+        "4",
+        (
+            _edit(
+                "ownership",
+                "                    # `Recovery` decides whether to release with the `last`"
+                " found there.\n",
+                "                    slot.as_found = True\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "an adopted claim may have been marked as deleted",
+        "liveness",
+        (
+            _edit(
+                "owned_queues",
+                "if self.wanted(slot.queue) and not node.deleted:",
+                "if self.wanted(slot.queue):",
+            ),
+        ),
+    ),
+    Mutant(
+        "a corrupt `last` is repaired by the owner",
+        "4 2 3",
+        (
+            _edit(
+                "recovery",
+                "slot.node = node = _repaired(node, slot.node)",
+                "slot.node = node",
+            ),
+            _edit(
+                "recovery",
+                "sought = node.seek != slot.node.seek and node.fault is None",
+                "sought = node.seek != slot.node.seek or node.fault is not None",
+            ),
+        ),
+    ),
+    Mutant(
+        "an adopted claim's fence",
+        "8",
+        (
+            _edit(
+                "recovery",
+                "self._queues.claimed(slot, node, answer.version, answer.mzxid)",
+                "self._queues.claimed(slot, node, answer.version, 1)",
+            ),
+        ),
+    ),
+    Mutant(
+        "a registration without an answer is adopted",
+        "liveness 6",
+        (
+            _edit(
+                "registration",
+                "answer.ephemeral_owner == self._session",
+                "not self._session",
+            ),
+        ),
+    ),
+    Mutant(
+        "no request from before a reconnection is answered after it",
+        "liveness",
+        (
+            _edit(
+                "machine_loop",
+                "            waiting.extend(then for _, then in machine.outbox)\n"
+                "            machine.outbox.clear()\n",
+                "            pass\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "a worker claims only assigned queues that match its filter",
+        "filters",
+        (_edit("ownership", "filter(self._own_node.filter.matcher(), assigned)", "assigned"),),
+        ("filters",),
+    ),
+    Mutant(
+        "the rebalancer assigns only queues that match the filter",
+        STUCK,
+        (
+            _edit(
+                "rebalancer",
+                "able = {name: node.filter for",
+                "able = {name: WorkerNode().filter for",
+            ),
+        ),
+        ("filters",),
+    ),
+    Mutant(
+        "every write of the own node records the filter",
+        "liveness 6 filters",
+        (
+            _edit(
+                "worker_node_writer",
+                "return WorkerNode(tuple(listed), draining=self.draining, filter=self.filter)",
+                "return WorkerNode(tuple(listed), draining=self.draining)",
+            ),
+        ),
+        ("filters",),
+    ),
+)

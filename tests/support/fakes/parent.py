@@ -1,0 +1,35 @@
+"""A real parent (`qdo.worker.supervisor.supervisor`) over make-believe worker processes.
+
+    python -m tests.support.fakes.parent SETTINGS-AS-JSON MODE [ARGUMENT...]
+
+Where QDO_TEST_GATE names a file, process groups pass for alive until that file exists.
+QDO_TEST_MARGIN_SECONDS shortens what a child may take beyond its time to drain.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from qdo.settings.settings import Settings
+from qdo.worker.supervisor import restarts as roster
+from qdo.worker.supervisor.child_process import ChildProcess
+from qdo.worker.supervisor.supervisor import supervise
+
+
+class GatedChild(ChildProcess):
+    """A child whose process group outlives it for as long as the test wants."""
+
+    def group_gone(self) -> bool:
+        return os.path.exists(os.environ["QDO_TEST_GATE"]) and super().group_gone()
+
+
+if __name__ == "__main__":
+    argv = [sys.executable, "-m", "tests.support.fakes.child", *sys.argv[2:]]
+    kind = GatedChild if "QDO_TEST_GATE" in os.environ else ChildProcess
+    margin = os.environ.get("QDO_TEST_MARGIN_SECONDS")
+    if margin is not None:
+        roster.DRAIN_MARGIN_SECONDS = float(margin)
+    settings = Settings(**json.loads(sys.argv[1]))
+    sys.exit(supervise(settings, "some:app", argv=argv, child=kind))

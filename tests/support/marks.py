@@ -1,0 +1,154 @@
+"""Marks that tests get by their servers, so ``make check`` can leave the slow ones out.
+
+========== =====================================================================
+zookeeper  uses a ZooKeeper server
+aws        uses a server that speaks AWS's protocols
+processes  starts processes
+slow       takes more than two seconds; set by hand
+========== =====================================================================
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+
+MARKS = {
+    "zookeeper": "uses a ZooKeeper server",
+    "aws": "uses a server that speaks AWS's protocols",
+    "processes": "starts processes",
+    "slow": "takes more than two seconds",
+}
+SERVERS = {
+    "zookeeper_server": "zookeeper",
+    "shared_zookeeper": "zookeeper",
+    "zookeeper_ensemble": "zookeeper",
+    "moto_server": "aws",
+    "sqs_stub": "aws",
+    "kinesis_process": "aws",
+}
+"""Fixtures that start a server."""
+ONE_PROCESS = ("zookeeper_server", "zookeeper_ensemble")
+"""Fixtures whose tests run in one xdist process, so that these servers start once a run."""
+REQUESTED = {
+    "zookeeper": "zookeeper",
+    "zookeeper_url": "zookeeper",
+    "ensemble_url": "zookeeper",
+    "moto": "aws",
+    "stub": "aws",
+    "sqs": "aws",
+    "kinesis": "aws",
+}
+"""Parameters for which a fixture or test requests a server by `getfixturevalue`."""
+STARTERS = {
+    *("subprocess", "multiprocessing", "Popen", "fork", "Proc", "ServerProcess", "serving"),
+    *("Supervisor", "ProcessExecutor", "pytester", "system"),
+}
+"""Names by which tests start processes, in their own code or in that of `tests.support`."""
+PROCESS_FOLDERS = ("tests/acceptance/", "tests/live_aws/")
+SIMULATION = "tests/simulation/"
+"""Its only processes are interpreters with a fixed order of sets, so it is never marked."""
+TESTS = ROOT / "tests"
+
+
+def add_marks(items: list[pytest.Item]) -> None:
+    """Mark each test by its fixtures, its parameters and the functions that it reaches."""
+    for item in items:
+        for mark in marks_of(item):
+            item.add_marker(mark)
+        for name in ONE_PROCESS:
+            if name in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(name))
+
+
+def longest_first(item: pytest.Item) -> int:
+    """Return a key to sort tests by, so that no long one begins when the others are done."""
+    if any(item.get_closest_marker(name) for name in ("slow", "timeout")):
+        return 0
+    if item.nodeid.startswith(PROCESS_FOLDERS):
+        return 1
+    if item.get_closest_marker("processes"):
+        return 2
+    return 3 if any(map(item.get_closest_marker, ("aws", "zookeeper"))) else 4
+
+
+def marks_of(item: pytest.Item) -> set[str]:
+    """Return the names of the marks that a test gets."""
+    fixtures = set(getattr(item, "fixturenames", ()))
+    found = {mark for name, mark in SERVERS.items() if name in fixtures}
+    reached = frozenset[str]().union(*map(names_reached, _functions(item)))
+    if "getfixturevalue" in reached:
+        callspec = getattr(item, "callspec", None)
+        values = callspec.params.values() if callspec else ()
+        found |= {REQUESTED[each] for each in values if isinstance(each, str) and each in REQUESTED}
+    if item.nodeid.startswith(SIMULATION):
+        return found
+    if reached & STARTERS or item.nodeid.startswith(PROCESS_FOLDERS):
+        found.add("processes")
+    return found
+
+
+def _functions(item: pytest.Item) -> Iterator[FunctionType]:
+    """Yield the test's function, and those of the fixtures it uses, however far away."""
+    info: Any = getattr(item, "_fixtureinfo", None)
+    if info is None:  # such as a doctest
+        return
+    functions = [getattr(item, "function", None)]
+    for name, definitions in info.name2fixturedefs.items():
+        if name not in SERVERS:
+            functions += [each.func for each in definitions[-1:]]
+    for each in functions:
+        plain = getattr(each, "__func__", each)
+        if isinstance(plain, FunctionType):
+            yield plain
+
+
+@cache
+def names_reached(function: FunctionType) -> frozenset[str]:
+    """Return the names that a function uses, and all functions and classes of tests/ it reaches."""
+    found: set[str] = set()
+    seen: set[object] = set()
+    waiting: list[Any] = [function]
+    while waiting:
+        each = waiting.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if isinstance(each, type):
+            members = [getattr(value, "__func__", value) for value in vars(each).values()]
+            properties = [value.fget for value in members if isinstance(value, property)]
+            waiting += [
+                value
+                for value in (*members, *properties, *each.__bases__)
+                if isinstance(value, FunctionType | type) and _is_of_tests(value)
+            ]
+        elif isinstance(each, FunctionType):
+            names = set(_names(each.__code__))
+            found |= names
+            for name in names:
+                value = each.__globals__.get(name)
+                value = getattr(value, "__wrapped__", value)
+                if isinstance(value, FunctionType | type) and _is_of_tests(value):
+                    waiting.append(value)
+    return frozenset(found)
+
+
+def _is_of_tests(value: FunctionType | type) -> bool:
+    """Return whether a function or class is defined in tests/, conftest.py included."""
+    file = getattr(sys.modules.get(value.__module__), "__file__", None)
+    return file is not None and Path(file).is_relative_to(TESTS)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

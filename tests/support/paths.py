@@ -1,0 +1,5 @@
+"""Where the checkout is, at whatever depth a test lies."""
+
+from pathlib import Path
+
+ROOT = next(p for p in Path(__file__).resolve().parents if (p / "pyproject.toml").is_file())

@@ -1,0 +1,194 @@
+"""Real processes in tests: start, wait for a line or a condition with a deadline, end, reap."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tests.support.paths import ROOT
+
+PATIENCE_SECONDS = 20.0
+"""How long to wait for a short operation; generous, because machines are busy."""
+
+
+def wait_until(
+    condition: Callable[[], bool], what: str, timeout_seconds: float = PATIENCE_SECONDS
+) -> float:
+    """Wait until `condition()` holds; return the seconds it took, fail the test otherwise."""
+    began = time.monotonic()
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() - began > timeout_seconds:
+            raise AssertionError(f"after {timeout_seconds} s still not: {what}")
+        pause.wait(0.002)
+    return time.monotonic() - began
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file that others are writing, without one that has no end yet."""
+    text = path.read_text() if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs or is stopped; a zombie is dead."""
+    return _stat(pid).get("state", "Z") not in "ZX"
+
+
+def stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal."""
+    return _stat(pid).get("state") == "T"
+
+
+def children(pid: int) -> list[int]:
+    """Return the direct children of a process that are alive, in order of their start."""
+    found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [each for each in sorted(found) if _stat(each).get("parent") == str(pid) and alive(each)]
+
+
+def descendants(pid: int) -> list[int]:
+    """Return every living descendant of a process."""
+    return [each for child in children(pid) for each in (child, *descendants(child))]
+
+
+def _stat(pid: int) -> dict[str, str]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    state, parent = text.rpartition(")")[2].split()[:2]
+    return {"state": state, "parent": parent}
+
+
+class Proc:
+    """A process whose output, stdout and stderr as one, is collected line by line.
+
+    As a context manager it leaves nothing behind: the process and all its descendants are
+    killed, and it is reaped.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path = ROOT,
+    ) -> None:
+        surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**surroundings, **(env or {})},
+            cwd=cwd,
+            start_new_session=True,
+        )
+        self._lines: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @classmethod
+    def python(
+        cls, *argv: str, env: Mapping[str, str] | None = None, cwd: str | Path = ROOT
+    ) -> Proc:
+        """Start this Python with arguments."""
+        return cls([sys.executable, *argv], env=env, cwd=cwd)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        """Everything it has printed so far."""
+        with self._news:
+            return "\n".join(self._lines)
+
+    def wait_for_line(
+        self, pattern: str, *, count: int = 1, timeout_seconds: float = PATIENCE_SECONDS
+    ) -> list[re.Match[str]]:
+        """Wait until `count` lines match a regular expression; return the matches of all."""
+        found: list[re.Match[str]] = []
+
+        def enough() -> bool:
+            found[:] = [match for line in self._lines if (match := re.search(pattern, line))]
+            return len(found) >= count
+
+        with self._news:
+            if not self._news.wait_for(enough, timeout_seconds):
+                raise AssertionError(
+                    f"{len(found)} of {count} lines match {pattern!r} in:\n"
+                    + "\n".join(self._lines)
+                )
+        return found
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def wait(self, timeout_seconds: float = PATIENCE_SECONDS) -> int:
+        """Wait for its end and return its exit code, negative for a signal."""
+        try:
+            code = self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"still running; it said:\n{self.output}") from error
+        self._reader.join(1.0)
+        return code
+
+    def kill(self) -> None:
+        """Kill it and its descendants, and reap it; idempotent."""
+        family = [self.pid, *descendants(self.pid)] if self._process.poll() is None else []
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdout is not None and not self._reader.is_alive():
+            self._process.stdout.close()
+
+    def __enter__(self) -> Proc:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+        self._reader.join(2.0)
+        if error is not None:  # pytest shows it beside the failure
+            print(f"process {self.pid} said:\n{self.output}")
+        if self._process.stdout is not None and not self._reader.is_alive():
+            self._process.stdout.close()
+
+    def _read(self) -> None:
+        if self._process.stdout is None:
+            return
+        for line in self._process.stdout:
+            with self._news:
+                self._lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+
+
+@contextlib.contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """Stop a process (SIGSTOP) for the time of the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: stopped(pid), f"process {pid} is stopped")
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)

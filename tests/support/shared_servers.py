@@ -1,0 +1,92 @@
+"""Servers that all processes of one test run use together.
+
+The first process that needs a server starts it, and the last one ends it. Address and number of
+users are in a file, which a lock protects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.support.zookeeper import Ensemble
+
+_started: list[object] = []
+"""Processes started by this one; another process may end them."""
+
+
+class Started(NamedTuple):
+    """A server that runs.
+
+    :ivar owner: kept until this process ends, as it has the open files of the server.
+    """
+
+    port: int
+    pid: int
+    log: str
+    owner: object
+
+
+class SharedZooKeeper(NamedTuple):
+    """The ZooKeeper server of a test run; nothing stops it before the end."""
+
+    port: int
+    log: str
+
+    def url(self, chroot: str) -> str:
+        """Return the address of a root of the test's own."""
+        return f"zookeeper://127.0.0.1:{self.port}{chroot}"
+
+    def logs(self) -> str:
+        """Return the end of the server's log."""
+        return "\n".join(Path(self.log).read_text(errors="replace").splitlines()[-60:])
+
+
+@contextlib.contextmanager
+def shared(folder: Path, name: str, start: Callable[[], Started]) -> Iterator[dict[str, Any]]:
+    """Use a server that is started at most once a run; yield its `port` and `log`.
+
+    :param folder: one for all processes of the run.
+    """
+    path = folder / f"{name}.json"
+    with _locked(path) as state:
+        if not state:
+            server = start()
+            _started.append(server.owner)
+            state.update(port=server.port, pid=server.pid, log=server.log, users=0)
+        state["users"] += 1
+        found = dict(state)
+    try:
+        yield found
+    finally:
+        with _locked(path) as state:
+            state["users"] -= 1
+            if not state["users"]:
+                os.kill(state["pid"], signal.SIGKILL)
+                state.clear()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the content of a file as JSON, and write it back, while no other process does."""
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        state: dict[str, Any] = json.loads(file.read() or "{}")
+        yield state
+        file.truncate(0)
+        file.write(json.dumps(state))
+
+
+def start_zookeeper(folder: Path) -> Started:
+    """Start one ZooKeeper server."""
+    ensemble = Ensemble(folder, 1)
+    ensemble.start()
+    (server,) = ensemble.servers
+    return Started(server.port, server.pid, str(server.log), ensemble)

@@ -1,0 +1,179 @@
+"""How a message of qdo stands in SQS, both ways."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdo.brokers.aws.address import BodyPointer
+from qdo.brokers.base import Outgoing
+from qdo.brokers.sqs.codec import Received, decode_received, entry, is_storable, pointing, size_of
+from qdo.encoding import encoded, is_raw, parsed
+from qdo.errors import UsageError
+from qdo.positions import position_of_time
+
+ID = uuid.UUID("5fea7756-0ea4-451a-a703-a558b933e274")
+
+
+def as_received(made: dict[str, Any], **system: str) -> Received:
+    """Return an entry as SQS would give it to a consumer."""
+    attributes = {"SentTimestamp": "1700000000123", "ApproximateReceiveCount": "1", **system}
+    if "MessageGroupId" in made:
+        attributes |= {"MessageGroupId": made["MessageGroupId"], "SequenceNumber": "7"}
+    raw = {
+        "MessageId": str(ID),
+        "ReceiptHandle": "handle",
+        "Body": made["MessageBody"],
+        "Attributes": attributes,
+        "MessageAttributes": made.get("MessageAttributes", {}),
+    }
+    return decode_received(raw)
+
+
+def text(value: str, kind: str = "String") -> dict[str, str]:
+    return {"DataType": kind, "StringValue": value}
+
+
+def test_plain_json_stands_as_it_is() -> None:
+    """No attributes: any other producer or consumer understands it."""
+    made = entry(Outgoing("q", b'{"a":"\xc3\xb6"}'), fifo=False)
+    assert made == {"MessageBody": '{"a":"ö"}'}
+    assert as_received(made) == Received(
+        sent=position_of_time(1700000000) + 1_230_000,
+        sequence=0,
+        message_id=ID.int,
+        body=b'{"a":"\xc3\xb6"}',
+        key=None,
+        headers=None,
+        receipt="handle",
+        group=None,
+        receive_count=1,
+    )
+
+
+def test_fifo_group_is_the_key() -> None:
+    """Without a key all messages of the queue share one group, so that their order holds."""
+    made = entry(Outgoing("q", b"1", key="tenant 1"), fifo=True)
+    assert made["MessageGroupId"].startswith("sha256-")  # SQS takes no spaces
+    assert as_received(made).key == "tenant 1"
+    made = entry(Outgoing("q", b"1", key="t1"), fifo=True)
+    assert (made["MessageGroupId"], "MessageAttributes" in made) == ("t1", False)
+    found = as_received(made)
+    assert (found.key, found.group, found.sequence) == ("t1", "t1", 7)
+    made = entry(Outgoing("q", b"1"), fifo=True)
+    assert (made["MessageGroupId"], as_received(made).key) == ("-", None)
+
+
+def test_fifo_messages_are_never_taken_for_repetitions_without_a_dedup_key() -> None:
+    """Each has a deduplication id of its own, also where bodies are the same."""
+    message = Outgoing("q", b"1")
+    ids = {entry(message, fifo=True)["MessageDeduplicationId"] for _ in range(3)}
+    assert len(ids) == 3
+    assert entry(message, True, "order-1")["MessageDeduplicationId"] == "order-1"
+    long = entry(message, True, "x" * 1000)["MessageDeduplicationId"]
+    assert long == entry(message, True, "x" * 1000)["MessageDeduplicationId"] != "x" * 1000
+    assert len(long) <= 128
+
+
+@given(
+    key=st.none() | st.text(st.characters(exclude_categories=["Cs"])),
+    headers=st.none()
+    | st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"])),
+        st.text(st.characters(exclude_categories=["Cs"])),
+    ),
+    body=st.binary() | st.text(st.characters(exclude_categories=["Cs"])),
+    fifo=st.booleans(),
+)
+def test_every_message_comes_back_as_it_was_sent(
+    key: str | None, headers: dict[str, str] | None, body: bytes | str, fifo: bool
+) -> None:
+    """Bytes, text, keys and headers of any characters; those that SQS rejects are never sent."""
+    headers = None if headers is None else {f"x{name}": each for name, each in headers.items()}
+    data, head = encoded("q", body, headers)
+    made = entry(Outgoing("q", data, key, head), fifo)
+    assert is_storable(made["MessageBody"])
+    for attribute in made.get("MessageAttributes", {}).values():
+        assert is_storable(attribute["StringValue"])
+    found = as_received(made)
+    assert (found.body, found.key) == (data, key)
+    assert json.loads(found.headers or "{}") == json.loads(head or "{}")
+
+
+@pytest.mark.parametrize("word", ["key", "headers"])
+def test_stray_surrogates_are_refused(word: str) -> None:
+    """They have no UTF-8."""
+    message = Outgoing("q", b"1", **{word: '{"a":"\ud800"}'})
+    with pytest.raises(UsageError, match=f"the {word} of a message for queue 'q'"):
+        entry(message, fifo=False)
+
+
+def test_attributes_of_other_producers_are_headers() -> None:
+    """Texts and numbers; bytes are left out, and headers written by qdo take precedence."""
+    made = {
+        "MessageBody": "{}",
+        "MessageAttributes": {
+            "colour": text("red"),
+            "size": text("3", "Number"),
+            "label": text("x", "String.custom"),
+            "image": {"DataType": "Binary", "BinaryValue": b"\0"},
+            "qdo-unknown": text("later"),
+        },
+    }
+    assert json.loads(as_received(made).headers or "") == {
+        "colour": "red",
+        "size": "3",
+        "label": "x",
+    }
+    made["MessageAttributes"]["qdo-headers"] = text('{"colour":"blue"}')
+    assert json.loads(as_received(made).headers or "")["colour"] == "blue"
+    made["MessageAttributes"]["qdo-headers"] = text("{broken")
+    assert as_received(made).headers == "{broken"
+
+
+def test_other_producers_say_what_their_bodies_are() -> None:
+    """In any spelling of the header's case: the job gets bytes if the body is not JSON."""
+    made = {"MessageBody": "hello", "MessageAttributes": {"Content-Type": text("text/plain")}}
+    found = as_received(made)
+    assert found.body == b"hello"
+    assert is_raw(parsed(found.headers) or {})
+
+
+def test_groups_of_standard_queues_are_keys() -> None:
+    """Fair queues have them."""
+    assert as_received({"MessageBody": "1"}, MessageGroupId="tenant").key == "tenant"
+
+
+def test_what_cannot_be_decoded_is_passed_on() -> None:
+    """It shows the fault of its producer, and its job gets the decoding error."""
+    made: dict[str, Any] = {
+        "MessageBody": "no base64!",
+        "MessageAttributes": {"qdo-encoding": text("base64"), "qdo-key": text("1", "String.json")},
+    }
+    assert (as_received(made).body, as_received(made).key) == (b"no base64!", "1")
+    made["MessageAttributes"] = {"ExtendedPayloadSize": text("1", "Number")}
+    assert (as_received(made).pointer, as_received(made).body) == (None, b"no base64!")
+
+
+def test_a_pointer_is_what_the_extended_clients_of_aws_write() -> None:
+    """Bytes stand in S3 as they are; key and headers stay with the message."""
+    made = entry(Outgoing("q", b"\xff" * 9, "k", *encoded("q", b"", {"a": "b"})[1:]), fifo=False)
+    made = pointing(made, BodyPointer("bucket", "some/key"), 9)
+    assert json.loads(made["MessageBody"]) == [
+        "software.amazon.payloadoffloading.PayloadS3Pointer",
+        {"s3BucketName": "bucket", "s3Key": "some/key"},
+    ]
+    found = as_received(made)
+    assert (found.pointer, found.key) == (BodyPointer("bucket", "some/key"), "k")
+    assert json.loads(found.headers or "")["a"] == "b"
+
+
+def test_size_counts_attributes() -> None:
+    """Names, types and values, in bytes of UTF-8, as AWS counts them."""
+    made = entry(Outgoing("q", '"ö"'.encode(), "kö"), fifo=False)
+    assert size_of(made) == 4 + len("qdo-key") + len("String") + 3

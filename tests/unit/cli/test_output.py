@@ -1,0 +1,60 @@
+"""Tables and JSON on stdout."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdo.cli.output import cell, emit, table
+
+ITEMS = [{"queue": "a", "backlog": 5, "x": None}, {"queue": "bcd", "backlog": 12, "x": "y"}]
+COLUMNS = {"queue": "QUEUE", "backlog": "BACKLOG", "x": "X"}
+
+
+def written(form: str) -> str:
+    out = io.StringIO()
+    emit("qdo.test/1", ITEMS, form, COLUMNS, out)
+    return out.getvalue()
+
+
+def test_table() -> None:
+    """Text to the left, numbers to the right, "-" for nothing."""
+    assert written("table") == "QUEUE  BACKLOG  X\na            5  -\nbcd         12  y\n"
+
+
+def test_json() -> None:
+    """One object that names its schema; or an item a line."""
+    assert json.loads(written("json")) == {"schema": "qdo.test/1", "items": ITEMS}
+    assert [json.loads(line) for line in written("jsonl").splitlines()] == ITEMS
+
+
+def test_nothing() -> None:
+    """No items: no table at all, but valid JSON."""
+    out = io.StringIO()
+    emit("qdo.test/1", [], "table", COLUMNS, out)
+    assert out.getvalue() == ""
+    emit("qdo.test/1", [], "json", COLUMNS, out)
+    assert json.loads(out.getvalue())["items"] == []
+
+
+def test_the_widest_column_gives_way() -> None:
+    """Lines fit into the terminal; cut text ends in an ellipsis."""
+    lines = list(table(["QUEUE", "N"], [["x" * 30, "5"]], [False, True], 20))
+    assert lines == ["QUEUE" + " " * 13 + " N\n", "x" * 16 + "…  5\n"]
+
+
+@given(st.lists(st.text("aé日", max_size=9), min_size=1), st.integers(8, 30))
+def test_lines_fit_the_terminal(names: list[str], width: int) -> None:
+    """Wide letters count twice."""
+    lines = table(["QUEUE", "N"], [[name, "1"] for name in names], [False, True], width)
+    wide = [sum(2 if letter == "日" else 1 for letter in line.rstrip("\n")) for line in lines]
+    assert max(wide) <= width
+
+
+def test_cells_hold_no_line_breaks() -> None:
+    """An error of several lines stays one row."""
+    assert cell("a\n  b") == "a b"
+    assert cell(0) == "0"

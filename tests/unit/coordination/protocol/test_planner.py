@@ -1,0 +1,193 @@
+"""The planner: balanced within one, with provably the fewest moves, and repeatable."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qdo.coordination.protocol.planner import moves, plan
+
+Holdings = dict[str, list[str]]
+
+QUEUES = st.lists(st.integers(0, 40).map("q{}".format), unique=True, max_size=24)
+WORKERS = st.lists(st.integers(0, 9).map("w{}".format), unique=True, max_size=7)
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[list[str], list[str], Holdings]:
+    """Queues, workers, and current owners: also unknown ones, and queues with several owners."""
+    queues, workers = draw(QUEUES), draw(WORKERS)
+    holders = draw(WORKERS)
+    held = st.lists(st.integers(0, 40).map("q{}".format), unique=True, max_size=16)
+    return queues, workers, {holder: draw(held) for holder in {*workers, *holders}}
+
+
+def owners(
+    queues: Iterable[str], workers: Iterable[str], current: Mapping[str, Iterable[str]]
+) -> dict[str, str]:
+    """Return the current owner of each queue, as in the planner's documentation."""
+    known, found = set(queues), dict[str, str]()
+    for worker in sorted(set(workers)):
+        for queue in current.get(worker, ()):
+            if queue in known:
+                found.setdefault(queue, worker)
+    return found
+
+
+def fewest_moves(queues: list[str], workers: list[str], owner: Mapping[str, str]) -> int:
+    """Return the fewest moves of any balanced plan, by trying who gets the larger shares.
+
+    With the shares fixed a worker keeps as many of its queues as fit, and no plan can let it
+    keep more. So the minimum over all choices of larger shares is the true minimum.
+    """
+    floor, larger = divmod(len(queues), len(workers))
+    held = {worker: sum(o == worker for o in owner.values()) for worker in workers}
+    return len(queues) - max(
+        sum(min(held[worker], floor + (worker in chosen)) for worker in workers)
+        for chosen in itertools.combinations(workers, larger)
+    )
+
+
+@given(fleets())
+def test_every_queue_has_one_worker(fleet: tuple[list[str], list[str], Holdings]) -> None:
+    """No queue is left out or assigned twice, and only known workers get queues."""
+    queues, workers, current = fleet
+    planned = plan(queues, workers, current)
+    assert set(planned) == set(workers)
+    given_out = [queue for share in planned.values() for queue in share]
+    assert sorted(given_out) == (sorted(queues) if workers else [])
+
+
+@given(fleets())
+def test_the_load_is_balanced_within_one(fleet: tuple[list[str], list[str], Holdings]) -> None:
+    """No worker has two queues more than another."""
+    loads = [len(share) for share in plan(*fleet).values()]
+    assert not loads or max(loads) - min(loads) <= 1
+
+
+@settings(max_examples=300)
+@given(fleets())
+def test_no_balanced_plan_moves_less(fleet: tuple[list[str], list[str], Holdings]) -> None:
+    """Against the minimum over every way to hand out the larger shares."""
+    queues, workers, current = fleet
+    if not workers:
+        return
+    owner = owners(queues, workers, current)
+    planned = plan(queues, workers, current)
+    moved = sum(owner.get(q) != worker for worker, share in planned.items() for q in share)
+    assert moved == fewest_moves(queues, workers, owner)
+
+
+@given(fleets())
+def test_a_plan_carried_out_is_not_changed(fleet: tuple[list[str], list[str], Holdings]) -> None:
+    """Planning again moves nothing: a rebalancer that is called twice does not churn."""
+    queues, workers, current = fleet
+    planned = plan(queues, workers, current)
+    assert plan(queues, workers, planned) == planned
+    assert moves(planned, plan(list(reversed(queues)), workers, planned)) == 0
+
+
+@given(fleets())
+def test_the_same_input_gives_the_same_plan(
+    fleet: tuple[list[str], list[str], Holdings],
+) -> None:
+    """Two rebalancers that see the same publish the same."""
+    assert plan(*fleet) == plan(*fleet)
+
+
+@given(fleets(), st.randoms(use_true_random=False))
+def test_the_order_of_the_input_changes_neither_loads_nor_moves(
+    fleet: tuple[list[str], list[str], Holdings], chance: random.Random
+) -> None:
+    """Names decide, not the order in which a coordinator happens to list them."""
+    queues, workers, current = fleet
+    # Of a queue that several have the first by name counts, whatever the order.
+    shuffled = {worker: chance.sample(held, len(held)) for worker, held in current.items()}
+    mixed = {worker: shuffled[worker] for worker in chance.sample(list(shuffled), len(shuffled))}
+    one = plan(queues, workers, current)
+    other = plan(chance.sample(queues, len(queues)), chance.sample(workers, len(workers)), mixed)
+    assert {w: len(share) for w, share in one.items()} == {
+        w: len(share) for w, share in other.items()
+    }
+    owner = owners(queues, workers, current)
+    moved = [
+        sum(owner.get(q) != worker for worker, share in planned.items() for q in share)
+        for planned in (one, other)
+    ]
+    assert moved[0] == moved[1]
+
+
+@given(QUEUES, WORKERS.filter(bool))
+def test_a_join_moves_only_the_newcomers_share(queues: list[str], workers: list[str]) -> None:
+    """Every queue that moves goes to the worker that joined."""
+    before = plan(queues, workers, {})
+    after = plan(queues, [*workers, "newcomer"], before)
+    assert moves(before, after) == len(after["newcomer"]) == len(queues) // (len(workers) + 1)
+
+
+@given(QUEUES, WORKERS.filter(bool), st.data())
+def test_a_leave_moves_only_the_leavers_queues(
+    queues: list[str], workers: list[str], data: st.DataObject
+) -> None:
+    """The remaining workers keep all their queues."""
+    leaver = data.draw(st.sampled_from(workers))
+    before = plan(queues, workers, {})
+    after = plan(queues, [worker for worker in workers if worker != leaver], before)
+    assert all(set(before[worker]) <= set(share) for worker, share in after.items())
+
+
+class _Counted(str):
+    """A name that counts how often it is compared with another."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    def __lt__(self, other: str) -> bool:
+        _Counted.comparisons += 1
+        return super().__lt__(other)
+
+
+class _Tallied(list[str]):
+    """Queues that count how often they are handed out."""
+
+    handed_out = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for queue in super().__iter__():
+            _Tallied.handed_out += 1
+            yield queue
+
+
+def _operations(queues: int, workers: int) -> tuple[int, int]:
+    """Return how many comparisons of workers and steps over queues a plan takes."""
+    names: list[str] = [_Counted(f"w{number:05d}") for number in range(workers)]
+    random.Random(workers).shuffle(names)
+    ids = _Tallied(f"q{number}" for number in range(queues))
+    shares = enumerate(names[1:])
+    current: Holdings = {name: _Tallied(ids[start::workers]) for start, name in shares}
+    _Counted.comparisons = _Tallied.handed_out = 0
+    plan(ids, names, current)
+    return _Counted.comparisons, _Tallied.handed_out
+
+
+def test_the_work_grows_with_queues_and_hardly_with_workers() -> None:
+    """W log W comparisons of names, and each queue is looked at a fixed number of times."""
+    for queues, workers in ((1_000, 10), (10_000, 10), (10_000, 1_000), (40_000, 4_000)):
+        comparisons, handed_out = _operations(queues, workers)
+        assert comparisons <= workers * math.ceil(math.log2(workers)) + workers
+        assert handed_out <= 2 * queues
+
+
+def test_no_worker_no_plan() -> None:
+    """A stopped fleet is not an error."""
+    assert plan(["a"], [], {"gone": ["a"]}) == {}
+
+
+def test_moves_counts_new_queues_too() -> None:
+    """A queue that had no worker costs a claim as well."""
+    assert moves({"w1": ["a", "b"]}, {"w1": ["a"], "w2": ["b", "c"]}) == 2

@@ -1,0 +1,349 @@
+"""Znode paths and the JSON in them, garbage included."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdo.coordination.znodes.layout import Layout, is_worker_name
+from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse_assignment
+from qdo.errors import QueueNameError, SettingsError
+from qdo.queues import check_queue_name, name_error
+
+
+def test_published_paths() -> None:
+    """Workers and queues are where other tools look for them."""
+    layout = Layout.of("churn")
+    root = "/mozilla/services/qdo/churn"
+    assert layout.root == root
+    assert layout.worker("worker-0000000101") == f"{root}/workers/worker-0000000101"
+    assert layout.queue("a4bb") == f"{root}/queues/a4bb"
+    assert layout.assignment("worker-0000000101") == f"{root}/assignments/worker-0000000101"
+    assert layout.rebalancer == f"{root}/rebalancer"
+
+
+def test_namespace() -> None:
+    """The namespace replaces the default one."""
+    assert Layout.of("a", "/x/y").root == "/x/y/a"
+
+
+def test_persistent_nodes_are_all_below_the_root() -> None:
+    """Whatever must stand before a worker registers belongs to the app."""
+    layout = Layout.of("a")
+    assert layout.persistent
+    assert {path.rpartition("/")[0] for path in layout.persistent} == {layout.root}
+
+
+@pytest.mark.parametrize(
+    ("app", "namespace", "setting"),
+    [
+        ("", "/a", "app"),
+        ("a/b", "/a", "app"),
+        ("a", "a", "namespace"),
+        ("a", "/a/../b", "namespace"),
+    ],
+)
+def test_names_that_make_no_path(app: str, namespace: str, setting: str) -> None:
+    """App and namespace are checked before any znode is touched."""
+    with pytest.raises(SettingsError) as raised:
+        Layout.of(app, namespace)
+    assert raised.value.details["name"] == setting
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "empty"),
+        (".", "relative"),
+        ("..", "relative"),
+        ("zookeeper", "ZooKeeper"),
+        ("a/b", "'/'"),
+        ("a\n", "U+000A"),
+        ("a\x7f", "U+007F"),
+        ("\ue000", "U+E000"),
+        ("\ufff0", "U+FFF0"),
+        ("x" * 201, "201"),
+    ],
+)
+def test_names_that_no_znode_can_have(name: str, reason: str) -> None:
+    """Each is refused with its reason."""
+    with pytest.raises(QueueNameError) as caught:
+        check_queue_name(name)
+    assert caught.value.details["name"] == name
+    assert reason in caught.value.details["reason"]
+
+
+@pytest.mark.parametrize("name", ["a", "a4bb-9", "...", "a b", "Zoë", "日本", "x" * 200, "%2F"])
+def test_names_that_will_do(name: str) -> None:
+    """Any name valid in a path is allowed, not only uuid4 hex."""
+    assert check_queue_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("data", "last"),
+    [
+        (b"", 0),
+        (b"  ", 0),
+        (b"{}", 0),
+        (b'{"last": ""}', 0),
+        (b'{"last": "135471512647131000"}', 135471512647131000),
+        (b'{"last": "135471512647131000L"}', 135471512647131000),
+        (b'{"last": " 135471512647131000 "}', 135471512647131000),
+        (b' {"last": "135471512647131000 L "}\n', 135471512647131000),
+        (b'{"last": 135471512647131000}', 135471512647131000),
+    ],
+)
+def test_last_as_old_and_new_writers_leave_it(data: bytes, last: int) -> None:
+    """A trailing L, spaces, nothing at all and a plain number are accepted on reading."""
+    node = QueueNode.parse(data)
+    assert (node.last, node.fault) == (last, None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xfe",
+        b"nonsense",
+        b"[1]",
+        b"5",
+        b'{"last": "soon"}',
+        b'{"last": "-5"}',
+        b'{"last": "1.5"}',
+        b'{"last": "L"}',
+        b'{"last": true}',
+        b'{"last": null}',
+        b'{"last": ["1"]}',
+        '{"last": "١٢"}'.encode(),
+        b'{"last": "' + b"1" * 5000 + b'"}',
+        b'{"last": ' + b"1" * 5000 + b"}",
+        b'{"last": "9223372036854775808"}',
+        b'{"last": 9223372036854775808}',
+        b"[" * 100_000,
+    ],
+)
+def test_garbage_is_a_fault_and_never_raises(data: bytes) -> None:
+    """A queue whose `last` cannot be read must not be taken for one at its beginning."""
+    assert QueueNode.parse(data).fault
+
+
+def test_last_is_written_as_a_decimal_string() -> None:
+    """Never with an L, and "" before the first message."""
+    assert json.loads(QueueNode(last=135471512647131000).encode()) == {"last": "135471512647131000"}
+    assert json.loads(QueueNode().encode()) == {"last": ""}
+
+
+def test_keys_of_others_are_kept() -> None:
+    """Rewriting a node keeps the data of other tools."""
+    node = QueueNode.parse(b'{"last": "5", "seek": 2, "owner": "worker-1", "note": {"a": [1]}}')
+    again = json.loads(node.owned_by("").moved_to(7).encode())
+    assert again == {"last": "7", "seek": 2, "note": {"a": [1]}}
+
+
+@given(
+    st.builds(
+        QueueNode,
+        last=st.integers(0, 2**62),
+        owner=st.sampled_from(["", "worker-0000000101"]),
+        seek=st.integers(0, 9),
+        position=st.none() | st.text(max_size=5),
+        deleted=st.booleans(),
+    )
+)
+def test_queue_nodes_survive_writing_and_reading(node: QueueNode) -> None:
+    """The read value equals the written one."""
+    assert QueueNode.parse(node.encode()) == node
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_break_the_readers(data: bytes) -> None:
+    """Reading a node never raises an error, whatever its content."""
+    QueueNode.parse(data)
+    WorkerNode.parse(data)
+    assert parse_assignment(data) == frozenset()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("last", "owner", "seek", "position", "queues"), json_values)
+    )
+)
+def test_no_json_breaks_the_readers(value: dict[str, Any]) -> None:
+    """Keys with values of the wrong type raise no error, and the values are not passed on."""
+    data = json.dumps(value).encode()
+    node = QueueNode.parse(data)
+    assert isinstance(node.last, int)
+    assert isinstance(node.owner, str)
+    assert all(isinstance(name, str) for name in WorkerNode.parse(data).queues)
+    assert all(isinstance(name, str) for name in parse_assignment(data))
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "x\\u0000", "\\ud800", "\\ud83d\\ude00"])
+def test_names_that_break_a_path_are_passed_over(name: str) -> None:
+    """kazoo's connection would end for good over some of them."""
+    assert parse_assignment(f'{{"queues": ["{name}", "fine"]}}'.encode()) == {"fine"}
+    assert QueueNode.parse(f'{{"owner": "{name}"}}'.encode()).owner == ""
+
+
+def test_only_numbered_workers_are_workers() -> None:
+    """All other nodes below `workers` are ignored: they belong to other programs."""
+    assert is_worker_name("worker-0000000101")
+    for name in ("worker-", "worker-x", "monitor", "worker-١٢٣٤٥٦٧٨٩٠", "worker-0000000101.bak"):
+        assert not is_worker_name(name)
+
+
+def test_worker_nodes() -> None:
+    """The published key is `queues`; `reread` appears only after a seek."""
+    assert json.loads(WorkerNode(("b", "a")).encode()) == {"queues": ["b", "a"]}
+    node = WorkerNode(("a",), ("a",))
+    assert WorkerNode.parse(node.encode()) == node
+
+
+def test_assignments() -> None:
+    """Written sorted, so that equal shares are equal bytes."""
+    data = encode_queues({"b", "a"})
+    assert json.loads(data) == {"queues": ["a", "b"]}
+    assert parse_assignment(data) == {"a", "b"}
+
+
+@given(st.text(max_size=5))
+def test_every_name_is_either_refused_or_one_part_of_a_path(name: str) -> None:
+    """No accepted name leads out of its folder."""
+    if name_error(name) is None:
+        path = Layout.of("a").queue(name)
+        assert path.split("/")[-1] == name
+        assert name not in (".", "..")
+
+
+# --- marks of a failing message -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("marks", "key"),
+    [
+        (FailureRecord(50, 2, "ValueError: no", retry_at=1700000000.5, retry_delay=1.5), "failing"),
+        (FailureRecord(50, 2, "it died", crashed=True), "failing"),
+        (FailureRecord(50, 3, "no", decision="skip"), "failing"),
+        (FailureRecord(50, 3, "no", blocked_since=1700000000.5), "blocked"),
+    ],
+)
+def test_marks_are_kept_in_the_queue_node(marks: FailureRecord, key: str) -> None:
+    """As one key, which shows whether the queue waits for an operator."""
+    node = QueueNode(last=40, owner="worker-1", failure=marks)
+    value = json.loads(node.encode())
+    assert value[key]["position"] == "50"
+    assert len({"failing", "blocked"} & value.keys()) == 1
+    assert QueueNode.parse(node.encode()) == node
+
+
+def test_marks_go_when_their_message_is_passed() -> None:
+    """By progress, and when reading a node that another process wrote."""
+    node = QueueNode(last=40, failure=FailureRecord(50, 2))
+    assert node.moved_to(49).failure == FailureRecord(50, 2)
+    assert node.moved_to(50).failure is None
+    assert node.with_failure(None).failure is None
+    assert QueueNode(last=50).with_failure(FailureRecord(50, 2)).failure is None
+    assert QueueNode.parse(b'{"last": "60", "failing": {"position": "50", "attempts": 2}}') == (
+        QueueNode(last=60)
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["3", "null", "[]", "{}", '{"position": "x", "attempts": 1}', '{"position": "50"}',
+     '{"position": "50", "attempts": true}', '{"position": "50", "attempts": "2"}'],
+)  # fmt: skip
+def test_marks_that_cannot_be_read_are_none(value: str) -> None:
+    """The message counts from 1 again, and the queue continues."""
+    node = QueueNode.parse(f'{{"last": "40", "failing": {value}}}'.encode())
+    assert (node.last, node.failure, node.fault) == (40, None, None)
+
+
+def test_odd_times_of_marks_are_none() -> None:
+    """An impossible time neither blocks a queue nor lets it wait forever."""
+    text = (
+        '{"last": "40", "blocked": {"position": "50", "attempts": 2, "blocked_since": -1,'
+        ' "retry_at": 1e99}}'
+    )
+    marks = QueueNode.parse(text.encode()).failure
+    assert marks == FailureRecord(50, 2)
+
+
+def test_a_long_error_is_cut() -> None:
+    """Nodes of thousands of queues stay small."""
+    assert len(QueueNode(last=1, failure=FailureRecord(50, 2, "x" * 10_000)).encode()) < 500
+
+
+# --- messages done beyond `last` ------------------------------------------------------
+
+
+@st.composite
+def nodes_with_runs(draw: st.DrawFn) -> QueueNode:
+    """Queue nodes with runs and marks of messages beyond `last`."""
+    last = draw(st.integers(0, 2**60))
+    steps = draw(st.lists(st.tuples(st.integers(1, 2**40), st.integers(0, 2**40)), max_size=20))
+    runs, before = [], last
+    for gap, length in steps:
+        runs.append((before + gap, before + gap + length))
+        before = runs[-1][1]
+    marks = tuple(
+        FailureRecord(last + each, 2, "no") for each in draw(st.lists(st.integers(1, 99)))
+    )
+    above = OutOfOrderProgress(tuple(runs), marks)
+    return QueueNode(last=last, owner="worker-1", out_of_order=above if runs or marks else None)
+
+
+@given(nodes_with_runs())
+def test_runs_beyond_last_are_read_as_they_were_written(node: QueueNode) -> None:
+    """As small numbers, each counted from the one before: no reader of JSON rounds them."""
+    assert QueueNode.parse(node.encode()) == node
+    pairs = json.loads(node.encode()).get("done_ranges", [])
+    assert all(number < 2**53 for pair in pairs for number in pair)
+
+
+@pytest.mark.parametrize(
+    ("value", "runs"),
+    [
+        ("3", ()),
+        ("[[1]]", ()),
+        ("[[1, 2, 3]]", ()),
+        ('[["1", 2]]', ()),
+        ("[[true, 2]]", ()),
+        ("[[0, 2]]", ()),
+        ("[[1, -1]]", ()),
+        ("[[1, 1e3]]", ()),
+        (f"[[{10**100}, 1]]", ()),
+        ("[[1, 2], [5, 0], null, [1, 1]]", ((41, 43), (48, 48))),
+    ],
+)
+def test_runs_that_cannot_be_read_are_left_out(
+    value: str, runs: tuple[tuple[int, int], ...]
+) -> None:
+    """From the first bad one on, messages that are recorded as done run again."""
+    node = QueueNode.parse(f'{{"last": "40", "done_ranges": {value}}}'.encode())
+    assert (node.last, node.fault) == (40, None)
+    assert (node.out_of_order.done_ranges if node.out_of_order else ()) == runs
+
+
+@pytest.mark.parametrize("value", ["3", '[3, null, {"position": "x"}]', '[{"position": "7"}]'])
+def test_further_marks_that_cannot_be_read_are_left_out(value: str) -> None:
+    node = QueueNode.parse(f'{{"last": "40", "other_failures": {value}}}'.encode())
+    assert node == QueueNode(last=40)
+
+
+def test_a_seek_forgets_what_was_done_beyond_last() -> None:
+    """The record is relative to `last`: a change of `last` by progress has to state it again."""
+    above = OutOfOrderProgress(((50, 60),), ())
+    assert QueueNode(last=40, out_of_order=above).moved_to(45).out_of_order is None

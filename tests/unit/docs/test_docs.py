@@ -1,0 +1,261 @@
+"""The documentation and the product agree."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import doctest
+import io
+import json
+import re
+
+import click
+import pytest
+
+import qdo
+from qdo import errors
+from qdo.brokers.aws.address import ServiceAddress
+from qdo.brokers.aws.clients import make_client
+from qdo.brokers.aws.errors import permission
+from qdo.brokers.kinesis.url import KinesisAddress
+from qdo.brokers.sqs.url import SqsAddress, sqs_address
+from qdo.cli.framework import EXIT_CODES
+from qdo.cli.main import COMMANDS
+from qdo.cli.main import qdo as qdo_command
+from qdo.cli.worker import worker as worker_command
+from qdo.settings.settings import declarations
+from qdo.settings.sources import SPECIAL_VARIABLES
+from qdo.settings.values import Declaration
+from qdo.worker.supervisor import restarts as roster
+from tests.support.doc_pages import Block, blocks, blocks_in, pages, read, section, table
+from tests.support.paths import ROOT
+
+BROKERS = ROOT / "qdo" / "brokers"
+
+
+def examples(language: str) -> pytest.MarkDecorator:
+    """Run a test for each code block in a language."""
+    found = blocks_in(language)
+    return pytest.mark.parametrize(
+        "block", [block for _, block in found], ids=[name for name, _ in found]
+    )
+
+
+# --- settings, exit codes, names --------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", [*declarations()], ids=lambda each: each.name)
+def test_every_setting_is_documented_with_default_and_unit(setting: Declaration) -> None:
+    """The table of settings has the default and unit that hold."""
+    _, default, unit, meaning = table("configuration", "settings")[setting.name]
+    assert default.strip("`") == json.dumps(setting.default)
+    assert unit == setting.unit
+    assert meaning
+
+
+def test_no_other_setting_is_documented() -> None:
+    """The table of settings lists nothing that does not exist."""
+    assert [*table("configuration", "settings")] == [each.name for each in declarations()]
+
+
+@pytest.mark.parametrize("variable", sorted(SPECIAL_VARIABLES))
+def test_variables_that_are_no_settings_are_documented(variable: str) -> None:
+    """An operator who finds one in an environment can look it up."""
+    assert f"`{variable}`" in read("configuration")
+
+
+def test_exit_codes_are_documented_in_the_words_of_the_help() -> None:
+    """The table has every code of --help, in the same words, and no other."""
+    told = dict(re.findall(r"^ +(\d+)  (.*)$", EXIT_CODES, re.MULTILINE))
+    shown = table("configuration", "exit-codes")
+    assert {code: cells[1] for code, cells in shown.items()} == told
+
+
+def test_every_error_has_a_documented_exit_code() -> None:
+    """No error ends a command with a code that the documentation does not know."""
+    kinds = [each for each in vars(errors).values() if isinstance(each, type)]
+    codes = {str(each.exit_code) for each in kinds if issubclass(each, errors.QdoError)}
+    assert codes <= table("configuration", "exit-codes").keys()
+
+
+def test_the_time_until_a_hanging_worker_is_killed_is_documented() -> None:
+    """An operator has to know it to set up a service."""
+    text = read("configuration")
+    assert f"{roster.DRAIN_MARGIN_SECONDS:g} seconds after `drain_seconds`" in text
+    assert f"{roster.ABORT_SECONDS:g} seconds after the second signal" in text
+    assert f"`drain_seconds` plus {roster.DRAIN_MARGIN_SECONDS:g}" in read("operations")
+
+
+def test_public_names_are_documented() -> None:
+    """The page of the Python API has every name that `import qdo` gives."""
+    text = read("api")
+    assert [name for name in qdo.__all__ if name[0] != "_" and f"qdo.{name}" not in text] == []
+
+
+# --- SQS --------------------------------------------------------------------------
+
+
+def test_options_of_sqs_addresses_are_documented_with_defaults() -> None:
+    """And no others; defaults that an address cannot express are given in words."""
+    told = {name: cells[1].strip("`") for name, cells in table("sqs", "sqs-options").items()}
+    known = {each.name: each.default for each in dataclasses.fields(SqsAddress)}
+    assert told.keys() == known.keys() - {"region", "prefix"}
+    in_words = {"endpoint": "AWS's own", "tag": "none", "bucket": "none"}
+    for name, default in told.items():
+        if name in in_words:
+            assert (default, known[name]) == (in_words[name], None)
+        elif name == "dead_letters":
+            assert default == "PREFIX + `dead-letters"
+            assert sqs_address("sqs://eu-west-1/a-").dead_letters == "a-dead-letters"
+        else:
+            assert default == f"{known[name]:g}" if name == "idle_seconds" else str(known[name])
+
+
+def test_the_policy_for_sqs_allows_only_the_used_actions() -> None:
+    """Every operation of SQS that the brokers' code names, and those on S3."""
+    (policy,) = [json.loads(each.text) for each in blocks(read("sqs")) if each.language == "json"]
+    allowed: set[str] = set()
+    for each in policy["Statement"]:
+        actions = each["Action"]
+        allowed.update([actions] if isinstance(actions, str) else actions)
+    for service, pattern in (("sqs", "sqs/*.py"), ("s3", "aws/s3.py")):
+        code = "\n".join(page.read_text() for page in BROKERS.glob(pattern))
+        known = make_client(ServiceAddress(service, "eu-west-1")).meta.method_to_api_mapping
+        used = {known[name] for name in known if re.search(rf"\b{name}\b", code)}
+        asked = {f"{service}:{permission(service, each)}" for each in used}
+        if service == "sqs":
+            asked.add("sqs:TagQueue")  # to create a queue with a tag
+        assert {each for each in allowed if each.startswith(f"{service}:")} == asked
+
+
+# --- Kinesis ----------------------------------------------------------------------
+
+
+def test_options_of_kinesis_addresses_are_documented() -> None:
+    """And no others; defaults that an address cannot express are given in words."""
+    found = table("kinesis", "kinesis-options").items()
+    told = {name: cells[1].strip("`") for name, cells in found}
+    known = {each.name: each.default for each in dataclasses.fields(KinesisAddress)}
+    assert told.keys() == known.keys() - {"region", "stream"}
+    in_words = {"endpoint": "AWS's own", "dead_letters": "none"}
+    for name, default in told.items():
+        if name in in_words:
+            assert (default, known[name]) == (in_words[name], None)
+        else:
+            assert default == str(known[name]).removesuffix(".0")
+
+
+def test_the_policy_for_kinesis_allows_only_the_used_actions() -> None:
+    """Every operation of Kinesis and S3 that the broker's code names."""
+    (policy,) = [
+        json.loads(each.text) for each in blocks(read("kinesis")) if each.language == "json"
+    ]
+    allowed = {action for each in policy["Statement"] for action in _listed(each["Action"])}
+    code = "\n".join(page.read_text() for page in BROKERS.glob("kinesis/*.py"))
+    asked = set()
+    for service in ("kinesis", "s3"):
+        known = make_client(ServiceAddress(service, "eu-west-1")).meta.method_to_api_mapping
+        used = {known[name] for name in known if re.search(rf"\b{name}\b", code)}
+        asked |= {f"{service}:{permission(service, each)}" for each in used}
+    assert allowed == asked
+
+
+def _listed(actions: str | list[str]) -> list[str]:
+    return [actions] if isinstance(actions, str) else actions
+
+
+def test_every_trap_of_kinesis_has_a_test_where_the_page_says() -> None:
+    """Sixteen of them, in order; the tests are numbered the same."""
+    traps = table("kinesis", "kinesis-traps")
+    assert list(traps) == [str(number) for number in range(1, 17)]
+    numbered = (ROOT / "tests/contract/broker/test_kinesis_traps.py").read_text()
+    for number, cells in traps.items():
+        for place in cells[-1].split(", "):
+            if place == "traps":
+                assert f"def test_trap_{number}_" in numbered
+            elif place == "workers":
+                assert (ROOT / "tests/integration/kinesis/test_workers.py").exists()
+            else:
+                assert (ROOT / place.strip("`")).exists()
+
+
+def test_every_trap_of_sqs_has_its_tests_or_a_reason() -> None:
+    """In each file that the table names there is a test with the number of the trap."""
+    traps = table("sqs", "traps")
+    assert [*traps] == [str(number) for number in range(1, 21)]
+    for number, cells in traps.items():
+        where = cells[3]
+        named = re.findall(r"`([\w/]+/test_\w+\.py)`", where)
+        assert named or where.startswith("None: "), number
+        for name in named:
+            path = ROOT / "tests" / name
+            found = re.search(
+                rf"def test_trap_(\d\d_)*{int(number):02}_", path.read_text(encoding="utf-8")
+            )
+            assert found or where.startswith("the whole of"), (number, name)
+
+
+# --- commands ---------------------------------------------------------------------
+
+
+def command(name: str) -> click.Command:
+    """Return a command by the words that it is called with."""
+    if name == "qdo-worker":
+        return worker_command
+    with click.Context(qdo_command) as context:
+        found = qdo_command.get_command(context, name.removeprefix("qdo "))
+    assert found is not None
+    return found
+
+
+def subcommands(group: click.Command) -> list[click.Command]:
+    """Return the commands of a group, nothing for a single command."""
+    return [*group.commands.values()] if isinstance(group, click.Group) else []
+
+
+@pytest.mark.parametrize("name", ["qdo-worker", *(f"qdo {each}" for each in COMMANDS)])
+def test_every_command_and_option_is_documented(name: str) -> None:
+    """The section of a command names exactly the options that it takes."""
+    taken = {
+        option
+        for one in (command(name), *subcommands(command(name)))
+        for each in one.params
+        for option in each.opts
+        if option.startswith("--")
+    }
+    named = set(re.findall(r"`(--[a-z-]+)", section("cli", name)))
+    assert named | {"--help"} == taken | {"--help"}
+
+
+def test_pages_name_every_command_and_no_other() -> None:
+    """Every `qdo something`, on any page, is an existing command."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages())
+    named = set(re.findall(r"(?:[`/]|\$ |\| )qdo ([a-z-]+)", text))
+    assert named == COMMANDS.keys()
+
+
+# --- examples ---------------------------------------------------------------------
+
+
+@examples("json")
+def test_json_examples_are_json(block: Block) -> None:
+    """Every shown value of a node can be read."""
+    assert isinstance(json.loads(block.text), dict)
+
+
+@examples("python")
+def test_python_examples_are_python(block: Block) -> None:
+    """Every Python example compiles."""
+    assert ast.parse(block.text).body
+
+
+@examples("pycon")
+def test_interpreter_examples_give_what_is_shown(block: Block) -> None:
+    """Every shown session of the interpreter gives the shown results."""
+    test = doctest.DocTestParser().get_doctest(block.text, {}, "example", None, None)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        result = doctest.DocTestRunner(verbose=False).run(test)
+    assert result.attempted
+    assert not result.failed, output.getvalue()

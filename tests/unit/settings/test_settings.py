@@ -1,0 +1,252 @@
+"""Settings: sources, precedence, limits, and the advice given when something is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from qdo.errors import SettingsError, UnknownSettingError
+from qdo.settings.settings import Settings, declarations
+from qdo.settings.sources import SPECIAL_VARIABLES, load
+from tests.support.paths import ROOT
+
+SAMPLE = ROOT / "config" / "qdo.toml"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "qdo.toml"
+
+
+def test_defaults_need_no_server() -> None:
+    """Without any source, broker and coordinator are files below the current folder."""
+    settings = load(environ={})
+    assert settings.broker == "sqlite:qdo-data/messages.db"
+    assert settings.coordinator == "sqlite:qdo-data/coordination.db"
+    assert settings.origin("broker") == "default"
+    assert settings == Settings()
+
+
+def test_each_source_wins_over_the_one_before(file: Path) -> None:
+    """Flags win over the environment, that over the file, that over code, that over defaults."""
+    file.write_text('app = "file"\nconcurrency = 2\nfetch = 2\nattempts = 2\n')
+    settings = load(
+        flags={"fetch": "4", "job": None},
+        environ={"QDO_CONCURRENCY": "3", "QDO_FETCH": "3"},
+        config=str(file),
+        defaults={"attempts": 1, "processes": 1, "app": "code"},
+        defaults_origin="App('code')",
+    )
+    assert (settings.app, settings.attempts, settings.processes) == ("file", 2, 1)
+    assert (settings.concurrency, settings.fetch) == (3, 4)
+    assert settings.origin("app") == str(file)
+    assert settings.origin("processes") == "App('code')"
+    assert settings.origin("concurrency") == "QDO_CONCURRENCY"
+    assert settings.origin("fetch") == "--fetch"
+    assert settings.origin("job") == "default"
+
+
+def test_the_environment_can_name_the_file(file: Path) -> None:
+    """QDO_CONFIG names the file; a flag names another one."""
+    file.write_text("fetch = 7")
+    assert load(environ={"QDO_CONFIG": str(file)}).fetch == 7
+    other = file.with_name("other.toml")
+    other.write_text("fetch = 8")
+    assert load(environ={"QDO_CONFIG": str(file)}, config=str(other)).fetch == 8
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            {"QDO_CONCURENCY": "1"},
+            "unknown setting 'QDO_CONCURENCY' in the environment (did you mean "
+            "'QDO_CONCURRENCY'?); `qdo config` lists every setting",
+        ),
+        (
+            {"QDO_XYZZY": "1"},
+            "unknown setting 'QDO_XYZZY' in the environment; `qdo config` lists every setting",
+        ),
+    ],
+)
+def test_unknown_variable(environ: dict[str, str], message: str) -> None:
+    """An unknown QDO_* variable is an error, and the nearest known one is named."""
+    with pytest.raises(UnknownSettingError) as caught:
+        load(environ=environ)
+    assert str(caught.value) == message
+
+
+def test_special_and_foreign_variables_are_no_settings() -> None:
+    """Variables with other uses, and everybody else's, are left alone."""
+    foreign = {"QDO_TEST_AWS": "1", "QDOX": "1", "PATH": "/bin"}
+    special = dict.fromkeys(SPECIAL_VARIABLES - {"QDO_CONFIG"}, "x")
+    assert load(environ={**foreign, **special}) == Settings()
+
+
+def test_unknown_name_in_file(file: Path) -> None:
+    """The file and the nearest setting are named."""
+    file.write_text("[worker]\nfetch = 1")
+    with pytest.raises(UnknownSettingError, match=r"'worker' in .*qdo.toml"):
+        load(environ={}, config=str(file))
+    file.write_text("concurency = 1")
+    with pytest.raises(UnknownSettingError, match="did you mean 'concurrency'"):
+        load(environ={}, config=str(file))
+
+
+@pytest.mark.parametrize("content", [b"app = ", b'app = "a"\napp = "b"', b'app = "\xff"'])
+def test_file_that_is_no_toml(file: Path, content: bytes) -> None:
+    """A broken file is an error that names the file."""
+    file.write_bytes(content)
+    with pytest.raises(SettingsError, match=r"config: .*qdo\.toml"):
+        load(environ={}, config=str(file))
+
+
+def test_missing_file() -> None:
+    """A file that is named must exist."""
+    with pytest.raises(SettingsError, match=r"config: /no/such\.toml: No such file"):
+        load(environ={}, config="/no/such.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("concurrency", "many"),
+        ("concurrency", "1.5"),
+        ("concurrency", 2.0),
+        ("concurrency", True),
+        ("concurrency", 0),
+        ("checkpoint_seconds", "soon"),
+        ("checkpoint_seconds", "nan"),
+        ("checkpoint_seconds", float("inf")),
+        ("checkpoint_seconds", -1),
+        ("burst", "yes"),
+        ("log_level", "loud"),
+        ("app", "a/b"),
+        ("app", 5),
+        ("job", "module.function"),
+        ("queues", ""),
+        ("queues", "a,,b"),
+        ("queues", 3),
+        ("exclude", ["a", 3]),
+        ("namespace", "qdo"),
+        ("namespace", "/a//b"),
+        ("broker", "redis://localhost"),
+        ("broker", "messages.db"),
+        ("broker", "sqlite:"),
+        ("broker", "sqlite:data/"),
+        ("broker", "sqlite://messages.db"),
+        ("broker", "sqlite::memory:"),
+        ("broker", "sqs://eu-west-1/a-?wait_second=1"),
+        ("broker", "sqs:eu-west-1"),
+        ("broker", "kinesis://eu-west-1/s?reads_per_second=9"),
+        ("broker", "zookeeper://localhost"),
+        ("coordinator", "zookeeper://"),
+        ("coordinator", "zookeeper://a,b:99999"),
+        ("coordinator", "zookeeper://a//b"),
+        ("coordinator", "etcd://a"),
+    ],
+)
+def test_rejects_invalid_values(name: str, value: object) -> None:
+    """Types, limits and addresses are checked; the error names the setting."""
+    with pytest.raises(SettingsError) as caught:
+        Settings(**{name: value})
+    assert caught.value.details["name"] == name
+
+
+def test_an_unknown_option_of_a_broker_gets_a_suggestion() -> None:
+    """As unknown settings do."""
+    with pytest.raises(SettingsError, match="'wait_seconds'"):
+        Settings(broker="sqs://eu-west-1/a-?wait_second=1")
+
+
+def test_a_wrong_value_names_its_origin() -> None:
+    """The error names the place where the setting was made."""
+    with pytest.raises(SettingsError, match=r"from 1 to 100000 jobs \(from QDO_CONCURRENCY\)$"):
+        load(environ={"QDO_CONCURRENCY": "0"})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "zookeeper://zk1",
+        "zookeeper://zk1:2181,zk2:2181,10.0.0.3:2181/some/chroot",
+        "zookeeper://[::1]:2181",
+        "sqlite:coordination.db",
+        "sqlite:/var/lib/qdo/coordination.db",
+    ],
+)
+def test_coordinator_addresses(url: str) -> None:
+    """Every documented form of an address is taken."""
+    assert Settings(coordinator=url).coordinator == url
+
+
+def test_back_off_limits_must_fit() -> None:
+    """The longest pause is not shorter than the first one."""
+    with pytest.raises(SettingsError, match="backoff_max_seconds"):
+        Settings(backoff_seconds=5, backoff_max_seconds=1)
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("0", False), ("False", False)])
+def test_booleans_from_the_environment(text: str, value: bool) -> None:
+    """true, false, 1 and 0 are understood."""
+    assert load(environ={"QDO_BURST": text}).burst is value
+
+
+def test_settings_survive_being_handed_over() -> None:
+    """A child process gets the same settings, and still knows where each came from."""
+    settings = load(flags={"fetch": 5}, environ={"QDO_APP": "a"})
+    again = Settings(**json.loads(json.dumps(dataclasses.asdict(settings))))
+    assert again == settings
+    assert again.origins == settings.origins
+
+
+def test_underlaid_values_hold_where_nobody_set_anything() -> None:
+    """Values of an app in code give way to file, environment and flags."""
+    settings = load(environ={"QDO_FETCH": "1000"})
+    laid = settings.underlaid({"fetch": 5, "attempts": 5}, "App('a')")
+    assert (laid.fetch, laid.attempts) == (1000, 5)
+
+
+def test_globs_are_a_list_or_a_text_with_commas(file: Path) -> None:
+    """Files and flags have lists, the environment has only text."""
+    file.write_text('queues = ["mail-*", "a,b"]')
+    settings = load(environ={"QDO_EXCLUDE": "x*, y*"}, config=str(file))
+    assert settings.queues == ("mail-*", "a,b")
+    assert settings.exclude == ("x*", "y*")
+    assert Settings(**json.loads(json.dumps(dataclasses.asdict(settings)))) == settings
+
+
+@pytest.mark.parametrize(
+    ("queues", "exclude"), [("*", "*"), ("a*", "x,*"), ("a*,b", "b,a*"), ("a*", "a*")]
+)
+def test_a_worker_that_takes_nothing_is_refused(queues: str, exclude: str) -> None:
+    """It would register, wait, and process nothing."""
+    with pytest.raises(SettingsError, match="setting exclude"):
+        Settings(queues=queues, exclude=exclude)  # type: ignore[arg-type]
+
+
+def test_sample_file_holds_every_setting_at_its_default() -> None:
+    """config/qdo.toml is complete, in the order of declaration, and changes nothing."""
+    lines = SAMPLE.read_text().splitlines()
+    names = [line.partition(" = ")[0] for line in lines if line and not line.startswith("#")]
+    assert names == [each.name for each in declarations()]
+    assert load(environ={}, config=str(SAMPLE)) == Settings()
+
+
+def test_sample_file_explains_every_setting() -> None:
+    """Above each setting is its description, in the words of its declaration."""
+    words = " ".join(SAMPLE.read_text().replace("\n# ", " ").split()).lower()
+    for each in declarations():
+        assert each.help.lower() in words, each.name
+
+
+def test_every_setting_has_a_unit_or_needs_none() -> None:
+    """Numbers state their unit; durations end in _seconds."""
+    numbers = [each for each in declarations() if each.kind in ("int", "float")]
+    assert numbers
+    for each in numbers:
+        assert each.unit, each.name
+        assert each.name.endswith("_seconds") == (each.unit == "seconds"), each.name

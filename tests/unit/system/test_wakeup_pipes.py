@@ -1,0 +1,116 @@
+"""A notification wakes every listener of a folder, and never blocks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo.system.wakeup_pipes import WakeupPipe, notify_all
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "bells")
+
+
+@pytest.fixture
+def bell(folder: str) -> Iterator[WakeupPipe]:
+    bell = WakeupPipe(folder)
+    yield bell
+    bell.close()
+
+
+def is_rung(bell: WakeupPipe, seconds: float = 0) -> bool:
+    poll = select.poll()
+    poll.register(bell.fileno(), select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def test_a_ring_makes_the_bell_readable(bell: WakeupPipe, folder: str) -> None:
+    """It is silent before the ring and silent again once drained."""
+    assert not is_rung(bell)
+    notify_all(folder)
+    assert is_rung(bell, 5)
+    bell.drain()
+    assert not is_rung(bell)
+
+
+def test_a_ring_reaches_every_listener(bell: WakeupPipe, folder: str) -> None:
+    """Two listeners of one folder are both woken."""
+    other = WakeupPipe(folder)
+    notify_all(folder)
+    assert is_rung(bell, 5)
+    assert is_rung(other, 5)
+    other.close()
+
+
+def test_many_rings_are_drained_at_once(bell: WakeupPipe, folder: str) -> None:
+    """Rings carry no data: one drain takes them all."""
+    for _ in range(5000):
+        notify_all(folder)
+    bell.drain()
+    assert not is_rung(bell)
+
+
+def test_a_full_pipe_blocks_nobody(bell: WakeupPipe, folder: str) -> None:
+    """A listener that does not read still has its ring waiting."""
+    for _ in range(70_000):
+        bell.ring_self()
+    notify_all(folder)
+    assert is_rung(bell, 5)
+    bell.drain()
+    assert not is_rung(bell)
+
+
+def test_a_bell_can_be_rung_alone(bell: WakeupPipe, folder: str) -> None:
+    """ring_self() wakes its own listener only."""
+    other = WakeupPipe(folder)
+    bell.ring_self()
+    assert is_rung(bell, 5)
+    assert not is_rung(other)
+    other.close()
+
+
+def test_the_bell_of_a_dead_listener_is_removed(bell: WakeupPipe, folder: str) -> None:
+    """The next notification removes a FIFO without a reader; others stay."""
+    os.mkfifo(os.path.join(folder, "4711-dead"))
+    notify_all(folder)
+    assert not os.path.exists(os.path.join(folder, "4711-dead"))
+    assert len(os.listdir(folder)) == 1
+    assert is_rung(bell, 5)
+
+
+def test_hidden_files_are_left_alone(bell: WakeupPipe, folder: str) -> None:
+    """A bell still being made is hidden, and is not taken for a dead one."""
+    os.mkfifo(os.path.join(folder, ".4712-new"))
+    notify_all(folder)
+    assert os.path.exists(os.path.join(folder, ".4712-new"))
+
+
+def test_notifying_in_a_missing_folder_does_nothing(folder: str) -> None:
+    """No listener has ever existed there."""
+    notify_all(folder)
+    assert not os.path.exists(folder)
+
+
+def test_an_unreachable_listener_is_logged_and_skipped(
+    bell: WakeupPipe, folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that is not a FIFO costs a warning; the other listeners are woken."""
+    os.mkdir(os.path.join(folder, "0-folder"))
+    with caplog.at_level(logging.WARNING):
+        notify_all(folder)
+    assert "0-folder" in caplog.text
+    assert is_rung(bell, 5)
+
+
+def test_closing_removes_the_bell_and_may_be_repeated(bell: WakeupPipe, folder: str) -> None:
+    """After close() nothing is left in the folder."""
+    bell.close()
+    bell.close()
+    assert os.listdir(folder) == []

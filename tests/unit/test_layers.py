@@ -1,0 +1,224 @@
+"""The packages of qdo/ form layers: imports point in one direction, without circles.
+
+Imports within functions and those for type checkers count like all others. There is no list of
+exceptions: a new file belongs to a layer, or a new layer is added here and in docs/developing.rst.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+QDO = ROOT / "qdo"
+LAYERS = (
+    {"_version", "backoff", "errors", "events", "outcomes", "positions", "text", "__init__"},
+    {"encoding", "queues", "system"},
+    {"coordination", "message"},
+    {"jobs", "idempotency"},
+    {"brokers"},
+    {"settings", "ops"},
+    {"sending", "demo"},
+    {"app"},
+    {"loading", "outbox"},
+    {"worker"},
+    {"cli", "testing"},
+    {"__main__"},
+)
+"""A file or folder of qdo/ imports only from the layers before its own, or from its own folder."""
+LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+FACADES = {"__init__.py", "settings/__init__.py", "testing/__init__.py"}
+"""The packages that users import from. The `__init__.py` of every other package is empty."""
+ALLOWED = {
+    "kazoo": ("coordination/",),
+    "boto3": ("brokers/aws/",),
+    "botocore": ("brokers/aws/",),
+    "click": ("cli/",),
+    "rich": ("cli/", "demo/"),
+}
+"""A library, and the folders that may import it."""
+PURE = "coordination/protocol/"
+IO_MODULES = {
+    *("asyncio", "gevent", "http", "io", "kazoo", "multiprocessing", "os", "pathlib", "select"),
+    *("shutil", "signal", "socket", "sqlite3", "subprocess", "tempfile", "threading", "urllib"),
+    "urllib3",
+}
+"""Modules that the state machines must not import: their caller does all I/O."""
+REGISTRY = "brokers/registry.py"
+SHARED_BROKER_FOLDER = "brokers/aws/"
+AWS_BROKERS = ("brokers/sqs/", "brokers/kinesis/")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of qdo/ with its imports.
+
+    :ivar path: below qdo/, such as ``brokers/base.py``.
+    :ivar imports: full names, such as ``kazoo.client`` or ``qdo.errors.QdoError``.
+    """
+
+    path: str
+    imports: frozenset[str]
+
+    @property
+    def part(self) -> str:
+        """The file or folder directly below qdo/."""
+        return self.path.split("/")[0].removesuffix(".py")
+
+    @property
+    def broker_folder(self) -> str | None:
+        """The broker's folder that contains the file, such as ``brokers/sqs/``."""
+        folders = self.path.split("/")[:-1]
+        if len(folders) < 2 or folders[0] != "brokers":
+            return None
+        return f"brokers/{folders[1]}/"
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Yield the full name of everything that a file imports, at its top or in a function."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:  # ruff forbids relative imports
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def module_name(path: str) -> str:
+    """Return the name under which a file of qdo/ is imported."""
+    return f"qdo/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+FILES = {
+    path: SourceFile(path, frozenset(imported_names(QDO / path)))
+    for path in sorted(each.relative_to(QDO).as_posix() for each in QDO.rglob("*.py"))
+}
+MODULES = {module_name(path): path for path in FILES}
+
+
+def imported_files(file: SourceFile) -> set[str]:
+    """Return the files of qdo/ that a file imports."""
+    found = (MODULES.get(name) or MODULES.get(name.rpartition(".")[0]) for name in file.imports)
+    return {path for path in found if path is not None and path != file.path}
+
+
+ARROWS = {path: imported_files(file) for path, file in FILES.items() if path not in FACADES}
+"""The files that each file imports. Facades do not count: they re-export names from above them."""
+
+
+def circles(arrows: dict[str, set[str]]) -> list[str]:
+    """Return the circles of a graph as text, each as found from its first file."""
+    found: list[str] = []
+    finished: set[str] = set()
+
+    def visit(path: str, trail: list[str]) -> None:
+        if path in trail:
+            found.append(" -> ".join([*trail[trail.index(path) :], path]))
+        elif path not in finished:
+            for imported in sorted(arrows.get(path, ())):
+                visit(imported, [*trail, path])
+            finished.add(path)
+
+    for path in sorted(arrows):
+        visit(path, [])
+    return found
+
+
+def test_every_file_belongs_to_one_layer() -> None:
+    """No part of qdo/ is missing from the layers, and no layer names a part that is gone."""
+    assert sum(map(len, LAYERS)) == len(LEVELS)
+    assert {file.part for file in FILES.values()} == LEVELS.keys()
+
+
+def test_imports_point_to_lower_layers() -> None:
+    """A part imports from the layers below it, never from its own layer or from above."""
+    assert [
+        f"{path} imports {imported}"
+        for path, found in ARROWS.items()
+        for imported in sorted(found)
+        if FILES[path].part != FILES[imported].part
+        and LEVELS[FILES[imported].part] >= LEVELS[FILES[path].part]
+    ] == []
+
+
+def test_imports_form_no_circle() -> None:
+    """Within one part as well: each file can be understood after those it imports."""
+    assert circles(ARROWS) == []
+
+
+def test_the_check_for_circles_finds_one() -> None:
+    """The check itself is sound, through any number of files."""
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a -> b -> c -> a"]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize("library", ALLOWED)
+def test_a_library_is_imported_in_its_folder_only(library: str) -> None:
+    """Another client library, or another command line, then touches one folder."""
+    importers = [
+        path
+        for path, file in FILES.items()
+        if any(name.split(".")[0] == library for name in file.imports)
+    ]
+    assert importers != []
+    assert [path for path in importers if not path.startswith(ALLOWED[library])] == []
+
+
+def test_the_protocol_does_no_io() -> None:
+    """The simulation plays the state machines without a clock, a network or a disk."""
+    protocol = [file for path, file in FILES.items() if path.startswith(PURE)]
+    assert protocol != []
+    assert [
+        f"{file.path} imports {name}"
+        for file in protocol
+        for name in sorted(file.imports)
+        if name.split(".")[0] in IO_MODULES
+    ] == []
+
+
+def test_only_the_registry_imports_the_folder_of_a_broker() -> None:
+    """A new broker is one folder and one line of the registry.
+
+    The brokers at AWS share `brokers/aws/`, which commands and settings may not import either.
+    """
+    assert [
+        f"{path} imports {imported}"
+        for path, found in ARROWS.items()
+        if path != REGISTRY
+        for imported in sorted(found)
+        if (folder := FILES[imported].broker_folder) is not None
+        and folder != FILES[path].broker_folder
+        and not (folder == SHARED_BROKER_FOLDER and path.startswith(AWS_BROKERS))
+    ] == []
+
+
+def test_system_knows_nothing_of_queues() -> None:
+    """It wraps the operating system, and imports nothing of qdo but the lowest layer."""
+    lowest = {f"{part}.py" for part in LAYERS[0]}
+    assert [
+        f"{path} imports {imported}"
+        for path, found in ARROWS.items()
+        if path.startswith("system/")
+        for imported in sorted(found)
+        if not imported.startswith("system/") and imported not in lowest - {"events.py"}
+    ] == []
+
+
+def test_package_files_are_empty_except_the_facades() -> None:
+    """An import of one module then loads no other; a docstring may describe the folder."""
+
+    def statements(path: str) -> list[ast.stmt]:
+        body = ast.parse((QDO / path).read_text(encoding="utf-8")).body
+        return [each for each in body if not _is_text(each)]
+
+    packages = [path for path in FILES if path.endswith("__init__.py") and path not in FACADES]
+    assert [path for path in packages if statements(path)] == []
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,0 +1,184 @@
+"""Discovery and retention, without I/O and without a real clock."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from qdo.worker.duties.discovery import Discovery
+from qdo.worker.duties.retention import PERIOD_MIN_SECONDS, Retention
+from qdo.worker.engine.slot import Slot
+from tests.support.fakes.member import FakeMember
+from tests.support.fakes.memory_broker import MemoryBroker
+
+LOGGER = "qdo.worker.duties.discovery"
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    made = MemoryBroker()
+    made.put("a", b"1")
+    made.put("b", b"1")
+    return made
+
+
+@pytest.fixture
+def member(clock: Clock) -> FakeMember:
+    made = FakeMember(None, now=clock)
+    made.leading = True
+    return made
+
+
+def test_discovery_creates_queues_only_as_leader(
+    broker: MemoryBroker, member: FakeMember, clock: Clock
+) -> None:
+    """A worker that is not sure whether it leads does not lead."""
+    discovery = Discovery(broker, clock)
+    member.leading = False
+    discovery.names_received(["new"])
+    discovery.step(member)
+    discovery.step(None)
+    assert member.created == []
+
+
+def test_new_leader_creates_every_listed_queue(
+    broker: MemoryBroker, member: FakeMember, clock: Clock
+) -> None:
+    """Immediately, and nothing again in the next step."""
+    discovery = Discovery(broker, clock)
+    discovery.step(member)
+    discovery.step(member)
+    assert member.created == ["a", "b"]
+
+
+def test_queue_that_gets_a_message_is_created_without_a_list(
+    broker: MemoryBroker, member: FakeMember, clock: Clock
+) -> None:
+    """Once, however often its name arrives."""
+    discovery = Discovery(broker, clock)
+    discovery.step(member)
+    assert discovery.names_received(["a", "new"])
+    discovery.step(member)
+    assert not discovery.names_received(["new"])
+    discovery.step(member)
+    assert member.created == ["a", "b", "new"]
+
+
+def test_leader_lists_all_queues_periodically(
+    broker: MemoryBroker, member: FakeMember, clock: Clock
+) -> None:
+    """So a lost node or a missed wake-up is repaired."""
+    discovery = Discovery(broker, clock)
+    pause = discovery.step(member)
+    assert pause <= broker.catalog.list_seconds
+    clock.now += broker.catalog.list_seconds
+    discovery.step(member)
+    assert member.created == ["a", "b", "a", "b"]
+
+
+def test_second_term_starts_without_memory_of_the_first(
+    broker: MemoryBroker, member: FakeMember, clock: Clock
+) -> None:
+    """Another leader may have deleted nodes in the meantime."""
+    discovery = Discovery(broker, clock)
+    discovery.step(member)
+    member.leading = False
+    discovery.step(member)
+    member.leading = True
+    discovery.step(member)
+    assert member.created == ["a", "b", "a", "b"]
+
+
+def test_name_that_no_znode_can_have_is_logged_once(
+    broker: MemoryBroker, member: FakeMember, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other queues are created."""
+    broker.put("bad/name", b"1")
+    discovery = Discovery(broker, clock)
+    discovery.step(member)
+    clock.now += broker.catalog.list_seconds
+    discovery.step(member)
+    assert member.created == ["a", "b"] * 2
+    assert [r.args[0] for r in caplog.records if r.levelname == "ERROR" and r.args] == ["bad/name"]
+
+
+def test_failed_list_is_retried(
+    broker: MemoryBroker, member: FakeMember, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Discovery continues."""
+    broker.faults = [OSError("away")]
+    discovery = Discovery(broker, clock)
+    discovery.step(member)
+    assert member.created == []
+    assert [r.name for r in caplog.records] == [LOGGER]
+    assert caplog.records[0].levelname == "WARNING"
+    clock.now += broker.catalog.list_seconds
+    discovery.step(member)
+    assert member.created == ["a", "b"]
+
+
+def owned(member: FakeMember, count: int) -> dict[str, Slot]:
+    slots = {}
+    member.listener = Silent()
+    for number in range(count):
+        (claim,) = member.grant(f"q{number}")
+        claim.done = number
+        slots[claim.queue] = slot = Slot(claim.queue)
+        slot.claim = claim
+    return slots
+
+
+class Silent:
+    """A listener that does nothing."""
+
+    def claimed(self, claim: object) -> None:
+        """Nothing."""
+
+
+def test_retention_spreads_its_deletes_over_a_period(
+    broker: MemoryBroker, member: FakeMember, clock: Clock
+) -> None:
+    """One queue at a time, up to its processed position; a queue without progress is skipped."""
+    slots = owned(member, 10)
+    retention = Retention(broker, slots, 100.0, clock)
+    assert retention.step() == PERIOD_MIN_SECONDS
+    clock.now += PERIOD_MIN_SECONDS
+    for _ in range(10):
+        pause = retention.step()
+        assert 0 <= pause <= PERIOD_MIN_SECONDS
+        clock.now += pause
+    assert sorted(broker.retired) == [(f"q{n}", n, 100.0) for n in range(1, 10)]
+
+
+def test_failed_trim_waits_for_the_next_round(
+    broker: MemoryBroker, member: FakeMember, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue released in the meantime is skipped."""
+    caplog.set_level(logging.WARNING)
+    slots = owned(member, 3)
+    retention = Retention(broker, slots, 100.0, clock)
+    clock.now += PERIOD_MIN_SECONDS
+    broker.faults = [OSError("busy")]
+    retention.step()
+    del slots["q1"]
+    retention.step()
+    retention.step()
+    assert broker.retired == []
+    (record,) = caplog.records
+    assert record.args == ("q2", "OSError: busy")

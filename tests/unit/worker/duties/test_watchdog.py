@@ -1,0 +1,58 @@
+"""Findings of the watchdog."""
+
+from __future__ import annotations
+
+from qdo.worker.duties.watchdog import BlockedLoop, Watch
+
+
+def look() -> tuple[str, str]:
+    return "queue q, message 1, job j", "stack"
+
+
+def test_running_loop_gives_no_finding() -> None:
+    """Beats younger than the limit."""
+    watch = Watch(1.0, 100.0, 0.0)
+    for step in range(1, 20):
+        now = 100 + step * 0.25
+        assert watch.check(now, 0.0, now - 0.3, look) is None
+
+
+def test_blocked_loop_is_reported_at_its_start_and_end() -> None:
+    """The start with the message in flight and the stack, the end with the whole duration."""
+    watch = Watch(1.0, 100.0, 0.0)
+    reports = [watch.check(100 + step * 0.25, step * 0.25, 100.0, look) for step in range(1, 13)]
+    found = [report for report in reports if report is not None]
+    assert found == [BlockedLoop("blocked", 1.0, "queue q, message 1, job j", "stack")]
+    assert watch.check(103.25, 3.25, 103.2, look) == BlockedLoop("over", 103.2 - 100.0)
+    assert watch.check(103.5, 3.5, 103.4, look) is None
+
+
+def test_each_block_is_reported() -> None:
+    """Two in a row."""
+    watch = Watch(1.0, 100.0, 0.0)
+    kinds = []
+    for now, beat in (
+        (100.9, 100.0),
+        (101.1, 100.0),
+        (101.2, 101.15),
+        (102.1, 101.15),
+        (103.0, 101.15),
+    ):
+        report = watch.check(now, now - 100, beat, look)
+        kinds.append(report.kind if report else None)
+    assert kinds == [None, "blocked", "over", None, "blocked"]
+
+
+def test_stopped_process_is_not_a_blocked_loop() -> None:
+    """SIGSTOP: neither thread ran and no processor time was used."""
+    watch = Watch(1.0, 100.0, 0.0)
+    assert watch.check(130.0, 0.01, 100.0, look) == BlockedLoop("stopped", 30.0)
+    assert watch.check(130.25, 0.02, 130.2, look) is None
+
+
+def test_code_that_lets_no_thread_run_is_a_block() -> None:
+    """A C extension that holds the interpreter lock: time passed, and the process used it."""
+    watch = Watch(1.0, 100.0, 0.0)
+    report = watch.check(105.0, 5.0, 100.0, look)
+    assert report is not None
+    assert report.kind == "blocked"

@@ -1,0 +1,237 @@
+"""Jobs that require more than the broker offers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qdo.app import App
+from qdo.brokers.base import Capabilities
+from qdo.errors import UsageError
+from qdo.jobs.options import Order
+from qdo.jobs.policy import Policy
+from qdo.message import Message
+from qdo.settings.settings import Settings
+from qdo.worker import worker as worker_module
+from qdo.worker.engine.compatibility import check_jobs
+from qdo.worker.engine.context import Engine
+from qdo.worker.engine.pipeline import Pipeline
+from qdo.worker.engine.slot import Slot, TurnResult
+from qdo.worker.executors.greenlet import GreenletExecutor
+from qdo.worker.worker import Worker
+from tests.support.fakes.member import FakeMember, FakeRegistrar
+from tests.support.fakes.memory_broker import MemoryBroker, MemoryCatalog
+
+
+class MixedBroker(MemoryBroker):
+    """A broker whose queues are in order only where their names end in ".fifo"."""
+
+    capabilities = Capabilities(
+        ordered=True,
+        seekable=False,
+        countable=True,
+        delay=False,
+        peek=False,
+        max_body_bytes=10**6,
+        hold_seconds=43_200.0,
+        mixed_order=True,
+        checks_config=True,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.catalog = MixedCatalog(self)
+
+
+class MixedCatalog(MemoryCatalog):
+    def order(self, queue: str) -> Order:
+        self._broker.fail()
+        return "queue" if queue.endswith(".fifo") else "none"
+
+
+def app_of(order: Order, **options: Any) -> tuple[App, list[Any]]:
+    app = App("test")
+    seen: list[Any] = []
+
+    @app.job(order=order, **options)
+    def job(message: Message, context: Any) -> None:
+        seen.append(message.body)
+
+    return app, seen
+
+
+def policy(queue: str) -> Policy:
+    return Policy(attempts=3)
+
+
+@pytest.fixture
+def broker() -> MixedBroker:
+    made = MixedBroker()
+    made.put("plain", b"1")
+    made.put("strict.fifo", b"1")
+    return made
+
+
+@pytest.mark.parametrize("order", ["queue", "key"])
+def test_a_worker_refuses_queues_without_the_order_of_their_job(
+    broker: MixedBroker, order: Order
+) -> None:
+    """One line names the queues, the job and the remedy."""
+    app, _ = app_of(order)
+    with pytest.raises(UsageError) as caught:
+        check_jobs(app, broker, lambda queue: True, policy)
+    text = str(caught.value)
+    assert "plain" in text
+    assert "strict.fifo" not in text
+    assert '@app.job(order="none")' in text
+    assert "\n" not in text
+    assert caught.value.exit_code == 2
+
+
+def test_config_warnings_of_the_broker_are_logged(
+    broker: MixedBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About the queues that this worker takes, with their policies."""
+    monkeypatch.setattr(broker.catalog, "config_warnings", lambda policies: [f"mind {policies!r}"])
+    takes = {"plain"}.__contains__
+    check_jobs(app_of("none")[0], broker, takes, policy)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == f"mind { ({'plain': policy('plain')})!r}"
+
+
+def test_a_broker_with_one_order_may_warn_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Its queues are not asked for their order."""
+
+    class Advising(MemoryCatalog):
+        def config_warnings(self, policies: Mapping[str, Policy]) -> list[str]:
+            return [f"mind {', '.join(policies)}"]
+
+    broker = MemoryBroker()
+    broker.capabilities = replace(broker.capabilities, checks_config=True)
+    broker.catalog = Advising(broker)
+    broker.put("q", b"1")
+    check_jobs(app_of("queue")[0], broker, lambda queue: True, policy)
+    assert [record.getMessage() for record in caplog.records] == ["mind q"]
+
+
+def test_many_unfit_queues_are_counted(broker: MixedBroker) -> None:
+    """An error does not list thousands of names."""
+    for number in range(100):
+        broker.put(f"q{number:03}", b"1")
+    app, _ = app_of("queue")
+    with pytest.raises(UsageError, match=r"plain, q000, q001, q002, q003 and 96 more"):
+        check_jobs(app, broker, lambda queue: True, policy)
+
+
+def test_queues_of_other_workers_are_not_checked(broker: MixedBroker) -> None:
+    """Queues that it does not take, that have no job, or whose job needs no order."""
+    app, _ = app_of("queue")
+    check_jobs(app, broker, lambda queue: queue.endswith(".fifo"), policy)
+    check_jobs(app_of("queue", queues="*.fifo")[0], broker, lambda queue: True, policy)
+    check_jobs(app_of("none")[0], broker, lambda queue: True, policy)
+
+
+def test_a_broker_with_one_order_need_not_list_its_queues() -> None:
+    """There may be a million of them."""
+    broker = MemoryBroker()
+    broker.faults = [OSError("listed")]
+    check_jobs(app_of("queue")[0], broker, lambda queue: True, policy)
+    assert broker.faults
+
+
+def test_an_unreachable_broker_prevents_the_start(broker: MixedBroker) -> None:
+    """Whatever the order of the jobs: missing permissions appear at the start."""
+    broker.faults = [OSError("no rights")]
+    with pytest.raises(OSError, match="no rights"):
+        check_jobs(app_of("none")[0], broker, lambda queue: True, policy)
+
+
+def test_a_timeout_must_not_exceed_the_hold_time(broker: MixedBroker) -> None:
+    """Another worker would get its message while it runs."""
+    check_jobs(app_of("none", timeout_seconds=43_200)[0], broker, lambda queue: True, policy)
+    with pytest.raises(UsageError, match=r"timeout_seconds\b.*43200\b.*43201"):
+        check_jobs(app_of("none", timeout_seconds=43_201)[0], broker, lambda queue: True, policy)
+
+
+def test_a_queue_found_later_is_not_processed_and_named_once(
+    broker: MixedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its messages wait; those of other queues run."""
+    caplog.set_level(logging.ERROR)
+    app, seen = app_of("queue")
+    settings = Settings(app="test", fetch=10, turn_seconds=1.0)
+    pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), settings))
+
+    class Listener:
+        """Keeps nothing."""
+
+        def claimed(self, claim: object) -> None:
+            """Nothing."""
+
+    member = FakeMember(Listener())
+    for name, expected in (("plain", 0), ("strict.fifo", 1)):
+        slot = Slot(name)
+        (slot.claim,) = member.grant(name)
+        slot.member = member
+        for _ in range(3):
+            turn = pipeline.turn(slot, member, slot.claim)
+        assert turn is TurnResult.TIP
+        assert slot.claim.done == expected
+    assert seen == [1]
+    assert [queue for queue, _ in broker.fetches] == ["strict.fifo"] * 3
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert record.args[0] == "plain"
+    assert 'order="none"' in record.args[1]
+
+
+def test_an_order_that_is_unreachable_is_read_again(
+    broker: MixedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No message starts before the broker reports it."""
+    app, seen = app_of("queue")
+    settings = Settings(app="test", fetch=10, turn_seconds=1.0)
+    pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), settings))
+    member = FakeMember(type("Listener", (), {"claimed": lambda self, claim: None})())
+    slot = Slot("strict.fifo")
+    (slot.claim,) = member.grant("strict.fifo")
+    slot.member = member
+    broker.faults = [OSError("away")]
+    assert pipeline.turn(slot, member, slot.claim) is TurnResult.WAIT
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "UnreachableError" in record.args[-1]
+    assert "strict.fifo" in record.args[-1]
+    assert seen == []
+    assert pipeline.turn(slot, member, slot.claim) is TurnResult.MORE
+    assert seen == [1]
+
+
+def test_the_worker_ends_before_it_registers(
+    broker: MixedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the error of the check, whose exit code is 2."""
+    monkeypatch.setattr(worker_module, "open_broker", lambda url, app: broker)
+    app, seen = app_of("queue")
+    settings = Settings(app="test")
+    app.use(settings)
+    registrar = FakeRegistrar(settings)
+    with pytest.raises(UsageError, match="no order in queue plain"):
+        Worker(app, settings, members=registrar).run()
+    assert registrar.members == []
+    assert seen == []
+
+
+def test_a_replacement_process_starts_with_unfit_queues(
+    broker: MixedBroker,
+) -> None:
+    """A queue does not stop a running fleet: each is checked when it is processed."""
+    app, _ = app_of("queue")
+    with pytest.raises(UsageError):
+        check_jobs(app, broker, lambda queue: True, policy)
+    check_jobs(app, broker, lambda queue: True, policy, refuse=False)

@@ -1,0 +1,181 @@
+"""The table of messages in flight, which outlives its process, and the counted attempts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdo.coordination.crash_attempts import InFlight, marked_node
+from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.worker.shared_memory.in_flight import InFlightTable, encode_label, make_memory, read
+
+POSITION = 135471512647131000
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    fd = make_memory()
+    yield fd
+    os.close(fd)
+
+
+def test_messages_in_flight_can_be_read(memory: int) -> None:
+    """Queue, worker and position of each turn under way, without ended turns."""
+    table = InFlightTable(3, memory)
+    first, second = (table.take(encode_label(name, "worker-1")) for name in ("a", "b"))
+    table.positions[first] = POSITION
+    assert read(memory) == [InFlight("a", "worker-1", POSITION)]
+    table.positions[second] = 7
+    table.give_back(first)
+    assert read(memory) == [InFlight("b", "worker-1", 7)]
+    third = table.take(encode_label("c", "worker-22"))
+    assert third == first
+    assert read(memory) == [InFlight("b", "worker-1", 7)]
+
+
+def test_table_outlives_its_process(memory: int) -> None:
+    """Killed with SIGKILL during a turn."""
+    code = (
+        "import os, signal\n"
+        "from qdo.worker.shared_memory.in_flight import InFlightTable, encode_label\n"
+        f"table = InFlightTable(100, {memory})\n"
+        "table.positions[table.take(encode_label('q', 'worker-1'))] = 42\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], pass_fds=(memory,), check=False)
+    assert ended.returncode == -9
+    assert read(memory) == [InFlight("q", "worker-1", 42)]
+
+
+def test_process_that_died_at_its_start_has_no_entries(memory: int) -> None:
+    """It never set the size of its memory."""
+    assert read(memory) == []
+
+
+def test_turns_beyond_the_entries_are_not_recorded(memory: int) -> None:
+    """They write to the entry that is never read."""
+    table = InFlightTable(1, memory)
+    first, second = table.take(encode_label("a", "w")), table.take(encode_label("b", "w"))
+    table.positions[first] = table.positions[second] = 5
+    assert [each.queue for each in read(memory)] == ["a"]
+    table.give_back(second)
+    table.give_back(first)
+    assert read(memory) == []
+    assert table.take(encode_label("c", "w")) == first
+
+
+def test_table_without_shared_memory_accepts_writes() -> None:
+    """A worker without a parent writes to private memory."""
+    table = InFlightTable(100)
+    index = table.take(encode_label("q", "w"))
+    table.positions[index] = POSITION
+    table.give_back(index)
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=200))
+def test_every_queue_name_fits(name: str) -> None:
+    """200 characters of 4 bytes each, and the name of the worker."""
+    fd = make_memory()
+    try:
+        table = InFlightTable(2, fd)
+        table.positions[table.take(encode_label(name, "worker-0000000101"))] = POSITION
+        assert read(fd) == [InFlight(name, "worker-0000000101", POSITION)]
+    finally:
+        os.close(fd)
+
+
+IN_FLIGHT = InFlight("q", "worker-1", 50)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        QueueNode(last=40, owner="worker-2"),
+        QueueNode(last=40),
+        QueueNode(last=50, owner="worker-1"),
+        QueueNode(last=40, owner="worker-1", fault="garbage"),
+        QueueNode(last=40, owner="worker-1", failure=FailureRecord(50, 3, blocked_since=1.0)),
+        QueueNode(last=40, owner="worker-1", failure=FailureRecord(50, 3, decision="skip")),
+    ],
+)
+def test_no_attempt_is_counted(node: QueueNode) -> None:
+    """Other owner, no owner, message recorded as done, garbage, blocked queue, decided message."""
+    assert marked_node(node, IN_FLIGHT, "it died") is None
+
+
+@pytest.mark.parametrize(
+    ("marks", "attempts"), [(None, 1), (FailureRecord(50, 3), 4), (FailureRecord(45, 9), 1)]
+)
+def test_crash_counts_one_attempt(marks: FailureRecord | None, attempts: int) -> None:
+    """Everything else in the node is unchanged."""
+    node = QueueNode(last=40, owner="worker-1", seek=2, failure=marks, extra=(("note", 1),))
+    counted = marked_node(node, IN_FLIGHT, "it died")
+    assert counted == QueueNode(
+        last=40,
+        owner="worker-1",
+        seek=2,
+        failure=FailureRecord(50, attempts, "it died", crashed=True),
+        extra=(("note", 1),),
+    )
+
+
+SEVERAL = InFlight("q", "worker-1", 50, in_line=False)
+
+
+def test_entry_records_whether_several_may_be_in_flight(memory: int) -> None:
+    """Then the failure record of one message does not replace that of another."""
+    table = InFlightTable(2, memory)
+    name = "q" * 200
+    for in_line in (True, False):
+        table.positions[table.take(encode_label(name, "worker-1", in_line))] = 50
+    assert {(each.queue, each.in_line) for each in read(memory)} == {(name, True), (name, False)}
+
+
+def test_every_message_in_flight_gets_its_attempt() -> None:
+    """Earlier failures are added to, other messages start at 1, and none is lost."""
+    node = QueueNode(
+        last=40,
+        owner="worker-1",
+        failure=FailureRecord(45, 2),
+        out_of_order=OutOfOrderProgress(((47, 48),)),
+    )
+    marked = marked_node(node, SEVERAL, "it died")
+    assert marked is not None
+    first = FailureRecord(50, 1, "it died", crashed=True)
+    assert marked.failure == FailureRecord(45, 2)
+    assert marked.out_of_order == OutOfOrderProgress(((47, 48),), (first,))
+    again = marked_node(marked, SEVERAL, "it died")
+    assert again is not None
+    assert again.out_of_order is not None
+    assert again.out_of_order.other_failures == (FailureRecord(50, 2, "it died", crashed=True),)
+    head = marked_node(again, InFlight("q", "worker-1", 45, in_line=False), "it died")
+    assert head is not None
+    assert head.failure == FailureRecord(45, 3, "it died", crashed=True)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        QueueNode(last=40, owner="worker-1", out_of_order=OutOfOrderProgress(((45, 55),))),
+        QueueNode(
+            last=40,
+            owner="worker-1",
+            out_of_order=OutOfOrderProgress((), (FailureRecord(50, 3, blocked_since=1.0),)),
+        ),
+        QueueNode(
+            last=40,
+            owner="worker-1",
+            out_of_order=OutOfOrderProgress((), (FailureRecord(50, 3, decision="skip"),)),
+        ),
+    ],
+)
+def test_no_attempt_is_counted_beyond_last(node: QueueNode) -> None:
+    """Done above the watermark, waiting for an operator, decided by an operator."""
+    assert marked_node(node, SEVERAL, "it died") is None
