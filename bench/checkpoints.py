@@ -31,7 +31,7 @@ GOAL = 30_000
 
 
 @dataclass(slots=True)
-class Entry:
+class CheckpointRuns:
     """All runs of one way of recording."""
 
     name: str
@@ -41,7 +41,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CheckpointPlan:
     """The number of queues and the duration."""
 
     queues: int
@@ -67,7 +67,7 @@ def _ask(command: list[str]) -> dict[str, Any]:
         return found
 
 
-def measure_qdo(entry: Entry, url: str, plan: Plan) -> None:
+def measure_qdo(entry: CheckpointRuns, url: str, plan: CheckpointPlan) -> None:
     """Measure one member that records its progress in all queues."""
     layout = Layout.of(APP)
     names = queue_names(Scale(plan.queues, 1, PATIENCE_SECONDS))
@@ -87,7 +87,9 @@ def measure_qdo(entry: Entry, url: str, plan: Plan) -> None:
     entry.busy.append(found["busy"])
 
 
-def measure_kazoo(entry: Entry, ensemble: Ensemble, path: str, way: str, plan: Plan) -> None:
+def measure_kazoo(
+    entry: CheckpointRuns, ensemble: Ensemble, path: str, way: str, plan: CheckpointPlan
+) -> None:
     """Measure plain kazoo writing the same nodes."""
     root = f"{path}/queues"
     with opened(ensemble.url()) as client:
@@ -121,12 +123,12 @@ def main() -> int:
     """Measure, print and write the JSON."""
     given = arguments()
     described = report.machine()
-    plan = Plan(given.queues, given.seconds, given.interval)
+    plan = CheckpointPlan(given.queues, given.seconds, given.interval)
     how = f"{plan.queues:,} queues, every {plan.interval:g} s, transactions of many"
-    networked = Entry("qdo on ZooKeeper", how)
-    embedded = Entry("qdo, embedded coordinator", how)
-    naive = Entry("kazoo set()", "one after another")
-    pipelined = Entry("kazoo set_async()", "1,000 concurrent")
+    networked = CheckpointRuns("qdo on ZooKeeper", how)
+    embedded = CheckpointRuns("qdo, embedded coordinator", how)
+    naive = CheckpointRuns("kazoo set()", "one after another")
+    pipelined = CheckpointRuns("kazoo set_async()", "1,000 concurrent")
     with services.zookeeper() as ensemble:
         for run in range(given.runs):
             report.say(f"run {run + 1} of {given.runs}")
@@ -151,7 +153,7 @@ def main() -> int:
 HEADER = ("way", "queues/s", "best", "spread", "% of a core", "set-up")
 
 
-def row(entry: Entry) -> tuple[str, ...]:
+def row(entry: CheckpointRuns) -> tuple[str, ...]:
     """Return one line of the table."""
     spread = Spread.of_rates(entry.rates)
     return (

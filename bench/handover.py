@@ -22,7 +22,7 @@ from bench.support import members as crews
 from bench.support.fleet import Upheaval
 from bench.support.handover_analysis import Handover, handover
 from bench.support.processes import ProgramError
-from bench.support.services import Traffic
+from bench.support.services import ServerTraffic
 from bench.support.statistics import Goal, Spread
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
@@ -37,7 +37,7 @@ KILL_LEADER = "kill -9 of the rebalancer"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MemberChange:
     """One change of the members, its effect, and its cost at ZooKeeper."""
 
     system: str
@@ -67,8 +67,8 @@ def changes(
     crew: crews.Crew,
     ensemble: Ensemble,
     scale: Scale,
-    reap: Callable[[crews.Crewman], None],
-) -> Iterator[Change]:
+    reap: Callable[[crews.MemberProcess], None],
+) -> Iterator[MemberChange]:
     """Wait until all members have settled, then yield the effects of a join, a leave and a crash.
 
     :param reap: called after a member was killed, as its parent process would do.
@@ -77,12 +77,12 @@ def changes(
     settled = crew.wait_settled(scale.patience_seconds)
     crews.require(settled, f"not settled {scale.patience_seconds:g} s after the start")
     (newcomer,) = crew.hire(1)
-    idle = Traffic.of(ensemble)
+    idle = ServerTraffic.of(ensemble)
     # Lease renewals and pings happen all the time: count them separately.
     crews.wait_for(lambda: False, scale.idle_seconds)
-    idle = Traffic.of(ensemble).since(idle)
+    idle = ServerTraffic.of(ensemble).since(idle)
 
-    def kill(member: crews.Crewman) -> int:
+    def kill(member: crews.MemberProcess) -> int:
         began = crew.kill(member)
         reap(member)
         return began
@@ -97,13 +97,13 @@ def changes(
     if leader is not None:
         causes.append((KILL_LEADER, lambda: kill(leader)))
     for cause, act in causes:
-        before, started = Traffic.of(ensemble), time.monotonic()
+        before, started = ServerTraffic.of(ensemble), time.monotonic()
         began = act()
         complete = crew.wait_settled(scale.patience_seconds)
-        seen, window = Traffic.of(ensemble).since(before), time.monotonic() - started
+        seen, window = ServerTraffic.of(ensemble).since(before), time.monotonic() - started
         effect = handover(crew.collect(), began, crew.names())
         part = window / scale.idle_seconds
-        yield Change(
+        yield MemberChange(
             system,
             scale.queues,
             cause if complete else f"{cause} (cut off after {scale.patience_seconds:g} s)",
@@ -125,7 +125,7 @@ class Scale:
     idle_seconds: float = 2.0
 
 
-def measure_qdo(ensemble: Ensemble, scale: Scale, run: int) -> list[Change]:
+def measure_qdo(ensemble: Ensemble, scale: Scale, run: int) -> list[MemberChange]:
     """Measure qdo's coordination."""
     url = ensemble.url(f"/qdo-{scale.queues}-{run}")
     client = connect(url)
@@ -136,7 +136,7 @@ def measure_qdo(ensemble: Ensemble, scale: Scale, run: int) -> list[Change]:
         client.stop()
         client.close()
 
-    def reap(member: crews.Crewman) -> None:
+    def reap(member: crews.MemberProcess) -> None:
         # `qdo-worker` does the same when it reaps a dead child process.
         close_session(Session(url, *member.session), SESSION_TIMEOUT_SECONDS, 10.0)
 
@@ -168,7 +168,7 @@ def measure_fleet(ensemble: Ensemble, scale: Scale, run: int) -> list[Upheaval]:
 
 def measure_partitioner(
     ensemble: Ensemble, scale: Scale, run: int, time_boundary: float
-) -> list[Change]:
+) -> list[MemberChange]:
     """Measure kazoo's SetPartitioner."""
     command = [
         *(sys.executable, "-m", "bench.peers.with_setpartitioner"),
@@ -215,7 +215,7 @@ def main() -> int:
     """Measure, print and write the JSON."""
     given = arguments()
     described = report.machine()
-    found: list[Change] = []
+    found: list[MemberChange] = []
     upheavals: list[tuple[int, Upheaval]] = []
     failures: list[str] = []
 
@@ -264,23 +264,23 @@ HEADER = (
 )
 
 
-def grouped(found: Sequence[Change]) -> list[list[Change]]:
+def grouped(found: Sequence[MemberChange]) -> list[list[MemberChange]]:
     """Group the runs by change."""
-    groups: dict[tuple[str, int, str], list[Change]] = {}
+    groups: dict[tuple[str, int, str], list[MemberChange]] = {}
     for change in found:
         groups.setdefault((change.system, change.queues, change.cause), []).append(change)
     return list(groups.values())
 
 
-def row(group: Sequence[Change]) -> tuple[str, ...]:
+def row(group: Sequence[MemberChange]) -> tuple[str, ...]:
     """Return one line of the table: medians, and the worst value of each violation."""
     first = group[0]
     settled = Spread.of_costs([change.effect.settled_seconds for change in group])
 
-    def worst(pick: Callable[[Change], float]) -> float:
+    def worst(pick: Callable[[MemberChange], float]) -> float:
         return max(map(pick, group))
 
-    def median(pick: Callable[[Change], float]) -> float:
+    def median(pick: Callable[[MemberChange], float]) -> float:
         return Spread.of_costs(list(map(pick, group))).median
 
     return (
@@ -298,7 +298,7 @@ def row(group: Sequence[Change]) -> tuple[str, ...]:
     )
 
 
-def goals(found: Sequence[Change]) -> list[Goal]:
+def goals(found: Sequence[MemberChange]) -> list[Goal]:
     """Return the goals of qdo's coordination."""
     reached: list[Goal] = []
     for group in grouped([change for change in found if change.system == "qdo"]):

@@ -32,7 +32,7 @@ Feed = Callable[[int], list[str]]
 
 
 @dataclass(slots=True)
-class Entry:
+class LatencyResult:
     """The results of one program."""
 
     name: str
@@ -44,7 +44,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LatencyPlan:
     """The number of messages and the durations."""
 
     samples: int
@@ -60,7 +60,7 @@ class Plan:
 
 
 @contextlib.contextmanager
-def timing(plan: Plan) -> Iterator[tuple[Path, Report, dict[str, str]]]:
+def timing(plan: LatencyPlan) -> Iterator[tuple[Path, Report, dict[str, str]]]:
     """Yield a folder, the pipe for the report of a run, and the environment with its path."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name, Report(Path(name)) as pipe:
         yield (
@@ -75,7 +75,12 @@ def timing(plan: Plan) -> Iterator[tuple[Path, Report, dict[str, str]]]:
 
 
 def measure(
-    entry: Entry, plan: Plan, worker: Program, feed: Feed, pipe: Report, env: dict[str, str]
+    entry: LatencyResult,
+    plan: LatencyPlan,
+    worker: Program,
+    feed: Feed,
+    pipe: Report,
+    env: dict[str, str],
 ) -> None:
     """Send one message to detect that the worker is ready, then all others; then let it idle."""
     with Program(feed(1), environment=env):
@@ -88,7 +93,7 @@ def measure(
     entry.idle = idle_percent(worker.pid, plan.idle_seconds)
 
 
-def measure_qdo(entry: Entry, plan: Plan) -> None:
+def measure_qdo(entry: LatencyResult, plan: LatencyPlan) -> None:
     """Measure qdo with the embedded broker and the embedded coordinator."""
     with timing(plan) as (folder, pipe, environment):
         broker = f"sqlite:{folder}/messages.db"
@@ -105,7 +110,7 @@ def measure_qdo(entry: Entry, plan: Plan) -> None:
             )
 
 
-def measure_rival(entry: Entry, plan: Plan, rival: Rival, python: Path) -> None:
+def measure_rival(entry: LatencyResult, plan: LatencyPlan, rival: Rival, python: Path) -> None:
     """Measure a program on Redis."""
     with services.redis(rival.durable) as url, timing(plan) as (_, pipe, environment):
         environment.update({"BENCH_REDIS": url, **rival.environment})
@@ -120,7 +125,7 @@ def measure_rival(entry: Entry, plan: Plan, rival: Rival, python: Path) -> None:
             )
 
 
-def measure_disk(entry: Entry, plan: Plan) -> None:
+def measure_disk(entry: LatencyResult, plan: LatencyPlan) -> None:
     """Measure the lower limit of a durable send."""
     with tempfile.NamedTemporaryFile(prefix="bench-", buffering=0) as file:
         for pause in tally.pauses(plan.messages):
@@ -153,9 +158,9 @@ def main() -> int:
     given = arguments()
     described = report.machine()
     python = None if given.no_peers else services.peers_python(given.peers_venv)
-    plan = Plan(given.samples, given.idle_seconds)
-    own = Entry("qdo", "embedded broker and coordinator, durable send, 1 process")
-    disk = Entry("(disk alone)", "4 KiB written and synced, nothing else")
+    plan = LatencyPlan(given.samples, given.idle_seconds)
+    own = LatencyResult("qdo", "embedded broker and coordinator, durable send, 1 process")
+    disk = LatencyResult("(disk alone)", "4 KiB written and synced, nothing else")
     entries = [own, disk]
     report.say("disk")
     measure_disk(disk, plan)
@@ -164,7 +169,7 @@ def main() -> int:
         measure_qdo(own, plan)
     for rival in rivals.REDIS_LATENCY if python else ():
         report.say(rival.name)
-        entry = Entry(rival.name, f"Redis, {rival.how}")
+        entry = LatencyResult(rival.name, f"Redis, {rival.how}")
         entries.append(entry)
         with _noted(entry):
             measure_rival(entry, plan, rival, python or Path())
@@ -183,7 +188,7 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def _noted(entry: Entry) -> Iterator[None]:
+def _noted(entry: LatencyResult) -> Iterator[None]:
     """Report why a program could not be measured, and continue with the next."""
     try:
         yield
@@ -195,7 +200,7 @@ def _noted(entry: Entry) -> Iterator[None]:
 HEADER = ("program", "samples", "median ms", "99 % ms", "longest ms", "idle % of a core", "set-up")
 
 
-def row(entry: Entry) -> tuple[str, ...]:
+def row(entry: LatencyResult) -> tuple[str, ...]:
     """Return one line of the table."""
     if entry.ages is None:
         return (entry.name, "failed", "", "", "", "", entry.how)
@@ -204,7 +209,7 @@ def row(entry: Entry) -> tuple[str, ...]:
     return (entry.name, f"{ages.samples:,}", *figures, f"{entry.idle:.2f}", entry.how)
 
 
-def goals(own: Entry) -> list[Goal]:
+def goals(own: LatencyResult) -> list[Goal]:
     """Return the goals of qdo."""
     if own.ages is None:
         return [Goal("qdo was measured", "yes", "no", False)]

@@ -31,7 +31,7 @@ from qdo.system.clock import clock
 from qdo.worker.duties.discovery import Discovery
 from qdo.worker.duties.queue_reconciler import CHANGED_AT_ONCE
 from tests.support.fakes.shard_broker import ShardBroker
-from tests.support.fleet import Engine
+from tests.support.fleet import CountingEngine
 from tests.support.zookeeper import wait_until
 
 APP = Layout.of("bench")
@@ -44,7 +44,7 @@ RING_GOAL_MS = 50.0
 
 
 @dataclass(slots=True)
-class Entry:
+class LifecycleResult:
     """The results of one coordinator, in seconds, and in milliseconds for doorbells."""
 
     name: str
@@ -57,7 +57,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LifecyclePlan:
     """The number of all queues, of queues that disappear, and of idle queues."""
 
     queues: int
@@ -84,7 +84,7 @@ def timed(act: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def measure(entry: Entry, url: str, plan: Plan) -> None:
+def measure(entry: LifecycleResult, url: str, plan: LifecyclePlan) -> None:
     """Measure everything on one coordinator."""
     names = [f"tenant-{number:07}" for number in range(plan.queues)]
     with_nodes = connect(url)
@@ -94,7 +94,7 @@ def measure(entry: Entry, url: str, plan: Plan) -> None:
     member = Member(
         connect(url, session_timeout_seconds=20.0),
         APP,
-        Engine([]),
+        CountingEngine([]),
         component={"host": "bench"},
         on_doorbell=heard.append,
         options=MemberOptions(filter=NOTHING, wait_for_deleted=True),
@@ -110,7 +110,9 @@ def measure(entry: Entry, url: str, plan: Plan) -> None:
         with_nodes.close()
 
 
-def measure_lists(entry: Entry, member: Member, names: list[str], plan: Plan) -> None:
+def measure_lists(
+    entry: LifecycleResult, member: Member, names: list[str], plan: LifecyclePlan
+) -> None:
     """Measure a leader's first read, unchanged lists, and queues that disappear."""
     broker = ShardBroker(*names)
     broker.can(end_position_text=None)
@@ -137,7 +139,12 @@ def measure_lists(entry: Entry, member: Member, names: list[str], plan: Plan) ->
 
 
 def measure_bells(
-    entry: Entry, url: str, member: Member, heard: list[str], resting: list[str], plan: Plan
+    entry: LifecycleResult,
+    url: str,
+    member: Member,
+    heard: list[str],
+    resting: list[str],
+    plan: LifecyclePlan,
 ) -> None:
     """Measure listening to all doorbells, and how long a notification takes."""
     bells = member._watches
@@ -185,8 +192,8 @@ def main() -> int:
         logging.ERROR
     )  # it is intended that no worker takes the queues
     described = report.machine()
-    plan = Plan(given.queues, given.queues // 100, given.queues // 10, 100)
-    networked, embedded = Entry("ZooKeeper"), Entry("embedded")
+    plan = LifecyclePlan(given.queues, given.queues // 100, given.queues // 10, 100)
+    networked, embedded = LifecycleResult("ZooKeeper"), LifecycleResult("embedded")
     report.say(f"{plan.queues:,} queues on ZooKeeper")
     with services.zookeeper() as ensemble:
         measure(networked, ensemble.url("/many"), plan)
@@ -210,7 +217,7 @@ def main() -> int:
     return report.finish("queue_lifecycle", result, [] if given.quick else goals)
 
 
-def header(plan: Plan) -> tuple[str, ...]:
+def header(plan: LifecyclePlan) -> tuple[str, ...]:
     """Return the headers of the columns."""
     return (
         "coordinator",
@@ -222,7 +229,7 @@ def header(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def row(entry: Entry) -> tuple[str, ...]:
+def row(entry: LifecycleResult) -> tuple[str, ...]:
     """Return one line of the table."""
     return (
         entry.name,

@@ -39,7 +39,7 @@ WORKER = (sys.executable, "-c", "from qdo.cli.worker import main; main()")
 
 
 @dataclass(slots=True)
-class Entry:
+class ThroughputRuns:
     """All runs of one program."""
 
     name: str
@@ -183,13 +183,13 @@ def main() -> int:
     described = report.machine()
     python = None if given.no_peers else services.peers_python(given.peers_venv)
     entries = {
-        "bare loop": Entry("bare loop", "bare", "same file and batches, ujson, no more"),
-        "qdo": Entry("qdo", "qdo", "16 queues, qdo-worker, checkpoints every 0.2 s"),
+        "bare loop": ThroughputRuns("bare loop", "bare", "same file and batches, ujson, no more"),
+        "qdo": ThroughputRuns("qdo", "qdo", "16 queues, qdo-worker, checkpoints every 0.2 s"),
     }
     peers = [("redis", rival) for rival in rivals.REDIS_THROUGHPUT]
     peers += [("kafka", rival) for rival in rivals.KAFKA]
     for family, rival in peers if python else ():
-        entries[rival.name] = Entry(rival.name, family, rival.how, judged=rival.judged)
+        entries[rival.name] = ThroughputRuns(rival.name, family, rival.how, judged=rival.judged)
     wanted = [name for name in entries if not given.only or name in given.only]
     with tempfile.TemporaryDirectory(prefix="bench-throughput-") as name:
         folder = Path(name)
@@ -241,7 +241,7 @@ def _run(
 HEADER = ("program", "jobs/s", "best", "spread", "CPU us/job", "qdo is", "set-up")
 
 
-def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
+def rows(entries: Sequence[ThroughputRuns]) -> list[tuple[str, ...]]:
     """Return the lines of the table."""
     own = next((entry.rate for entry in entries if entry.name == "qdo"), 0.0)
     lines: list[tuple[str, ...]] = []
@@ -266,7 +266,7 @@ def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
     return lines
 
 
-def goals(entries: dict[str, Entry]) -> list[Goal]:
+def goals(entries: dict[str, ThroughputRuns]) -> list[Goal]:
     """Return the goals of qdo, as far as both sides were measured."""
     own = entries["qdo"].rate
     if not own:

@@ -23,7 +23,7 @@ from tests.support.shared_servers import SharedZooKeeper, shared, start_zookeepe
 from tests.support.zookeeper import Ensemble
 
 if TYPE_CHECKING:
-    from tests.support.sqs_workers import Stage
+    from tests.support.sqs_workers import SqsWorkers
 
 _running: list[Ensemble | SharedZooKeeper] = []
 
@@ -202,11 +202,11 @@ def kinesis(kinesis_process: KinesisStub) -> KinesisStub:
 
 
 @pytest.fixture
-def sqs_stage(tmp_path: Path, sqs_stub: ServerProcess, aws_prefix: str) -> Iterator[Stage]:
+def sqs_stage(tmp_path: Path, sqs_stub: ServerProcess, aws_prefix: str) -> Iterator[SqsWorkers]:
     """Whole workers on queues of the fast SQS server."""
-    from tests.support.sqs_workers import Stage  # imports boto3, and most tests do without
+    from tests.support.sqs_workers import SqsWorkers  # imports boto3, and most tests do without
 
-    with contextlib.closing(Stage(tmp_path, sqs_stub, aws_prefix)) as stage:
+    with contextlib.closing(SqsWorkers(tmp_path, sqs_stub, aws_prefix)) as stage:
         yield stage
 
 
@@ -218,7 +218,7 @@ def sqs_proxy(sqs_stub: ServerProcess) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def sqs_proxied(sqs_stage: Stage, sqs_proxy: Proxy) -> Iterator[Stage]:
+def sqs_proxied(sqs_stage: SqsWorkers, sqs_proxy: Proxy) -> Iterator[SqsWorkers]:
     """The same with the proxy between workers and server."""
     sqs_proxy.clear()
     sqs_stage.take_proxy(sqs_proxy)

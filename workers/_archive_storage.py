@@ -49,7 +49,7 @@ def open_place(url: str) -> Place:
     if parts.scheme == "file" and not parts.netloc and parts.path:
         return Folder(Path(parts.path))
     if parts.scheme == "s3" and parts.netloc:
-        return Bucket(parts.netloc, parts.path.strip("/"))
+        return S3Storage(parts.netloc, parts.path.strip("/"))
     raise ValueError(f"must be file:FOLDER or s3://BUCKET/PREFIX, got {url!r}")
 
 
@@ -116,7 +116,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-class Bucket:
+class S3Storage:
     """Objects in S3, or in an S3-compatible service: boto3 reads AWS_ENDPOINT_URL.
 
     :param client: a boto3 client; by default one with boto3's own settings.
@@ -132,7 +132,7 @@ class Bucket:
     def write(self, name: str, data: bytes) -> None:
         """Store an object; S3 makes it visible atomically."""
         self._client.put_object(
-            Bucket=self._bucket,
+            S3Storage=self._bucket,
             Key=self._prefix + name,
             Body=data,
             ContentType="application/gzip",
@@ -141,7 +141,7 @@ class Bucket:
     def names(self, folder: str, start: str) -> Iterator[str]:
         """Yield names like `Place`."""
         pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket,
+            S3Storage=self._bucket,
             Prefix=f"{self._prefix}{folder}/",
             StartAfter=self._prefix + start,
         )
@@ -153,7 +153,7 @@ class Bucket:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            self._client.head_bucket(Bucket=self._bucket)
+            self._client.head_bucket(S3Storage=self._bucket)
         except (BotoCoreError, ClientError) as error:
             raise ValueError(f"cannot use bucket {self._bucket!r}: {error}") from error
 

@@ -45,7 +45,7 @@ SUFFIX = ".jsonl.gz"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ArchiveOptions:
     """Options of the program: QDO_ARCHIVE_URL."""
 
     PREFIX: ClassVar[str] = "QDO_ARCHIVE_"
@@ -206,7 +206,7 @@ def job_context() -> Iterator[Archive]:
 
     :raises SettingsError: an option is missing or invalid, or the location is not writable.
     """
-    options = read(Options)
+    options = read(ArchiveOptions)
     try:
         place = open_place(options.url)
     except (OSError, ValueError) as error:

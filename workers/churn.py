@@ -108,7 +108,7 @@ class Totals:
     before_parent: int
 
 
-class Ledger:
+class TotalsFile:
     """The totals of every queue in a SQLite file; several processes may write to it at once."""
 
     def __init__(self, path: str) -> None:
@@ -208,7 +208,7 @@ def ledger_path() -> str:
 @contextlib.contextmanager
 def job_context() -> Iterator[dict[str, Any]]:
     """Yield a context with an open ledger."""
-    with contextlib.closing(Ledger(ledger_path())) as ledger:
+    with contextlib.closing(TotalsFile(ledger_path())) as ledger:
         yield {"ledger": ledger}
 
 
@@ -220,7 +220,7 @@ def job(message: Message, context: dict[str, Any]) -> None:
     """Add one commit to the totals of its queue."""
     ledger = context.get("ledger")
     if ledger is None:  # started by --job alone, without the context above
-        ledger = context["ledger"] = Ledger(ledger_path())
+        ledger = context["ledger"] = TotalsFile(ledger_path())
     ledger.count(message)
 
 
@@ -236,7 +236,7 @@ def report(path: str, form: str = "table") -> int:
 
     if not os.path.exists(path):
         raise NotFoundError(what="ledger", name=path)
-    with contextlib.closing(Ledger(path)) as ledger:
+    with contextlib.closing(TotalsFile(path)) as ledger:
         totals = ledger.totals()
     names = Totals.__dataclass_fields__
     emit(

@@ -59,7 +59,7 @@ class TryAgainError(Retry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ShellOptions:
     """Options of the program: QDO_SHELL_COMMAND and so on."""
 
     PREFIX: ClassVar[str] = "QDO_SHELL_"
@@ -112,7 +112,7 @@ class Runner:
     :raises SettingsError: the command is not valid shell syntax.
     """
 
-    def __init__(self, options: Options, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, options: ShellOptions, environ: Mapping[str, str] | None = None) -> None:
         self._options = options
         inherited = os.environ if environ is None else environ
         self._environ = {
@@ -229,7 +229,7 @@ def job_context() -> Iterator[Runner]:
 
     :raises SettingsError: an option is missing or invalid.
     """
-    yield Runner(read(Options))
+    yield Runner(read(ShellOptions))
 
 
 app = App("shell", job_context=job_context)

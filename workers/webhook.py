@@ -98,7 +98,7 @@ def _keys(text: str) -> list[bytes]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class WebhookOptions:
     """Options of the program: QDO_WEBHOOK_URL and so on."""
 
     PREFIX: ClassVar[str] = "QDO_WEBHOOK_"
@@ -208,7 +208,7 @@ class Courier:
     :param clock: Unix time in seconds.
     """
 
-    def __init__(self, options: Options, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, options: WebhookOptions, clock: Callable[[], float] = time.time) -> None:
         self._options = options
         self._keys = _keys(options.secret)
         self._clock = clock
@@ -292,7 +292,7 @@ def job_context() -> Iterator[Courier]:
 
     :raises SettingsError: an option is missing or invalid.
     """
-    with contextlib.closing(Courier(read(Options))) as courier:
+    with contextlib.closing(Courier(read(WebhookOptions))) as courier:
         yield courier
 
 

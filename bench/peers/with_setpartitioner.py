@@ -17,7 +17,7 @@ from kazoo.client import KazooClient
 from bench.peers import common as tally
 
 
-class Crewman:
+class PartitionerCommands:
     """The commands. Each method returns the answer."""
 
     def __init__(self, hosts: str, path: str, size: int, time_boundary: float) -> None:
@@ -98,7 +98,7 @@ class Crewman:
 
 def main(hosts: str, path: str, size: int, time_boundary: float) -> None:
     """Answer commands until standard input ends."""
-    crewman = Crewman(hosts, path, size, time_boundary)
+    crewman = PartitionerCommands(hosts, path, size, time_boundary)
     print(json.dumps({"pid": os.getpid()}), flush=True)
     for line in sys.stdin:
         answer = getattr(crewman, line.strip())()

@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.apps import traffic as traffic_app
 from bench.support import members as crews
-from bench.support.handover_analysis import Event, Handover, handover, owners_at
+from bench.support.handover_analysis import Handover, OwnershipEvent, handover, owners_at
 from bench.support.processes import Program, tree
 from bench.throughput import WORKER
 from qdo.coordination.client import Client
@@ -37,7 +37,7 @@ CALM_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ProbeStart:
     """One job of a probe queue."""
 
     queue: str
@@ -81,7 +81,7 @@ class Observer:
         self._layout = layout
         self._lock = threading.Lock()
         self._held: dict[str, frozenset[str]] = {}
-        self._events: list[Event] = []
+        self._events: list[OwnershipEvent] = []
         self.first_seen: dict[str, int] = {}
         client.ensure_path(layout.workers)
         client.ChildrenWatch(layout.workers, self._workers)
@@ -98,8 +98,12 @@ class Observer:
         queues = frozenset(WorkerNode.parse(data).queues) if data is not None else frozenset()
         with self._lock:
             before = self._held.get(name, frozenset())
-            self._events += [Event(now, "stopped", name, queue) for queue in before - queues]
-            self._events += [Event(now, "claimed", name, queue) for queue in queues - before]
+            self._events += [
+                OwnershipEvent(now, "stopped", name, queue) for queue in before - queues
+            ]
+            self._events += [
+                OwnershipEvent(now, "claimed", name, queue) for queue in queues - before
+            ]
             if data is None:
                 self._held.pop(name, None)
             else:
@@ -107,7 +111,7 @@ class Observer:
         return data is not None
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[OwnershipEvent]:
         with self._lock:
             return list(self._events)
 
@@ -116,13 +120,13 @@ class Observer:
         with self._lock:
             return {name: len(queues) for name, queues in self._held.items()}
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add(self, events: Sequence[OwnershipEvent]) -> None:
         """Add an event that no watch can report in time."""
         with self._lock:
             self._events += events
 
 
-class Fleet:
+class BenchFleet:
     """The workers, and the folder of their journals."""
 
     def __init__(self, folder: Path, coordinator: str, observer: Observer, queues: int) -> None:
@@ -170,13 +174,13 @@ class Fleet:
         held = list(self._observer.held().values())
         return len(held) == workers and sum(held) == self.queues and max(held) - min(held) <= 1
 
-    def starts(self) -> list[Start]:
+    def starts(self) -> list[ProbeStart]:
         """Return every job that any worker started."""
-        found: list[Start] = []
+        found: list[ProbeStart] = []
         for path in self.journals.iterdir():
             for line in path.read_text().splitlines():
                 queue, number, sent, at = line.split()
-                found.append(Start(queue, int(number), int(sent), int(at)))
+                found.append(ProbeStart(queue, int(number), int(sent), int(at)))
         return sorted(found, key=lambda start: start.at_ns)
 
 
@@ -189,7 +193,7 @@ def measure(
     """
     observer = Observer(client, layout)
     with tempfile.TemporaryDirectory(prefix="bench-fleet-") as name:
-        fleet = Fleet(Path(name), coordinator, observer, queues)
+        fleet = BenchFleet(Path(name), coordinator, observer, queues)
         command = [*("python", "-m", "bench.support.traffic"), fleet.broker]
         command[0] = WORKER[0]
         try:
@@ -220,7 +224,7 @@ class Mark:
     names: tuple[str, ...]
 
 
-def _upheavals(fleet: Fleet, observer: Observer, workers: int, patience: float) -> list[Mark]:
+def _upheavals(fleet: BenchFleet, observer: Observer, workers: int, patience: float) -> list[Mark]:
     _calm()
     marks: list[Mark] = []
 
@@ -260,16 +264,18 @@ def _calm() -> None:
     threading.Event().wait(CALM_SECONDS)
 
 
-def _complete(fleet: Fleet, rounds: int, queues: int) -> bool:
+def _complete(fleet: BenchFleet, rounds: int, queues: int) -> bool:
     return _missing(fleet.starts(), rounds, queues) == 0
 
 
-def _missing(starts: Sequence[Start], rounds: int, queues: int) -> int:
+def _missing(starts: Sequence[ProbeStart], rounds: int, queues: int) -> int:
     wanted = rounds * min(PROBES, queues)
     return wanted - len({(start.queue, start.number) for start in starts})
 
 
-def _judge(mark: Mark, events: Sequence[Event], starts: Sequence[Start], missing: int) -> Upheaval:
+def _judge(
+    mark: Mark, events: Sequence[OwnershipEvent], starts: Sequence[ProbeStart], missing: int
+) -> Upheaval:
     window = [event for event in events if event.at_ns <= mark.ended_ns]
     effect = handover(window, mark.began_ns, mark.names)
     before = owners_at(window, mark.began_ns)
@@ -295,15 +301,15 @@ def _judge(mark: Mark, events: Sequence[Event], starts: Sequence[Start], missing
     )
 
 
-def _firsts(starts: Sequence[Start]) -> list[Start]:
+def _firsts(starts: Sequence[ProbeStart]) -> list[ProbeStart]:
     """Return the first start of each message."""
-    seen: dict[Any, Start] = {}
+    seen: dict[Any, ProbeStart] = {}
     for start in sorted(starts, key=lambda start: start.at_ns):
         seen.setdefault((start.queue, start.number), start)
     return list(seen.values())
 
 
-def _order(starts: Sequence[Start], part: Sequence[Start]) -> tuple[int, int]:
+def _order(starts: Sequence[ProbeStart], part: Sequence[ProbeStart]) -> tuple[int, int]:
     """Return how many starts in `part` were repetitions, and how many were too early."""
     highest: dict[str, int] = {}
     repeated = disordered = 0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from bench.support.statistics import fewest_moves, percentile
 
 
-class Event(NamedTuple):
+class OwnershipEvent(NamedTuple):
     """One member claimed or released one queue."""
 
     at_ns: int
@@ -45,7 +45,7 @@ class Handover:
     balance: tuple[int, int]
 
 
-def owners_at(events: Iterable[Event], moment_ns: int) -> dict[str, str]:
+def owners_at(events: Iterable[OwnershipEvent], moment_ns: int) -> dict[str, str]:
     """Return the owner of each queue at a time."""
     owners: dict[str, str] = {}
     for event in sorted(events):
@@ -58,7 +58,7 @@ def owners_at(events: Iterable[Event], moment_ns: int) -> dict[str, str]:
     return owners
 
 
-def handover(events: Sequence[Event], cause_ns: int, members: Sequence[str]) -> Handover:
+def handover(events: Sequence[OwnershipEvent], cause_ns: int, members: Sequence[str]) -> Handover:
     """Return the effect of a change at `cause_ns`.
 
     :param members: the members after the change.

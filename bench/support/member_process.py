@@ -29,7 +29,7 @@ from qdo.coordination.znodes.layout import Layout
 SESSION_TIMEOUT_SECONDS = 10.0
 
 
-class Journal:
+class ClaimJournal:
     """Accepts every claim, releases it immediately when requested, and records the times."""
 
     def __init__(self) -> None:
@@ -57,11 +57,11 @@ class Journal:
         """Do nothing: the journal contains the lost queues."""
 
 
-class Crewman:
+class MemberCommands:
     """The commands. Each method returns the answer."""
 
     def __init__(self, url: str, app: str) -> None:
-        self._journal = Journal()
+        self._journal = ClaimJournal()
         self._client = connect(
             url, handler="gevent", session_timeout_seconds=SESSION_TIMEOUT_SECONDS
         )
@@ -106,7 +106,7 @@ class Crewman:
 
 def main(url: str, app: str) -> None:
     """Answer commands until standard input ends."""
-    crewman = Crewman(url, app)
+    crewman = MemberCommands(url, app)
     print(json.dumps({"pid": os.getpid()}), flush=True)
     # Not sys.stdin itself, whose reads would block every greenlet.
     for line in FileObject(sys.stdin.fileno(), "r"):

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.support.handover_analysis import Event
+from bench.support.handover_analysis import OwnershipEvent
 from bench.support.processes import Program, ProgramError
 
 
-class Crewman:
+class MemberProcess:
     """One member process; see `bench.support.member_process` for its commands."""
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -44,8 +44,8 @@ class Crew:
     def __init__(self, command: Sequence[str], queues: int) -> None:
         self._command = command
         self._queues = queues
-        self.members: list[Crewman] = []
-        self.events: list[Event] = []
+        self.members: list[MemberProcess] = []
+        self.events: list[OwnershipEvent] = []
 
     def __enter__(self) -> Crew:
         return self
@@ -56,21 +56,21 @@ class Crew:
                 os.kill(member.program.pid, signal.SIGKILL)
             member.program.stop()
 
-    def hire(self, count: int) -> list[Crewman]:
+    def hire(self, count: int) -> list[MemberProcess]:
         """Start processes that have loaded everything but have not joined yet."""
-        found = [Crewman(self._command) for _ in range(count)]
+        found = [MemberProcess(self._command) for _ in range(count)]
         self.members.extend(found)
         for member in found:
             member.answer()
         return found
 
-    def join(self, newcomers: Sequence[Crewman]) -> int:
+    def join(self, newcomers: Sequence[MemberProcess]) -> int:
         """Let processes join at once; return when the first began."""
         for member in newcomers:
             member.tell("join")
         return min(member.joined() for member in newcomers)
 
-    def leave(self, member: Crewman) -> int:
+    def leave(self, member: MemberProcess) -> int:
         """Stop one member cleanly; return when that began."""
         member.tell("leave")
         value = member.answer()
@@ -80,7 +80,7 @@ class Crew:
         self._dismiss(member)
         return int(value["began"])
 
-    def kill(self, member: Crewman) -> int:
+    def kill(self, member: MemberProcess) -> int:
         """Kill one member with SIGKILL and wait until it is gone; return when that began."""
         self._collect([member])
         began = time.monotonic_ns()
@@ -93,12 +93,14 @@ class Crew:
         }
         # The killed process could not record this.
         self.events.extend(
-            Event(began, "stopped", member.name, queue) for queue, holds in held.items() if holds
+            OwnershipEvent(began, "stopped", member.name, queue)
+            for queue, holds in held.items()
+            if holds
         )
         self._dismiss(member)
         return began
 
-    def _dismiss(self, member: Crewman) -> None:
+    def _dismiss(self, member: MemberProcess) -> None:
         self.members.remove(member)
         member.program.stop()
 
@@ -109,12 +111,12 @@ class Crew:
         """Wait until the members share all queues evenly; return False on a timeout."""
         return wait_for(self._shared_out, timeout_seconds)
 
-    def leader(self) -> Crewman | None:
+    def leader(self) -> MemberProcess | None:
         """Return the rebalancer, None without one."""
         here, states = self._states()
         return next((m for m, state in zip(here, states, strict=True) if state["leads"]), None)
 
-    def _states(self) -> tuple[list[Crewman], list[dict[str, Any]]]:
+    def _states(self) -> tuple[list[MemberProcess], list[dict[str, Any]]]:
         here = [member for member in self.members if member.name]
         for member in here:
             member.tell("state")
@@ -129,16 +131,16 @@ class Crew:
             and all(state["settled"] for state in states)
         )
 
-    def collect(self) -> list[Event]:
+    def collect(self) -> list[OwnershipEvent]:
         """Return all events so far."""
         self._collect([member for member in self.members if member.name])
         return self.events
 
-    def _collect(self, members: Sequence[Crewman]) -> None:
+    def _collect(self, members: Sequence[MemberProcess]) -> None:
         for member in members:
             member.tell("events")
             for at_ns, what, queue in member.answer()["events"]:
-                self.events.append(Event(at_ns, what, member.name, queue))
+                self.events.append(OwnershipEvent(at_ns, what, member.name, queue))
 
 
 def wait_for(

@@ -30,7 +30,7 @@ from qdo.positions import position_now
 CLAIM_SECONDS = 120.0
 
 
-class Owner:
+class ClaimHolder:
     """Holds its claims until it has all queues."""
 
     def __init__(self, queues: int) -> None:
@@ -58,7 +58,7 @@ class Owner:
 
 def main(url: str, app: str, queues: int, seconds: float, interval: float) -> None:
     """Own all queues, progress in all of them for a while, and print the figures."""
-    owner = Owner(queues)
+    owner = ClaimHolder(queues)
     client = connect(url, handler="gevent", session_timeout_seconds=10.0)
     component = {"host": socket.gethostname(), "pid": os.getpid()}
     options = MemberOptions(checkpoint_seconds=interval)

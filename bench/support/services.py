@@ -112,7 +112,7 @@ def zookeeper() -> Iterator[Ensemble]:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class ServerTraffic:
     """The counters of a ZooKeeper server.
 
     :ivar transactions: the counter of its zxid: all changes of its state.
@@ -123,14 +123,16 @@ class Traffic:
     packets: int
 
     @classmethod
-    def of(cls, ensemble: Ensemble) -> Traffic:
+    def of(cls, ensemble: Ensemble) -> ServerTraffic:
         server = ensemble.servers[0]
         zxid = _field(server.command("srvr"), "Zxid:")
         packets = _field(server.command("mntr"), "zk_packets_received")
         return cls(int(zxid, 16) & 0xFFFFFFFF, int(packets))
 
-    def since(self, earlier: Traffic) -> Traffic:
-        return Traffic(self.transactions - earlier.transactions, self.packets - earlier.packets)
+    def since(self, earlier: ServerTraffic) -> ServerTraffic:
+        return ServerTraffic(
+            self.transactions - earlier.transactions, self.packets - earlier.packets
+        )
 
 
 def _field(text: str, name: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.peers import common as tally
 from bench.support.processes import Program, ProgramError, cpu_seconds, tree
-from bench.support.sqs_traffic import DELETING, RECEIVING, PerMessage, Traffic, per_queue_hour
+from bench.support.sqs_traffic import DELETING, RECEIVING, PerMessage, SqsTraffic, per_queue_hour
 from bench.throughput import PATIENCE_SECONDS, WORKER, counting
 from tests.support.aws.clients import client, surroundings
 from tests.support.aws.server_process import ServerProcess, serving
@@ -56,9 +56,9 @@ def server(pause_seconds: float = 0.0) -> Iterator[ServerProcess]:
         yield process
 
 
-def traffic(stub: ServerProcess) -> Traffic:
+def traffic(stub: ServerProcess) -> SqsTraffic:
     """Return the requests to the server so far."""
-    return Traffic.of(stub.ask("/_log")["requests"])
+    return SqsTraffic.of(stub.ask("/_log")["requests"])
 
 
 def bare_command(way: str) -> Callable[[str, str, Sequence[str], Path], list[str]]:
@@ -196,7 +196,7 @@ def scratch() -> Iterator[Path]:
         yield Path(name)
 
 
-def _settled(stub: ServerProcess, before: Traffic, total: int, program: Program) -> Traffic:
+def _settled(stub: ServerProcess, before: SqsTraffic, total: int, program: Program) -> SqsTraffic:
     """Return the traffic once all messages are deleted, which may be after the last job."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
@@ -251,7 +251,7 @@ def rest(consumer: Consumer, warm_up_seconds: float, seconds: float) -> Rest:
             found = traffic(stub).since(before)
             sizes = [resident(pid) for pid, _ in tree(program.pid)]
             opened = stub.ask("/_log")["connections"]["open"]
-            receives = Traffic({key: each for key, each in found.counts.items()
+            receives = SqsTraffic({key: each for key, each in found.counts.items()
                                 if key[0] in RECEIVING})  # fmt: skip
     return Rest(
         queues=consumer.queues,

@@ -14,15 +14,15 @@ HOUR_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class ActionCount:
     """Requests, the messages in them or in their responses, and receives without messages."""
 
     requests: int = 0
     entries: int = 0
     empty: int = 0
 
-    def plus(self, other: Count, sign: int = 1) -> Count:
-        return Count(
+    def plus(self, other: ActionCount, sign: int = 1) -> ActionCount:
+        return ActionCount(
             self.requests + sign * other.requests,
             self.entries + sign * other.entries,
             self.empty + sign * other.empty,
@@ -30,45 +30,47 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class SqsTraffic:
     """Counts by action and queue."""
 
-    counts: Mapping[tuple[str, str], Count]
+    counts: Mapping[tuple[str, str], ActionCount]
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Traffic:
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> SqsTraffic:
         """Parse the server's log (``requests`` of ``GET /_log``)."""
         return cls(
             {
-                (row["action"], row["queue"]): Count(row["requests"], row["entries"], row["empty"])
+                (row["action"], row["queue"]): ActionCount(
+                    row["requests"], row["entries"], row["empty"]
+                )
                 for row in rows
             }
         )
 
-    def since(self, earlier: Traffic) -> Traffic:
+    def since(self, earlier: SqsTraffic) -> SqsTraffic:
         """Return the difference to an earlier log of the same server."""
-        return Traffic(
+        return SqsTraffic(
             {
-                key: count.plus(earlier.counts.get(key, Count()), -1)
+                key: count.plus(earlier.counts.get(key, ActionCount()), -1)
                 for key, count in self.counts.items()
             }
         )
 
-    def queues(self, prefix: str) -> Traffic:
+    def queues(self, prefix: str) -> SqsTraffic:
         """Return only the requests to queues with a prefix."""
-        return Traffic(
+        return SqsTraffic(
             {key: each for key, each in self.counts.items() if key[1].startswith(prefix)}
         )
 
-    def total(self, actions: Iterable[str]) -> Count:
+    def total(self, actions: Iterable[str]) -> ActionCount:
         """Return the sum over all queues."""
-        wanted, found = set(actions), Count()
+        wanted, found = set(actions), ActionCount()
         for (action, _), count in self.counts.items():
             if action in wanted:
                 found = found.plus(count)
         return found
 
-    def consuming(self) -> Count:
+    def consuming(self) -> ActionCount:
         """Return the sum of all actions except sending."""
         return self.total({action for action, _ in self.counts} - SENDING)
 
@@ -95,7 +97,7 @@ class PerMessage:
         return self.receives + self.deletes + self.holds + self.other
 
     @classmethod
-    def of(cls, traffic: Traffic) -> PerMessage:
+    def of(cls, traffic: SqsTraffic) -> PerMessage:
         """Return the figures of a run."""
         deleted = traffic.total(DELETING).entries
         if not deleted:
@@ -106,6 +108,6 @@ class PerMessage:
         return cls(receives, deletes, holds, other, traffic.total(RECEIVING).empty)
 
 
-def per_queue_hour(traffic: Traffic, queues: int, seconds: float) -> float:
+def per_queue_hour(traffic: SqsTraffic, queues: int, seconds: float) -> float:
     """Extrapolate a consumer's requests to requests per queue and hour."""
     return traffic.consuming().requests / queues * HOUR_SECONDS / seconds

@@ -14,7 +14,7 @@ from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.ops.status import worker_statuses
 
 
-class Fleet:
+class WatchedFleet:
     """The contents of the worker nodes, kept up to date by watches.
 
     :ivar moves: how often a queue moved from one worker to another.

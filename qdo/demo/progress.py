@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 from qdo.demo.display import Picture, TableRow
-from qdo.demo.fleet import Fleet
+from qdo.demo.fleet import WatchedFleet
 from qdo.demo.ledger import LedgerReader
 
 _RATE_SECONDS = 2.0
@@ -18,7 +18,7 @@ class DemoProgress:
     :ivar messages: number of messages by process id.
     """
 
-    def __init__(self, fleet: Fleet, ledger: LedgerReader, total: int) -> None:
+    def __init__(self, fleet: WatchedFleet, ledger: LedgerReader, total: int) -> None:
         self.messages: Counter[int] = Counter()
         self._fleet = fleet
         self._ledger = ledger

@@ -12,7 +12,7 @@ from itertools import islice
 
 from qdo.brokers.base import Outgoing
 from qdo.demo.display import Display, TableRow
-from qdo.demo.fleet import Fleet
+from qdo.demo.fleet import WatchedFleet
 from qdo.demo.ledger import LedgerReader
 from qdo.demo.progress import DemoProgress
 from qdo.demo.report import DemoReport, KilledWorker, print_report
@@ -51,7 +51,7 @@ class Scenario:
         self._sandbox = sandbox
         self._display = display
         self._size = size
-        self._fleet = Fleet(sandbox.client, sandbox.layout)
+        self._fleet = WatchedFleet(sandbox.client, sandbox.layout)
         self._ledger = LedgerReader(sandbox.ledger)
         self._progress = DemoProgress(self._fleet, self._ledger, size.messages)
         self._killed: KilledWorker | None = None

@@ -44,7 +44,7 @@ def interleaved(suffix: str = "") -> list[dict[str, Any]]:
     ]
 
 
-class Fleet:
+class AwsFleet:
     """Workers of the journal app on one broker."""
 
     def __init__(self, folder: Path, broker: str, coordinator: str, order: str = "queue") -> None:
@@ -137,7 +137,7 @@ def test_queues_of_sqs(
 ) -> None:
     """One queue for each key. Nothing is left in the queues, and requests are few."""
     options = f"endpoint={sqs_url}&create={kind}&visibility_seconds=8&wait_seconds=1"
-    fleet = Fleet(
+    fleet = AwsFleet(
         tmp_path,
         f"sqs://us-east-1/{aws_prefix}?{options}",
         zookeeper_url,
@@ -192,7 +192,7 @@ def test_a_stream_of_kinesis_that_is_split(
     each key is kept across the split."""
     with kinesis_stub() as stub:
         stub.client.create_stream(StreamName=aws_stream, ShardCount=4)
-        fleet = Fleet(
+        fleet = AwsFleet(
             tmp_path,
             f"kinesis://us-east-1/{aws_stream}?endpoint={stub.url}&reads_per_second=5",
             zookeeper_url,

@@ -22,7 +22,7 @@ from tests.support.cli import QDO, WORKER, clean_environment, command
 from tests.support.processes import Proc, children, paused, wait_until
 from tests.support.slow_churn import GATE_VARIABLE
 from tests.support.zookeeper import Ensemble
-from workers.churn import Ledger, Totals
+from workers.churn import Totals, TotalsFile
 
 REPOSITORIES = 24
 COMMITS = 250
@@ -76,7 +76,7 @@ def expected(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [(name, *row) for name, row in sorted(sums.items())]
 
 
-class Fleet:
+class ChurnFleet:
     """A parent with its workers, their files in a folder, and the ledger they write."""
 
     def __init__(self, folder: Path, coordinator: str) -> None:
@@ -116,7 +116,7 @@ class Fleet:
 
     def totals(self) -> list[Totals]:
         """Return the totals of the ledger."""
-        ledger = Ledger(self.environment["QDO_CHURN_DB"])
+        ledger = TotalsFile(self.environment["QDO_CHURN_DB"])
         try:
             return ledger.totals()
         finally:
@@ -142,21 +142,21 @@ class Fleet:
 
 
 @pytest.fixture(params=["embedded_url", "zookeeper_url"])
-def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Fleet:
+def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> ChurnFleet:
     """A fleet on either coordinator, with the stream sent."""
-    fleet = Fleet(tmp_path, request.getfixturevalue(request.param))
+    fleet = ChurnFleet(tmp_path, request.getfixturevalue(request.param))
     fleet.send()
     return fleet
 
 
-def test_one_worker(fleet: Fleet) -> None:
+def test_one_worker(fleet: ChurnFleet) -> None:
     """The totals of one worker process are those of a plain loop."""
     with fleet.work("workers.churn:job", 1) as parent:
         assert parent.wait(60) == 0, parent.output
     fleet.check()
 
 
-def test_three_workers_one_killed_one_frozen(fleet: Fleet) -> None:
+def test_three_workers_one_killed_one_frozen(fleet: ChurnFleet) -> None:
     """One of three is killed midway; another one is stopped for three session timeouts, loses
     its queues meanwhile, and is continued."""
     with fleet.work("tests.support.slow_churn:job", 3) as parent:
@@ -175,7 +175,7 @@ def test_leader_of_the_ensemble_killed(
     ensemble_url: str, zookeeper_ensemble: Ensemble, tmp_path: Path
 ) -> None:
     """Three ZooKeeper servers lose their leader midway; workers wait and resume."""
-    fleet = Fleet(tmp_path, ensemble_url)
+    fleet = ChurnFleet(tmp_path, ensemble_url)
     fleet.send()
     with fleet.work("tests.support.slow_churn:job", 3) as parent:
         fleet.wait_counted(0.3)

@@ -29,7 +29,7 @@ from tests.support.processes import Proc, descendants, wait_until
 WAIT_SECONDS = 100.0
 
 
-class Journal:
+class LedgerEntries:
     """The entries of the workers' ledger."""
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +86,7 @@ def fleet(
         ]
 
 
-def test_totals_and_order_hold_when_a_stream_is_split_and_a_worker_killed(
+def test_totals_and_order_survive_a_split_and_a_killed_worker(
     kinesis: KinesisStub,
     aws_stream: str,
     tmp_path: Path,
@@ -94,7 +94,7 @@ def test_totals_and_order_hold_when_a_stream_is_split_and_a_worker_killed(
     fleet: list[Proc],
 ) -> None:
     """Four shards become six and one of three workers dies: each commit counts once, in order."""
-    journal = Journal(tmp_path / "churn.db")
+    journal = LedgerEntries(tmp_path / "churn.db")
     broker = opened(kinesis.url, aws_stream)
     half = len(records) // 2
 
@@ -120,7 +120,7 @@ def test_totals_and_order_hold_when_a_stream_is_split_and_a_worker_killed(
     broker.close()
 
 
-def check(journal: Journal, records: list[dict[str, Any]]) -> None:
+def check(journal: LedgerEntries, records: list[dict[str, Any]]) -> None:
     """Each commit was counted once, after its parents; totals are those of a plain loop."""
     by_id = {each["commit"]: each for each in records}
     counted = journal.commits()

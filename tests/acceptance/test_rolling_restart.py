@@ -40,7 +40,7 @@ PROCESSES = 2
 PERIOD_SECONDS = 0.01
 
 
-class Sender(threading.Thread):
+class RepeatingSender(threading.Thread):
     """Sends a message to every queue repeatedly, until `finish`.
 
     :ivar sent: number of messages sent to each queue.
@@ -68,7 +68,7 @@ class Sender(threading.Thread):
         assert self.error is None
 
 
-class Fleet:
+class RollingFleet:
     """Members of a fleet, each a parent with worker processes, with files in a folder."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -109,18 +109,18 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+def fleet(tmp_path: Path) -> Iterator[RollingFleet]:
     with ExitStack() as stack:
-        yield Fleet(tmp_path, stack)
+        yield RollingFleet(tmp_path, stack)
 
 
-def test_a_rolling_restart_repeats_nothing_and_loses_nothing(fleet: Fleet) -> None:
+def test_a_rolling_restart_repeats_nothing_and_loses_nothing(fleet: RollingFleet) -> None:
     """Every message is processed once and in order, though all workers are replaced.
 
     The last member is replaced before its stop signal, the others after they have left.
     """
     members = [fleet.start() for _ in range(MEMBERS)]
-    sender = Sender(fleet.app)
+    sender = RepeatingSender(fleet.app)
     sender.start()
     pids: set[int] = set()
     for index, member in enumerate(list(members)):
@@ -147,7 +147,7 @@ def test_a_rolling_restart_repeats_nothing_and_loses_nothing(fleet: Fleet) -> No
 
 
 @pytest.mark.parametrize("how", ["budget", "second signal"])
-def test_drain_logs_aborted_messages_for_their_next_owner(fleet: Fleet, how: str) -> None:
+def test_drain_logs_aborted_messages_for_their_next_owner(fleet: RollingFleet, how: str) -> None:
     """After `drain_seconds`, or at the second signal; the other queues are released cleanly."""
     seconds = "0.5" if how == "budget" else "3600"
     identifiers = [fleet.app.send(f"slow-{number}", 1) for number in range(2)]

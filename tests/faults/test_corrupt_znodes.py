@@ -10,12 +10,12 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QueueNameError
 from qdo.queues import check_queue_name
-from tests.support.fleet import LAYOUT, Fleet
+from tests.support.fleet import LAYOUT, MemberFleet
 
 
 @pytest.fixture
-def fleet(coordinator_url: str) -> Iterator[Fleet]:
-    fleet = Fleet(coordinator_url)
+def fleet(coordinator_url: str) -> Iterator[MemberFleet]:
+    fleet = MemberFleet(coordinator_url)
     yield fleet
     fleet.close()
 
@@ -42,7 +42,9 @@ def names(count: int) -> list[str]:
         b"\xff",
     ],
 )
-def test_an_unreadable_queue_stops_no_other(fleet: Fleet, vandal: Client, garbage: bytes) -> None:
+def test_an_unreadable_queue_stops_no_other(
+    fleet: MemberFleet, vandal: Client, garbage: bytes
+) -> None:
     """The worker to which it is assigned continues with all other queues."""
     vandal.ensure_path(LAYOUT.queues)
     vandal.create(LAYOUT.queue("bad"), garbage)
@@ -52,7 +54,7 @@ def test_an_unreadable_queue_stops_no_other(fleet: Fleet, vandal: Client, garbag
     assert vandal.get(LAYOUT.queue("bad"))[0] == garbage
 
 
-def test_an_invalid_owner_name_means_no_owner(fleet: Fleet, vandal: Client) -> None:
+def test_an_invalid_owner_name_means_no_owner(fleet: MemberFleet, vandal: Client) -> None:
     """Such a queue is free, and its owner is not looked up."""
     vandal.ensure_path(LAYOUT.queues)
     for queue, owner in (("a", ".."), ("b", "x/y"), ("c", "\\ud800"), ("d", "\\u0000")):
@@ -62,7 +64,7 @@ def test_an_invalid_owner_name_means_no_owner(fleet: Fleet, vandal: Client) -> N
     assert QueueNode.parse(vandal.get(LAYOUT.queue("a"))[0]).owner == member.name
 
 
-def test_foreign_nodes_beside_workers_and_candidates(fleet: Fleet, vandal: Client) -> None:
+def test_foreign_nodes_beside_workers_and_candidates(fleet: MemberFleet, vandal: Client) -> None:
     """They get no queues, are never elected, and disturb no worker."""
     for path in (LAYOUT.workers, LAYOUT.election, LAYOUT.assignments):
         vandal.ensure_path(path)
@@ -77,7 +79,7 @@ def test_foreign_nodes_beside_workers_and_candidates(fleet: Fleet, vandal: Clien
     assert vandal.exists(f"{LAYOUT.assignments}/notes/of/mine")
 
 
-def test_an_undeletable_assignment_blocks_no_other(fleet: Fleet, vandal: Client) -> None:
+def test_an_undeletable_assignment_blocks_no_other(fleet: MemberFleet, vandal: Client) -> None:
     """For example of a former worker, with a node of another tool below it."""
     vandal.create(f"{LAYOUT.assignments}/worker-0000009999/x", b"", makepath=True)
     fleet.join()
@@ -86,7 +88,7 @@ def test_an_undeletable_assignment_blocks_no_other(fleet: Fleet, vandal: Client)
 
 
 @pytest.mark.parametrize("folder", ["assignments", "election", "rebalancer", "components"])
-def test_a_deleted_folder_is_recreated(fleet: Fleet, vandal: Client, folder: str) -> None:
+def test_a_deleted_folder_is_recreated(fleet: MemberFleet, vandal: Client, folder: str) -> None:
     """Workers come, go and share the queues as before."""
     fleet.join()
     fleet.join()
@@ -101,7 +103,7 @@ def test_a_deleted_folder_is_recreated(fleet: Fleet, vandal: Client, folder: str
     fleet.wait(lambda: fleet.balanced(12), "two workers share the queues again")
 
 
-def test_deleted_queues_come_back_when_they_are_created(fleet: Fleet, vandal: Client) -> None:
+def test_deleted_queues_come_back_when_they_are_created(fleet: MemberFleet, vandal: Client) -> None:
     """Even if their folder was deleted with them."""
     fleet.join()
     fleet.create_queues(names(4))
@@ -112,7 +114,7 @@ def test_deleted_queues_come_back_when_they_are_created(fleet: Fleet, vandal: Cl
     fleet.wait(lambda: fleet.balanced(4), "all queues are claimed again")
 
 
-def test_a_rejected_name_blocks_no_other_queue(fleet: Fleet, vandal: Client) -> None:
+def test_a_rejected_name_blocks_no_other_queue(fleet: MemberFleet, vandal: Client) -> None:
     """qdo rejects the names that ZooKeeper rejects; one that gets past affects no other queue."""
     with pytest.raises(QueueNameError):
         check_queue_name("😀")

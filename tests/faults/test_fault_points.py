@@ -36,7 +36,7 @@ order="key", with all messages in one lane; ``batch``: up to four messages in on
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartedJob:
     """A start of a job, and the recorded progress of its queue at that time."""
 
     queue: str
@@ -48,7 +48,7 @@ class Start:
 
 
 @dataclass
-class Run:
+class FaultPointApp:
     """An app whose jobs end in every way, and the results of its jobs.
 
     :ivar starts: every start of a job, also those that ended with their process.
@@ -57,8 +57,8 @@ class Run:
     """
 
     mode: Mode
-    starts: list[Start] = field(default_factory=list)
-    effects: list[Start] = field(default_factory=list)
+    starts: list[StartedJob] = field(default_factory=list)
+    effects: list[StartedJob] = field(default_factory=list)
     totals: Counter[str] = field(default_factory=Counter)
     highest: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class Run:
         self.kit = TestKit(self.app)
 
     def job(self, message: qdo.Message, context: Any) -> None:
-        start = Start(
+        start = StartedJob(
             message.queue,
             message.position,
             message.body,
@@ -105,7 +105,7 @@ class Run:
             except Exception as error:
                 raise qdo.FailedAt(index) from error
 
-    def add(self, start: Start) -> None:
+    def add(self, start: StartedJob) -> None:
         """Count an effect, in the manner of the conditional write of docs/delivery.rst."""
         fence, position = self.highest.get(start.queue, (0, 0))
         if start.fence >= fence and start.position > position:
@@ -131,7 +131,7 @@ class Run:
 
 def undisturbed(mode: Mode) -> list[Step]:
     """Return the steps of a run in which nothing happens."""
-    run = Run(mode)
+    run = FaultPointApp(mode)
     run.play()
     return run.steps
 
@@ -144,7 +144,7 @@ EVERY_STEP = [
 ]
 
 
-def check_nothing_is_lost(run: Run) -> None:
+def check_nothing_is_lost(run: FaultPointApp) -> None:
     """Every message ended as it should, and nothing waits."""
     assert run.waiting == []
     done = {(start.queue, start.body) for start in run.effects}
@@ -156,7 +156,7 @@ def check_nothing_is_lost(run: Run) -> None:
     assert run.skipped == {(queue, "unwanted") for queue in QUEUES}
 
 
-def check_order(run: Run) -> None:
+def check_order(run: FaultPointApp) -> None:
     """Under a fence messages start in order, and the first one is right behind `last`."""
     positions: dict[str, list[int]] = {}
     for start in run.starts:
@@ -181,13 +181,13 @@ def check_order(run: Run) -> None:
         assert list(first) == known
 
 
-def repeated(run: Run) -> dict[tuple[str, int], int]:
+def repeated(run: FaultPointApp) -> dict[tuple[str, int], int]:
     """Return how often each message was run again after it had been run to its end."""
     counts = Counter((start.queue, start.position) for start in run.effects)
     return {place: count - 1 for place, count in counts.items() if count > 1}
 
 
-def check_counts(run: Run) -> None:
+def check_counts(run: FaultPointApp) -> None:
     """A sink that compares fence and position counts each message once."""
     assert {queue: run.totals[queue] for queue in QUEUES} == dict.fromkeys(QUEUES, 6)
 
@@ -201,7 +201,7 @@ def test_the_run_has_every_fault_point() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_is_repeated_where_nothing_happens(mode: Mode) -> None:
     """The oracle itself: an undisturbed run passes every check, with no repetition."""
-    run = Run(mode)
+    run = FaultPointApp(mode)
     run.play()
     check_nothing_is_lost(run)
     check_order(run)
@@ -219,7 +219,7 @@ def test_nothing_is_repeated_where_nothing_happens(mode: Mode) -> None:
 @pytest.mark.parametrize(("mode", "number"), EVERY_STEP)
 def test_a_crash_between_any_two_steps(mode: Mode, number: int, host: bool) -> None:
     """Nothing is lost, order holds, and only unrecorded messages are repeated, once."""
-    run = Run(mode)
+    run = FaultPointApp(mode)
     run.kit.crash_at(nth=number, host=host)
     run.play()
     assert run.unhappened == 0
@@ -242,7 +242,7 @@ def test_a_crash_between_any_two_steps(mode: Mode, number: int, host: bool) -> N
 @pytest.mark.parametrize(("mode", "number"), EVERY_STEP)
 def test_a_lease_lost_between_any_two_steps(mode: Mode, number: int) -> None:
     """The former owner finishes at most the message in flight, and a sink can reject its write."""
-    run = Run(mode)
+    run = FaultPointApp(mode)
     run.kit.lose_lease_at(nth=number)
     run.play()
     assert run.unhappened == 0
@@ -271,7 +271,7 @@ FAULTS = st.lists(
 @given(mode=st.sampled_from(MODES), faults=FAULTS)
 def test_several_faults_in_a_run(mode: Mode, faults: list[tuple[str, int]]) -> None:
     """Also for workers that take over: each fault repeats only unrecorded messages."""
-    run = Run(mode)
+    run = FaultPointApp(mode)
     for kind, number in faults:
         if kind == "lease":
             run.kit.lose_lease_at(nth=number)

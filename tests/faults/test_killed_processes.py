@@ -110,7 +110,7 @@ ONCE = {f"{when}-{what}" for what in ("checkpoint", "answer") for when in ("befo
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JobRecord:
     """One record written by a job."""
 
     what: str
@@ -139,9 +139,9 @@ class Mortals:
             assert code == 0, proc.output
             assert (self.folder / "killed").exists(), proc.output
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[JobRecord]:
         found = (line.split() for line in (self.folder / "out").read_text().splitlines())
-        return [Line(what, queue, body, int(fence)) for what, queue, body, fence in found]
+        return [JobRecord(what, queue, body, int(fence)) for what, queue, body, fence in found]
 
     def ended(self) -> dict[str, tuple[bool, list[bytes]]]:
         """Return for each queue whether `last` is at its end, and its dead letters."""

@@ -14,7 +14,7 @@ from qdo.brokers.kinesis.broker import KinesisBroker
 from qdo.errors import AwsUnreachableError, ExpiredCredentialsError
 from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub
-from tests.support.kinesis import Owner, opened, outgoing
+from tests.support.kinesis import ShardOwner, opened, outgoing
 
 SHARD = "shardId-000000000000"
 PASSING = ["throttle", "limit", "error", "unavailable", "reset-before", "reset-after", "slow"]
@@ -69,7 +69,7 @@ def test_owners_go_on_after_a_fault(
     """Every message comes once and in order, whatever became of an answer."""
     broker.send_many(outgoing(aws_stream, range(20)))
     proxy.spoil(fault, action, count=2, seconds=0.3)
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     owner.read(20)
     proxy.spoil(fault, "GetRecords", count=1, seconds=0.3)
     broker.send_many(outgoing(aws_stream, range(20, 30)))
@@ -84,7 +84,7 @@ def test_expired_tokens_are_told_and_tried_again(
     """They are renewed behind our back; until then the owner knows why nothing comes."""
     broker.send_many(outgoing(aws_stream, range(5), keys=1))
     proxy.spoil("expired", count=0)
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     with pytest.raises(ExpiredCredentialsError):
         owner.read(5)
     with pytest.raises(ExpiredCredentialsError):
@@ -99,7 +99,7 @@ def test_a_server_that_stays_away_is_told(
     """After some tries; the messages behind it are delivered when the server is back."""
     broker.send_many(outgoing(aws_stream, range(3), keys=1))
     proxy.spoil("unavailable", "GetShardIterator", count=0)
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     with pytest.raises(AwsUnreachableError):
         owner.read(3)
     proxy.clear()
@@ -113,7 +113,7 @@ def test_any_mix_of_faults_loses_and_reorders_nothing(
     """Faults of sends and reads, and rejections of single records."""
     dice = random.Random(seed)
     kinesis.refuse(0.3, seed)
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     for start in range(0, 120, 30):
         action = dice.choice(["PutRecords", "GetRecords"])
         proxy.spoil(dice.choice([*PASSING, *LOST]), action, skip=dice.randrange(3), seconds=0.1)

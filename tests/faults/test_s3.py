@@ -27,7 +27,7 @@ from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub
 from tests.support.kinesis import opened
-from tests.support.sqs_workers import REGION, Stage
+from tests.support.sqs_workers import REGION, SqsWorkers
 
 RAW = '{"content-type":"application/octet-stream"}'
 LARGE = b"x" * 500
@@ -51,26 +51,26 @@ def note(message, context):
 """
 
 
-class Bucket:
+class FaultyBucket:
     """The bucket of a test."""
 
     def __init__(self, url: str, name: str) -> None:
         self._s3: Any = client("s3", url, region=REGION)
         self.name = name
         where = {"LocationConstraint": REGION}
-        self._s3.create_bucket(Bucket=name, CreateBucketConfiguration=where)
+        self._s3.create_bucket(FaultyBucket=name, CreateBucketConfiguration=where)
 
     def names(self) -> list[str]:
-        found = self._s3.list_objects_v2(Bucket=self.name)
+        found = self._s3.list_objects_v2(FaultyBucket=self.name)
         return [each["Key"] for each in found.get("Contents", ())]
 
     def delete(self, name: str) -> None:
-        self._s3.delete_object(Bucket=self.name, Key=name)
+        self._s3.delete_object(FaultyBucket=self.name, Key=name)
 
 
 @pytest.fixture
-def bucket(moto_url: str, aws_bucket: str) -> Bucket:
-    return Bucket(moto_url, aws_bucket)
+def bucket(moto_url: str, aws_bucket: str) -> FaultyBucket:
+    return FaultyBucket(moto_url, aws_bucket)
 
 
 @pytest.fixture(scope="module")
@@ -88,23 +88,23 @@ def proxy(shared_proxy: Proxy) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def stage(sqs_stage: Stage, proxy: Proxy) -> Stage:
+def stage(sqs_stage: SqsWorkers, proxy: Proxy) -> SqsWorkers:
     sqs_stage.take_proxy(proxy)
     return sqs_stage
 
 
 @pytest.fixture
-def broker(stage: Stage, proxy: Proxy, bucket: Bucket) -> Iterator[SqsBroker]:
+def broker(stage: SqsWorkers, proxy: Proxy, bucket: FaultyBucket) -> Iterator[SqsBroker]:
     """One before which the proxy is."""
     with closing(stage.broker(endpoint=proxy.url, **options(bucket))) as broker:
         yield broker
 
 
-def options(bucket: Bucket) -> dict[str, Any]:
+def options(bucket: FaultyBucket) -> dict[str, Any]:
     return {"bucket": bucket.name, "max_body": 100, "wait_seconds": 0}
 
 
-def start(stage: Stage, bucket: Bucket, **more: Any) -> None:
+def start(stage: SqsWorkers, bucket: FaultyBucket, **more: Any) -> None:
     stage.start(bucket=bucket.name, max_body=100, **more)
 
 
@@ -119,7 +119,7 @@ def send(broker: SqsBroker, queue: str, *numbers: int, key: str | None = None, *
 
 
 def test_a_body_is_not_stored_because_somebody_else_says_so(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket
 ) -> None:
     """A message without its body would be lost; the sender gets an error."""
     stage.make("q")
@@ -133,7 +133,7 @@ def test_a_body_is_not_stored_because_somebody_else_says_so(
 
 
 def test_what_somebody_else_answers_is_no_body(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket
 ) -> None:
     """Bytes above all, which can be anything: the job gets its own, later."""
     stage.job(more=NOTE)
@@ -146,8 +146,8 @@ def test_what_somebody_else_answers_is_no_body(
     assert len([each for each in proxy.log("GET") if each.fault == "page"]) == 2
 
 
-def test_a_dead_letter_is_not_sent_again_with_what_somebody_else_answers(
-    stage: Stage, broker: SqsBroker, proxy: Proxy
+def test_a_foreign_answer_is_not_sent_as_a_dead_letter_body(
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy
 ) -> None:
     stage.make("q")
     broker.dead_letters.store(LETTER)
@@ -159,8 +159,8 @@ def test_a_dead_letter_is_not_sent_again_with_what_somebody_else_answers(
     assert broker.dead_letters.get(entry.queue, entry.position).body == LARGE  # type: ignore[union-attr]
 
 
-def test_a_dead_letter_of_kinesis_is_not_stored_because_somebody_else_says_so(
-    kinesis: KinesisStub, moto_url: str, aws_stream: str, bucket: Bucket
+def test_a_foreign_answer_does_not_store_a_kinesis_dead_letter(
+    kinesis: KinesisStub, moto_url: str, aws_stream: str, bucket: FaultyBucket
 ) -> None:
     """Its queue would continue behind it, and it would be lost."""
     kinesis.make(aws_stream)
@@ -179,11 +179,11 @@ def test_a_dead_letter_of_kinesis_is_not_stored_because_somebody_else_says_so(
 
 
 @pytest.mark.parametrize("fault", ["error", "denied"])
-def test_a_dead_letter_of_kinesis_that_was_sent_again_is_told_though_it_stays(
+def test_a_retried_kinesis_dead_letter_that_remains_is_reported(
     kinesis: KinesisStub,
     moto_url: str,
     aws_stream: str,
-    bucket: Bucket,
+    bucket: FaultyBucket,
     caplog: pytest.LogCaptureFixture,
     fault: str,
 ) -> None:
@@ -208,7 +208,7 @@ def test_a_dead_letter_of_kinesis_that_was_sent_again_is_told_though_it_stays(
 
 
 def test_bytes_whose_object_is_gone_are_no_empty_body(
-    stage: Stage, broker: SqsBroker, bucket: Bucket
+    stage: SqsWorkers, broker: SqsBroker, bucket: FaultyBucket
 ) -> None:
     """A rule of the bucket may have deleted it; the job would take it for an empty body."""
     stage.job(more=NOTE)
@@ -225,7 +225,7 @@ def test_bytes_whose_object_is_gone_are_no_empty_body(
 
 @pytest.mark.parametrize("fault", ["error", "denied", "page"])
 def test_a_dead_letter_is_acted_on_though_its_object_stays(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, caplog: pytest.LogCaptureFixture, fault: str
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     """The dead letter was retried or discarded, and the caller learns of the leftover object."""
     stage.make("q")
@@ -244,7 +244,7 @@ def test_a_dead_letter_is_acted_on_though_its_object_stays(
 
 
 def test_a_dead_letter_whose_object_is_gone_is_named(
-    stage: Stage, broker: SqsBroker, bucket: Bucket
+    stage: SqsWorkers, broker: SqsBroker, bucket: FaultyBucket
 ) -> None:
     """It ends commands about all letters, and can be discarded then."""
     stage.make("q")
@@ -265,7 +265,7 @@ def test_a_dead_letter_whose_object_is_gone_is_named(
 
 @pytest.mark.parametrize("queue", ["q", "q.fifo"])
 def test_messages_stay_hidden_while_their_bodies_are_read(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, queue: str
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket, queue: str
 ) -> None:
     """Longer than SQS hides them: they are not received again, nor run again."""
     stage.job(options='"q", order="none"', more='app.job("*.fifo", order="key")(job)')
@@ -281,8 +281,8 @@ def test_messages_stay_hidden_while_their_bodies_are_read(
 
 
 @pytest.mark.parametrize("fault", ["denied", "error"])
-def test_a_body_that_cannot_be_read_holds_up_its_message_group_only(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, fault: str
+def test_an_unreadable_body_blocks_only_its_message_group(
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket, fault: str
 ) -> None:
     """Other groups of its queue continue; order holds once it can be read."""
     stage.job(options='"*.fifo", order="key"')
@@ -306,7 +306,7 @@ def test_a_body_that_cannot_be_read_holds_up_its_message_group_only(
 
 
 def test_a_body_that_would_take_too_much_memory_is_not_read(
-    stage: Stage, broker: SqsBroker, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    stage: SqsWorkers, broker: SqsBroker, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AWS's own clients store up to 2 GiB."""
     stage.make("q")
@@ -321,8 +321,8 @@ def test_a_body_that_would_take_too_much_memory_is_not_read(
     assert bucket.names() == [name]
 
 
-def test_one_message_without_its_body_does_not_stop_a_standard_queue(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+def test_a_message_without_body_does_not_stop_a_standard_queue(
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket
 ) -> None:
     """A burst waits for it, although polls bring nothing meanwhile."""
     stage.job(options='"q", order="none"')
@@ -335,8 +335,8 @@ def test_one_message_without_its_body_does_not_stop_a_standard_queue(
     assert stage.left("q") == 0
 
 
-def test_a_worker_that_stops_gives_back_whose_bodies_it_has_not_read(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+def test_a_stopping_worker_releases_messages_with_unread_bodies(
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket
 ) -> None:
     """It does not keep reading, maybe for minutes, while others wait for the messages."""
     stage.job(options='"*.fifo", order="key"')
@@ -352,8 +352,8 @@ def test_a_worker_that_stops_gives_back_whose_bodies_it_has_not_read(
 
 
 @pytest.mark.parametrize("queue", ["q", "q.fifo"])
-def test_a_burst_waits_for_messages_of_which_no_body_could_be_had(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, queue: str
+def test_a_burst_waits_for_messages_with_unreadable_bodies(
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket, queue: str
 ) -> None:
     """They were hidden again: repeating the same receive request would not return them."""
     stage.job(options='"q", order="none"', more='app.job("*.fifo", order="key")(job)')
@@ -369,7 +369,7 @@ def test_a_burst_waits_for_messages_of_which_no_body_could_be_had(
 
 @pytest.mark.parametrize("queue", ["q", "q.fifo"])
 def test_what_a_dead_process_read_bodies_of_is_shown_again(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, queue: str
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket, queue: str
 ) -> None:
     """The replacement process releases them, before their visibility timeout is over."""
     stage.job(options='"q", order="none"', more='app.job("*.fifo", order="key")(job)')
@@ -386,7 +386,7 @@ def test_what_a_dead_process_read_bodies_of_is_shown_again(
 
 
 def test_a_queue_that_is_given_away_does_not_wait_for_a_body(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket
 ) -> None:
     """Its next owner has the messages although the one before is still reading."""
     stage.job(options='"*.fifo", order="key"')
@@ -404,7 +404,7 @@ def test_a_queue_that_is_given_away_does_not_wait_for_a_body(
 
 
 def test_many_queues_read_bodies_at_once_without_a_warning(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket
 ) -> None:
     """Connections that the pool does not keep are named one by one in the log."""
     stage.job(options='"*", order="none"')
@@ -423,7 +423,7 @@ def test_many_queues_read_bodies_at_once_without_a_warning(
 
 @pytest.mark.parametrize("fault", ["error", "throttle"])
 def test_a_body_that_s3_refuses_for_a_moment_is_sent(
-    stage: Stage, broker: SqsBroker, proxy: Proxy, bucket: Bucket, fault: str
+    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket, fault: str
 ) -> None:
     """It is retried like a message that SQS rejects for a moment: S3 throttles heavy senders."""
     stage.make("q")
@@ -432,7 +432,9 @@ def test_a_body_that_s3_refuses_for_a_moment_is_sent(
     assert stage.left("q") == len(bucket.names()) == 2
 
 
-def test_nothing_is_stored_for_a_queue_that_is_missing(broker: SqsBroker, bucket: Bucket) -> None:
+def test_nothing_is_stored_for_a_queue_that_is_missing(
+    broker: SqsBroker, bucket: FaultyBucket
+) -> None:
     """A sender that tries it again and again would fill the bucket."""
     with pytest.raises(AwsNotFoundError, match="SQS queue"):
         send(broker, "missing", 0)

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.sqs_workers import Stage
+from tests.support.sqs_workers import SqsWorkers
 
 ACTIONS = (
     "ReceiveMessage",
@@ -24,13 +24,13 @@ EACH = 10
 
 
 @pytest.fixture
-def stage(sqs_proxied: Stage) -> Stage:
+def stage(sqs_proxied: SqsWorkers) -> SqsWorkers:
     """Two kinds of queues, and jobs that take long enough for extensions."""
     sqs_proxied.job('"*.fifo", order="key"', 'app.job("s", order="none", concurrency=5)(job)')
     return sqs_proxied
 
 
-def send(stage: Stage) -> None:
+def send(stage: SqsWorkers) -> None:
     for queue in FIFO:
         for key in ("x", "y"):
             bodies = [{"n": n, "seconds": 1.2 if n == 4 else 0.02} for n in range(EACH)]
@@ -38,7 +38,7 @@ def send(stage: Stage) -> None:
     stage.send("s", *({"n": n, "seconds": 1.2 if n % 9 == 4 else 0.02} for n in range(EACH)))
 
 
-def check(stage: Stage) -> None:
+def check(stage: SqsWorkers) -> None:
     """Check that everything was done once, in the order of each message group."""
     for queue in FIFO:
         for key in ("x", "y"):
@@ -59,7 +59,7 @@ def check(stage: Stage) -> None:
         ("unanswered", 0.7),
     ],
 )
-def test_a_fault_loses_and_repeats_nothing(stage: Stage, fault: str, seconds: float) -> None:
+def test_a_fault_loses_and_repeats_nothing(stage: SqsWorkers, fault: str, seconds: float) -> None:
     """Whatever fails: also where SQS has done the work and only its answer got lost."""
     workers = [stage.start(), stage.start()]
     for worker in workers:
@@ -84,7 +84,7 @@ def test_a_fault_loses_and_repeats_nothing(stage: Stage, fault: str, seconds: fl
 @pytest.mark.parametrize(
     "action", ["ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"]
 )
-def test_what_is_not_allowed_is_said_in_one_line(stage: Stage, action: str) -> None:
+def test_what_is_not_allowed_is_said_in_one_line(stage: SqsWorkers, action: str) -> None:
     """It names action and queue; the other queue continues, and so does this one once allowed."""
     for queue in FIFO[:2]:
         stage.make(queue)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 
-class Broker:
+class SimulatedBroker:
     """Where messages live: positions in rising order, for each queue.
 
     :ivar tempo: how many seconds a message takes at most, usually.

@@ -42,7 +42,7 @@ Change = tuple[str, "NodeRead | None", "NodeRead | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class LogEntry:
     """One entry of the total order.
 
     :ivar session: who asked for it; the closed session itself when one is closed.
@@ -55,7 +55,7 @@ class Transaction:
     changes: tuple[Change, ...]
 
 
-class Session:
+class SessionEntry:
     """The leader's data about one session.
 
     :ivar touched: when the leader last heard of it.
@@ -124,10 +124,10 @@ class Coordinator:
         self.zxid = 0
         self.down = False
         self.sluggish = False
-        self.log: list[Transaction] = []
-        self.sessions: dict[int, Session] = {}
+        self.log: list[LogEntry] = []
+        self.sessions: dict[int, SessionEntry] = {}
         self.links: list[Link] = []
-        self.observers: list[Callable[[Transaction], None]] = []
+        self.observers: list[Callable[[LogEntry], None]] = []
         self._times: list[float] = []
         self._nodes: dict[str, NodeRead] = {}
         self._lines: dict[str, _Line] = {}
@@ -232,7 +232,7 @@ class Coordinator:
             before = self._nodes.get(path)
             changes.append((path, before, after))
             self._put(zxid, path, before, after)
-        entry = Transaction(zxid, self.schedule.now, session, tuple(changes))
+        entry = LogEntry(zxid, self.schedule.now, session, tuple(changes))
         self.log.append(entry)
         self._times.append(entry.time)
         if changes:
@@ -267,9 +267,9 @@ class Coordinator:
 
     # --- sessions -------------------------------------------------------------------
 
-    def open_session(self, timeout: float) -> Session:
+    def open_session(self, timeout: float) -> SessionEntry:
         """Begin a session."""
-        session = Session(self._next_session, timeout, self.schedule.now)
+        session = SessionEntry(self._next_session, timeout, self.schedule.now)
         self._next_session += 1
         self.sessions[session.id] = session
         self._append(session.id, {})
@@ -288,11 +288,11 @@ class Coordinator:
         if session.link is not None:
             session.link.session_ended()
 
-    def watch_expiry(self, session: Session) -> None:
+    def watch_expiry(self, session: SessionEntry) -> None:
         """Expire a session one timeout after its last touch, unless there were later ones."""
         self.schedule.at(session.touched + session.timeout, self._check_expiry, session)
 
-    def _check_expiry(self, session: Session) -> None:
+    def _check_expiry(self, session: SessionEntry) -> None:
         if session.closed_time is not None or self.down:
             return
         if session.link is not None and session.link.in_contact:

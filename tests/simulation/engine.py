@@ -7,13 +7,13 @@ from typing import Protocol
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
-from tests.simulation.broker import Broker
+from tests.simulation.broker import SimulatedBroker
 from tests.simulation.invariants import Checks, marks_behind
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
 
 
-class Registration(Protocol):
+class MemberReports(Protocol):
     """The engine's reports to the member that made a claim."""
 
     def progress(self, claim: Claim) -> object: ...
@@ -40,7 +40,7 @@ class _Work:
         self.lost = False
 
 
-class Engine:
+class SimulatedEngine:
     """Implements the listener of one registration; see `qdo.coordination.protocol.claims.Listener`.
 
     :param run: runs ``(function, *arguments)`` in the process, now or when it runs again.
@@ -50,7 +50,7 @@ class Engine:
     def __init__(
         self,
         schedule: Schedule,
-        broker: Broker,
+        broker: SimulatedBroker,
         checks: Checks,
         run: Callable[..., None],
         switches: Switches,
@@ -62,7 +62,7 @@ class Engine:
         self.run = run
         self.switches = switches
         self.lease = lease
-        self.member: Registration | None = None
+        self.member: MemberReports | None = None
         self.worker = ""
         self.draining = False
         self.on_expired: Callable[[], None] | None = None

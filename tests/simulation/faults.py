@@ -8,7 +8,7 @@ from qdo.coordination.protocol.machine import CreateOp, SetOp
 from qdo.coordination.znodes.worker_node import encode_queues
 from tests.simulation import operators
 from tests.simulation.invariants import ROGUE
-from tests.simulation.process import Process
+from tests.simulation.process import SimulatedProcess
 from tests.simulation.world import TIMEOUT, World
 
 
@@ -41,7 +41,7 @@ def cut_server(world: World) -> None:
         _cut(world, process)
 
 
-def _cut(world: World, process: Process) -> None:
+def _cut(world: World, process: SimulatedProcess) -> None:
     process.link.cut()
     world.schedule.after(TIMEOUT * world.random.uniform(0.1, 1.6), world.befall, _loser(process))
 
@@ -83,7 +83,7 @@ def kill(world: World) -> None:
         world.schedule.after(world.random.random(), world.befall, World.join)
 
 
-def _close(world: World, process: Process) -> None:
+def _close(world: World, process: SimulatedProcess) -> None:
     session = process.link.session
     if session is not None:
         world.schedule.after(0.005 + 0.3 * world.random.random(), _close_session, world, session.id)
@@ -155,11 +155,11 @@ def usurp(world: World) -> None:
     world.coordinator.commit(ROGUE, (SetOp(path, b'{"worker":"rogue"}', -1),))
 
 
-def _loser(process: Process) -> Callable[[World], None]:
+def _loser(process: SimulatedProcess) -> Callable[[World], None]:
     return lambda world: process.link.lose()
 
 
-def _cutter(process: Process) -> Callable[[World], None]:
+def _cutter(process: SimulatedProcess) -> Callable[[World], None]:
     return lambda world: _cut(world, process)
 
 

@@ -30,8 +30,8 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.queues import QueueFilter
-from tests.simulation.broker import Broker
-from tests.simulation.coordinator import Coordinator, Transaction
+from tests.simulation.broker import SimulatedBroker
+from tests.simulation.coordinator import Coordinator, LogEntry
 from tests.simulation.tenure import QueueHistory, Tenure
 
 OPERATOR = 1
@@ -67,7 +67,7 @@ class Checks:
     :ivar peaceful: nothing fails, so nothing may be lost.
     """
 
-    def __init__(self, coordinator: Coordinator, layout: Layout, broker: Broker) -> None:
+    def __init__(self, coordinator: Coordinator, layout: Layout, broker: SimulatedBroker) -> None:
         self.coordinator = coordinator
         self.broker = broker
         self.claims = 0
@@ -86,7 +86,7 @@ class Checks:
 
     # --- the total order ------------------------------------------------------------
 
-    def observe(self, entry: Transaction) -> None:
+    def observe(self, entry: LogEntry) -> None:
         """Check the changes of one transaction."""
         touched: dict[str, tuple[NodeRead | None, NodeRead | None] | None] = {}
         for path, before, after in entry.changes:
@@ -113,7 +113,7 @@ class Checks:
                 self._queue_written(entry, queue, *change)
             self._check_agreement(entry.zxid, queue)
 
-    def _client(self, entry: Transaction) -> object:
+    def _client(self, entry: LogEntry) -> object:
         """Return whose client wrote something: its session may have been replaced."""
         session = self.coordinator.sessions.get(entry.session)
         return session.link if session is not None else None
@@ -153,7 +153,7 @@ class Checks:
             )
 
     def _queue_written(
-        self, entry: Transaction, queue: str, before: NodeRead | None, after: NodeRead | None
+        self, entry: LogEntry, queue: str, before: NodeRead | None, after: NodeRead | None
     ) -> None:
         old, new = self._value(before), self._value(after)
         state = self._state.setdefault(queue, QueueHistory())
@@ -209,7 +209,7 @@ class Checks:
             self._released(tenure, now)
             self._check_marks_released(tenure, now, new.get("failing"))
 
-    def _check_writer(self, entry: Transaction, queue: str, worker: str) -> None:
+    def _check_writer(self, entry: LogEntry, queue: str, worker: str) -> None:
         node = self._worker_node(worker)
         if node is None or node.ephemeral_owner != entry.session:
             raise Violation(

@@ -13,8 +13,8 @@ from qdo.coordination.protocol.machine import (
     Request,
     Response,
 )
-from tests.simulation.coordinator import Coordinator, Session, Transaction
-from tests.simulation.server import Exists, Server, Watcher
+from tests.simulation.coordinator import Coordinator, LogEntry, SessionEntry
+from tests.simulation.server import Exists, SimulatedServer, Watcher
 from tests.simulation.vocabulary import answer_words, request_words
 
 Deliver = Callable[..., None]
@@ -53,20 +53,20 @@ class Link:
         self.on_connected = on_connected
         self.on_suspended = on_suspended
         self.on_expired = on_expired
-        self.session: Session | None = None
+        self.session: SessionEntry | None = None
         self.running = True
         self.dead = False
         self.slowness = 1.0
         self.steady = False
         self.sniped = 0
-        self._server: Server | None = None
+        self._server: SimulatedServer | None = None
         self._requests: deque[Item] = deque()
         self._busy = False
         self._reply_at = 0.0
         self._backlog: deque[Item] = deque()
         self._unanswered: deque[Callback] = deque()
         self._seen = 0
-        self._stray: deque[tuple[Commit | Create, Session]] = deque()
+        self._stray: deque[tuple[Commit | Create, SessionEntry]] = deque()
         self._connecting = False
         coordinator.links.append(self)
 
@@ -157,7 +157,7 @@ class Link:
             server.stalled = True
             self.schedule.after(duration, self._unstall, server)
 
-    def _unstall(self, server: Server) -> None:
+    def _unstall(self, server: SimulatedServer) -> None:
         if server is self._server:
             server.stalled = False
             server.contact_since = self.schedule.now
@@ -171,7 +171,7 @@ class Link:
         """Whether the leader hears of this session."""
         return self._server is not None and self.running and self._server.in_contact
 
-    def committed(self, entry: Transaction) -> None:
+    def committed(self, entry: LogEntry) -> None:
         """A transaction was committed: this link's server will follow."""
         if self._server is not None:
             self._server.committed(entry)
@@ -214,7 +214,7 @@ class Link:
             self._send(self._server, item)
         self.deliver(self.on_connected, session.id, new, self.schedule.now)
 
-    def _new_server(self, session: Session) -> Server:
+    def _new_server(self, session: SessionEntry) -> SimulatedServer:
         chance = self.schedule.chance
         head = self.coordinator.zxid
         sluggish = self.coordinator.sluggish
@@ -224,7 +224,7 @@ class Link:
         if lag:
             oldest = max(self._seen, self.coordinator.zxid_at(self.schedule.now - lag))
             view = oldest if sluggish else oldest + int((head - oldest + 1) * chance())
-        server = Server(
+        server = SimulatedServer(
             self.coordinator,
             session,
             lambda watchers, path: self._fire(server, watchers, path),
@@ -244,14 +244,14 @@ class Link:
             self.deliver(then, UNANSWERED)
         self.schedule.after(0.001 + 0.05 * self.schedule.chance(), self._connect)
 
-    def _send(self, server: Server, item: Item) -> None:
+    def _send(self, server: SimulatedServer, item: Item) -> None:
         self._requests.append(item)
         self._unanswered.append(item[1])
         if not self._busy:
             self._busy = True
             self.schedule.after(self._delay(0.02), self._process, server)
 
-    def _process(self, server: Server) -> None:
+    def _process(self, server: SimulatedServer) -> None:
         if server is not self._server or server.stalled:
             return
         if not self._requests:
@@ -282,7 +282,7 @@ class Link:
         else:
             self._busy = False
 
-    def _write(self, request: Commit | Create, session: Session) -> Response:
+    def _write(self, request: Commit | Create, session: SessionEntry) -> Response:
         if isinstance(request, Commit):
             answer: Response = self.coordinator.commit(session.id, request.ops)
         else:
@@ -297,7 +297,7 @@ class Link:
             )
         return answer
 
-    def _fire(self, server: Server, watchers: Iterable[Watcher], path: str) -> None:
+    def _fire(self, server: SimulatedServer, watchers: Iterable[Watcher], path: str) -> None:
         # A client hands watches and answers to the program on two queues: one may overtake.
         late = self.schedule.chance() < 0.1
         when = max(self._reply_at, self.schedule.now + self._delay(0.01))
@@ -308,23 +308,23 @@ class Link:
         for watcher in watchers:
             self.schedule.at(when, self._notify, server, watcher, path)
 
-    def _notify(self, server: Server, watcher: Watcher, path: str) -> None:
+    def _notify(self, server: SimulatedServer, watcher: Watcher, path: str) -> None:
         if server is self._server:
             self.deliver(watcher, path)
 
-    def _reply(self, server: Server, then: Callback, answer: Response) -> None:
+    def _reply(self, server: SimulatedServer, then: Callback, answer: Response) -> None:
         when = max(self._reply_at, self.schedule.now + self._delay(0.02))
         self._reply_at = when
         self.schedule.at(when, self._arrive, server, then, answer, server.view)
 
-    def _arrive(self, server: Server, then: Callback, answer: Response, view: int) -> None:
+    def _arrive(self, server: SimulatedServer, then: Callback, answer: Response, view: int) -> None:
         if server is not self._server:
             return
         self._unanswered.popleft()
         self._seen = max(self._seen, view)
         self.deliver(then, answer)
 
-    def _hang_up(self, server: Server) -> None:
+    def _hang_up(self, server: SimulatedServer) -> None:
         # A server that is cut off does not hear of the end.
         if server is self._server and not server.cut:
             self.lose()

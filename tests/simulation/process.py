@@ -8,7 +8,7 @@ from typing import Any
 
 from qdo.coordination.znodes.layout import Layout
 from qdo.queues import EVERYTHING, QueueFilter
-from tests.simulation.broker import Broker
+from tests.simulation.broker import SimulatedBroker
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.invariants import Checks, Violation
 from tests.simulation.network import Link
@@ -20,7 +20,7 @@ SPINS = 20
 """Turns of the loop in a row after which something is due at once."""
 
 
-class Process:
+class SimulatedProcess:
     """One operating system process; it can be stopped, killed, and slow to react.
 
     :ivar deafness: how many seconds its coordination loop may be late.
@@ -31,7 +31,7 @@ class Process:
         schedule: Schedule,
         coordinator: Coordinator,
         layout: Layout,
-        broker: Broker,
+        broker: SimulatedBroker,
         checks: Checks,
         name: str,
         *,

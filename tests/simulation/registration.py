@@ -13,19 +13,19 @@ from qdo.coordination.member import Member
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.options import MemberOptions
 from tests.simulation.client import LinkClient, LinkPerformer
-from tests.simulation.engine import Engine
+from tests.simulation.engine import SimulatedEngine
 from tests.simulation.network import Link
 
 if TYPE_CHECKING:
-    from tests.simulation.process import Process
+    from tests.simulation.process import SimulatedProcess
 
 
 class SimulatedMember(Member):
     """The real member on a modeled link; it registers without waiting."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: SimulatedProcess) -> None:
         self.schedule = process.schedule
-        self.engine = Engine(
+        self.engine = SimulatedEngine(
             process.schedule,
             process.broker,
             process.checks,

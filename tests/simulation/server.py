@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from qdo.coordination.protocol.machine import Children, ChildrenRead, Get, NodeMissing, Response
-from tests.simulation.coordinator import Coordinator, Session, Transaction
+from tests.simulation.coordinator import Coordinator, LogEntry, SessionEntry
 from tests.simulation.vocabulary import answer_words
 
 Watcher = Callable[[str], None]
@@ -26,7 +26,7 @@ class Exists:
 Read = Get | Children | Exists
 
 
-class Server:
+class SimulatedServer:
     """One connection's server.
 
     :param fire: called with watchers and the path that changed, before anything newer is read.
@@ -41,7 +41,7 @@ class Server:
     def __init__(
         self,
         coordinator: Coordinator,
-        session: Session,
+        session: SessionEntry,
         fire: Callable[[Iterable[Watcher], str], None],
         *,
         view: int,
@@ -109,7 +109,7 @@ class Server:
 
     # --- following the leader -----------------------------------------------------------
 
-    def committed(self, entry: Transaction) -> None:
+    def committed(self, entry: LogEntry) -> None:
         """Called at every commit; it matters only for watched nodes."""
         if self._catching_up or not (self._watches or self._child_watches):
             return

@@ -8,10 +8,10 @@ from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.queues import EVERYTHING, QueueFilter
-from tests.simulation.broker import Broker
+from tests.simulation.broker import SimulatedBroker
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.invariants import OPERATOR, Checks, Violation
-from tests.simulation.process import Process
+from tests.simulation.process import SimulatedProcess
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
 
@@ -40,7 +40,7 @@ class World:
         self.schedule = schedule = Schedule(seed, tracing=tracing)
         self.random = schedule.random
         self.layout = Layout("/q")
-        self.broker = Broker()
+        self.broker = SimulatedBroker()
         self.coordinator = Coordinator(
             schedule,
             tick=TIMEOUT / 5,
@@ -49,7 +49,7 @@ class World:
         )
         self.coordinator.ensure(self.layout.persistent)
         self.checks = Checks(self.coordinator, self.layout, self.broker)
-        self.processes: list[Process] = []
+        self.processes: list[SimulatedProcess] = []
         self.healing = False
         self.rogue = False
         self._started = 0
@@ -135,10 +135,10 @@ class World:
 
     # --- who is there -------------------------------------------------------------------
 
-    def living(self) -> list[Process]:
+    def living(self) -> list[SimulatedProcess]:
         return [process for process in self.processes if process.alive]
 
-    def one(self) -> Process | None:
+    def one(self) -> SimulatedProcess | None:
         """Return some living process."""
         living = self.living()
         return self.random.choice(living) if living else None
@@ -147,7 +147,7 @@ class World:
         """Start a worker process."""
         self._started += 1
         self.processes.append(
-            Process(
+            SimulatedProcess(
                 self.schedule,
                 self.coordinator,
                 self.layout,

@@ -21,7 +21,7 @@ KINDS = ["embedded", "memory", "sqs-standard", "sqs-fifo", "kinesis"]
 WAIT_SECONDS = 20.0
 
 
-class Bench:
+class BrokerSetup:
     """One broker of a kind, and further connections to it.
 
     :ivar ordered: messages of a queue come in the order in which they were sent.
@@ -59,7 +59,7 @@ class Bench:
             broker.close()
 
 
-class Owner:
+class QueueOwner:
     """Who has a queue: fetches as the engine does.
 
     :param after: position after which it begins, as the owner before it recorded.
@@ -150,7 +150,7 @@ def recorded(broker: Broker, position: int) -> int:
 
 
 @contextlib.contextmanager
-def bench(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+def bench(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[BrokerSetup]:
     """Give a broker of a kind, with two queues that may be used."""
     name = f"test-{uuid.uuid4().hex[:12]}"
     store = MemoryStore() if kind == "memory" else None
@@ -163,7 +163,7 @@ def bench(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[B
         endpoint = request.getfixturevalue("kinesis").url
         client("kinesis", endpoint).create_stream(StreamName=name, ShardCount=2)
         url = f"kinesis://us-east-1/{name}?endpoint={endpoint}&reads_per_second=5"
-    made = Bench(kind, url, store)
+    made = BrokerSetup(kind, url, store)
     try:
         yield made
     finally:

@@ -55,7 +55,7 @@ class Remote:
             for line in lines:
                 for kind, value in json.loads(line).items():
                     self.lines["answer" if kind == "error" else kind].put(
-                        RemoteError(value) if kind == "error" else value
+                        CommandError(value) if kind == "error" else value
                     )
 
     def __enter__(self) -> Remote:
@@ -77,7 +77,7 @@ class Remote:
     def answer(self, timeout_seconds: float = ANSWER_SECONDS) -> Any:
         """Return the next answer; raise RemoteError for an error."""
         value = self.lines["answer"].get(timeout=timeout_seconds)
-        if isinstance(value, RemoteError):
+        if isinstance(value, CommandError):
             raise value
         return value
 
@@ -103,7 +103,7 @@ class Remote:
         self.process.wait()
 
 
-class RemoteError(Exception):
+class CommandError(Exception):
     """A command failed in the other process."""
 
 

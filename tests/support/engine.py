@@ -28,7 +28,7 @@ def until(condition: Callable[[], object], what: str = "the condition") -> None:
         gevent.sleep(0.002)
 
 
-class Engine:
+class EngineSetup:
     """A worker and everything around it.
 
     :ivar app: give it jobs before `start`.

@@ -22,7 +22,7 @@ from tests.support.zookeeper import wait_until
 LAYOUT = Layout.of("fleet")
 
 
-class Engine:
+class CountingEngine:
     """Counts `done` up by one per step for every claim that is open and leased.
 
     :ivar ledger: every start of a message as (queue, number, fence).
@@ -69,7 +69,7 @@ class Engine:
                     member.progress(claim)
 
 
-class Fleet:
+class MemberFleet:
     """Several members of one app, each with a client and an engine of its own.
 
     :ivar rounds: how often every engine has made its step.
@@ -81,7 +81,7 @@ class Fleet:
         self.url = url
         self._told_aside = told_aside
         self.ledger: list[tuple[str, int, int]] = []
-        self.members: list[tuple[Member, Engine]] = []
+        self.members: list[tuple[Member, CountingEngine]] = []
         self.rounds = 0
         self._timeout = session_timeout_seconds
         self._stop = threading.Event()
@@ -94,9 +94,9 @@ class Fleet:
                 engine.step()
             self.rounds += 1
 
-    def join(self) -> tuple[Member, Engine]:
+    def join(self) -> tuple[Member, CountingEngine]:
         """Start one more member."""
-        engine = Engine(self.ledger)
+        engine = CountingEngine(self.ledger)
         client = connect(self.url, session_timeout_seconds=self._timeout)
         member = Member(
             client,

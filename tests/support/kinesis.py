@@ -38,7 +38,7 @@ def outgoing(queue: str, numbers: Iterable[int], keys: int = 0) -> list[Outgoing
     ]
 
 
-class Owner:
+class ShardOwner:
     """Reads a shard as its owner does: fetches when it is woken, and reports done messages."""
 
     def __init__(

@@ -134,7 +134,7 @@ class AnyQueue:
         """Remember nothing."""
 
 
-class Bench:
+class SubscriptionSetup:
     """A subscription, and its reports."""
 
     def __init__(

@@ -16,7 +16,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.ops.status import worker_statuses
 from tests.support.aws.clients import client
-from tests.support.aws.fault_proxy import Entry, Proxy
+from tests.support.aws.fault_proxy import LoggedRequest, Proxy
 from tests.support.aws.server_process import ServerProcess
 from tests.support.cli import QDO, Ended, command
 from tests.support.paths import ROOT
@@ -68,7 +68,7 @@ a file to wait for; ``seconds`` to sleep; ``kills`` and ``fails``, the number of
 their process or fail; ``until``, the name of a file without which the job fails."""
 
 
-class Stage:
+class SqsWorkers:
     """An app whose job follows the instructions in messages, and its queues.
 
     :ivar proxy: proxy that workers use as SQS; None: the server itself.
@@ -128,12 +128,12 @@ class Stage:
             name = self.prefix + queue if queue else ""
             self.proxy.spoil(fault, action, name=name, **terms)
 
-    def asked(self, action: str, queue: str) -> list[Entry]:
+    def asked(self, action: str, queue: str) -> list[LoggedRequest]:
         """Return the requests at the proxy for a queue."""
         name = self.prefix + queue
         return [each for each in self.proxy.log(action) if each.name == name] if self.proxy else []
 
-    def all_asked(self) -> list[Entry]:
+    def all_asked(self) -> list[LoggedRequest]:
         """Return the requests at the proxy for any queue, and for all together."""
         return self.proxy.log() if self.proxy is not None else []
 

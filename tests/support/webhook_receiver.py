@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WebhookRequest:
     """A received request. Names of headers are in lower case."""
 
     path: str
@@ -46,7 +46,7 @@ class Receiver:
     """
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[WebhookRequest] = []
         self.connections = 0
         self.answers: list[Answer] = []
         self.closing = threading.Event()
@@ -75,7 +75,7 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                receiver.requests.append(Request(self.path, headers, body))
+                receiver.requests.append(WebhookRequest(self.path, headers, body))
                 answer = receiver.answers.pop(0) if receiver.answers else Answer()
                 self.send_response(answer.status)
                 length = str(len(answer.body))

@@ -62,7 +62,7 @@ def wait_until(
         time.sleep(pause_seconds)
 
 
-class Server:
+class ZooKeeperServer:
     """One server process, alone or of an ensemble."""
 
     def __init__(
@@ -185,7 +185,7 @@ class Ensemble:
             )
         )
         self.servers = [
-            Server(
+            ZooKeeperServer(
                 folder / f"server-{number}",
                 port,
                 lines if size > 1 else "",
@@ -214,9 +214,9 @@ class Ensemble:
             self.close()
             raise
 
-    def leader(self) -> Server:
+    def leader(self) -> ZooKeeperServer:
         """Return the leader, or the only server; wait for an election that is under way."""
-        found: list[Server] = []
+        found: list[ZooKeeperServer] = []
 
         def elected() -> bool:
             found[:] = [s for s in self.servers if s.mode() in ("leader", "standalone")]

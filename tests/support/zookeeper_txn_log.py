@@ -17,7 +17,7 @@ CREATE_SESSION, CLOSE_SESSION, ERROR = -10, -11, -1
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class NodeChange:
     """What one operation did to one node; `data` is None where the node was removed."""
 
     path: str
@@ -30,7 +30,7 @@ class Txn:
 
     zxid: int
     session: int
-    changes: tuple[Change, ...]
+    changes: tuple[NodeChange, ...]
 
 
 class _Reader:
@@ -85,7 +85,7 @@ def _txn(reader: _Reader, ephemerals: dict[int, set[str]]) -> Txn:
 
 def _changes(
     kind: int, reader: _Reader, session: int, ephemerals: dict[int, set[str]]
-) -> Iterator[Change]:
+) -> Iterator[NodeChange]:
     if kind in (CREATE, CREATE2):
         path, data = reader.text(), reader.buffer()
         for _ in range(reader.number(">i")):
@@ -94,14 +94,14 @@ def _changes(
             reader.text()
         if reader.number("?"):
             ephemerals.setdefault(session, set()).add(path)
-        yield Change(path, data)
+        yield NodeChange(path, data)
     elif kind == SET_DATA:
-        yield Change(reader.text(), reader.buffer())
+        yield NodeChange(reader.text(), reader.buffer())
     elif kind == DELETE:
         path = reader.text()
         for paths in ephemerals.values():
             paths.discard(path)
-        yield Change(path, None)
+        yield NodeChange(path, None)
     elif kind == MULTI:
         parts = [
             (reader.number(">i"), _Reader(reader.buffer())) for _ in range(reader.number(">i"))
@@ -112,6 +112,6 @@ def _changes(
                 yield from _changes(part, record, session, ephemerals)
     elif kind == CLOSE_SESSION:
         for path in sorted(ephemerals.pop(session, ())):
-            yield Change(path, None)
+            yield NodeChange(path, None)
     elif kind not in (CHECK, SET_ACL, CREATE_SESSION, ERROR):
         raise ValueError(f"the log holds a transaction of kind {kind}, which no test makes")

@@ -239,12 +239,13 @@ def test_send_many_keeps_order_and_returns_ids(app: App) -> None:
     assert app.send_many([]) == []
 
 
-class Odd:
+class NotJson:
     """Something that JSON does not know."""
 
 
 @pytest.mark.parametrize(
-    "body", [[b"bytes"], {1, 2}, float("nan"), float("inf"), Odd(), [Odd()], "\ud800", range(3)]
+    "body",
+    [[b"bytes"], {1, 2}, float("nan"), float("inf"), NotJson(), [NotJson()], "\ud800", range(3)],
 )
 def test_bodies_that_json_cannot_hold(app: App, body: Any) -> None:
     """They are rejected with the valid alternatives; nothing is stored."""

@@ -25,12 +25,12 @@ from qdo.errors import MessageTooLargeError, QueueNameError, UnsupportedError, U
 from qdo.outbox import Outbox
 from qdo.worker.duties.outbox_relay import LOOK_SECONDS, POLL_SECONDS, RETRY_SECONDS, Relay
 from tests.support.fakes.member import FakeMember
-from tests.support.fakes.memory_broker import MemoryBroker
+from tests.support.fakes.scripted_broker import ScriptedBroker
 
 NOW = 1_800_000_000.0
 
 
-class Clock:
+class OutboxClock:
     """A clock that the test sets."""
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> OutboxClock:
+    return OutboxClock()
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def outbox(engine: Engine, clock: Clock) -> Outbox:
+def outbox(engine: Engine, clock: OutboxClock) -> Outbox:
     outbox = Outbox(App("shop"), engine, clock=clock)
     with engine.begin() as connection:
         outbox.create(connection)
@@ -131,7 +131,7 @@ def test_everything_of_a_message_arrives(outbox: Outbox, engine: Engine, broker:
 
 
 def test_delayed_messages_wait_in_the_outbox(
-    outbox: Outbox, engine: Engine, broker: Broker, clock: Clock
+    outbox: Outbox, engine: Engine, broker: Broker, clock: OutboxClock
 ) -> None:
     """Until they are due; others pass them."""
     due = datetime.datetime.fromtimestamp(NOW + 10, datetime.timezone.utc)
@@ -243,14 +243,14 @@ def test_what_is_no_session(outbox: Outbox, wrong: Any) -> None:
 def test_a_broker_that_does_not_deduplicate(outbox: Outbox) -> None:
     """A worker fails to start with it."""
     with pytest.raises(UnsupportedError, match=r"App\.send"):
-        Relay([outbox], MemoryBroker())
+        Relay([outbox], ScriptedBroker())
 
 
 def test_a_broker_that_deduplicates_for_too_short(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As SQS does: a relay that was away for longer would send twice."""
-    short = MemoryBroker()
+    short = ScriptedBroker()
     can = replace(short.capabilities, dedup=True, dedup_seconds=300.0)
     monkeypatch.setattr(short, "capabilities", can)
     with pytest.raises(UnsupportedError, match="7 days"):
@@ -272,7 +272,7 @@ def test_the_table_may_be_one_of_the_apps(engine: Engine, broker: Broker) -> Non
 
 
 @pytest.fixture
-def member(clock: Clock) -> FakeMember:
+def member(clock: OutboxClock) -> FakeMember:
     made = FakeMember(None, now=clock)
     made.leading = True
     return made

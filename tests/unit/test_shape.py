@@ -26,5 +26,5 @@ def test_exceptions_are_few_and_exist() -> None:
 def test_definitions_are_found_at_any_depth() -> None:
     """Functions within functions, classes within blocks."""
     tree = ast.parse("if 1:\n class A:\n  def b(self):\n   def c(): ...\nasync def d(): ...")
-    names = [name for name, _ in shape.definitions(shape.Source("x.py", 5, tree))]
+    names = [name for name, _ in shape.definitions(shape.ParsedFile("x.py", 5, tree))]
     assert names == ["A", "A.b", "A.b.c", "d"]

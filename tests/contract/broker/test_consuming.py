@@ -16,24 +16,24 @@ from qdo.brokers.base import Outgoing, Row, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.errors import MessageTooLargeError, QdoError, UnsupportedError
 from qdo.positions import time_of_position
-from tests.support.consumers import KINDS, Bench, Owner, bench, recorded
+from tests.support.consumers import KINDS, BrokerSetup, QueueOwner, bench, recorded
 
 RAW = '{"content-type": "application/octet-stream"}'
 
 
 @pytest.fixture(params=KINDS)
-def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerSetup]:
     with bench(request.param, tmp_path, request) as made:
         yield made
 
 
 @pytest.fixture
-def owner(made: Bench) -> Iterator[Callable[..., Owner]]:
+def owner(made: BrokerSetup) -> Iterator[Callable[..., QueueOwner]]:
     """Creates owners of queues, on their own connections; they leave at the end."""
-    owners: list[Owner] = []
+    owners: list[QueueOwner] = []
 
-    def make(number: int = 0, after: int = 0, unconfirmed: tuple[str, ...] = ()) -> Owner:
-        owners.append(Owner(made.connect(), made.queue(number), after, unconfirmed))
+    def make(number: int = 0, after: int = 0, unconfirmed: tuple[str, ...] = ()) -> QueueOwner:
+        owners.append(QueueOwner(made.connect(), made.queue(number), after, unconfirmed))
         return owners[-1]
 
     yield make
@@ -53,7 +53,7 @@ def bodies(*found: int) -> list[bytes]:
 
 
 def test_a_message_comes_to_its_owner_as_it_was_sent(
-    made: Bench, owner: Callable[..., Owner]
+    made: BrokerSetup, owner: Callable[..., QueueOwner]
 ) -> None:
     """Body, key and headers are kept to the letter, and absent ones stay absent."""
     sent = [
@@ -70,7 +70,7 @@ def test_a_message_comes_to_its_owner_as_it_was_sent(
         assert type(row.body) is bytes
 
 
-def test_all_messages_come_once(made: Bench, owner: Callable[..., Owner]) -> None:
+def test_all_messages_come_once(made: BrokerSetup, owner: Callable[..., QueueOwner]) -> None:
     """In the order in which they were sent, where the broker has one."""
     made.send(0, *bodies(*range(47)))
     whole = owner()
@@ -81,7 +81,7 @@ def test_all_messages_come_once(made: Bench, owner: Callable[..., Owner]) -> Non
     assert whole.nothing_comes()
 
 
-def test_a_key_keeps_its_order(made: Bench, owner: Callable[..., Owner]) -> None:
+def test_a_key_keeps_its_order(made: BrokerSetup, owner: Callable[..., QueueOwner]) -> None:
     """Where the queue has an order at all: other keys may come in between."""
     made.broker.send_many(
         [Outgoing(made.queue(0), b"%d" % number, f"k{number % 3}") for number in range(30)]
@@ -96,7 +96,7 @@ def test_a_key_keeps_its_order(made: Bench, owner: Callable[..., Owner]) -> None
             assert of_key == sorted(of_key)
 
 
-def test_queues_are_kept_apart(made: Bench, owner: Callable[..., Owner]) -> None:
+def test_queues_are_kept_apart(made: BrokerSetup, owner: Callable[..., QueueOwner]) -> None:
     """A batch may go to several; each owner gets its own."""
     made.broker.send_many(
         [Outgoing(made.queue(number % 2), b"%d" % number) for number in range(20)]
@@ -105,7 +105,9 @@ def test_queues_are_kept_apart(made: Bench, owner: Callable[..., Owner]) -> None
         assert sorted(numbers(owner(number).fetch(10))) == list(range(number, 20, 2))
 
 
-def test_ids_are_those_that_sending_returned(made: Bench, owner: Callable[..., Owner]) -> None:
+def test_ids_are_those_that_sending_returned(
+    made: BrokerSetup, owner: Callable[..., QueueOwner]
+) -> None:
     """Ids are unique, and the same for every receiver of the message."""
     ids = made.send(0, *bodies(*range(12)))
     assert len(set(ids)) == 12
@@ -113,7 +115,9 @@ def test_ids_are_those_that_sending_returned(made: Bench, owner: Callable[..., O
     assert sorted(map(whole.id_of, whole.take(12))) == sorted(ids)
 
 
-def test_positions_grow_and_tell_the_time(made: Bench, owner: Callable[..., Owner]) -> None:
+def test_positions_grow_and_tell_the_time(
+    made: BrokerSetup, owner: Callable[..., QueueOwner]
+) -> None:
     """In the order of delivery; `last` is near the time at which the message was sent."""
     made.send(0, *bodies(*range(25)))
     whole = owner()
@@ -124,7 +128,7 @@ def test_positions_grow_and_tell_the_time(made: Bench, owner: Callable[..., Owne
     assert max(lasts) - min(lasts) < 60
 
 
-def test_bodies_may_be_empty_or_large(made: Bench, owner: Callable[..., Owner]) -> None:
+def test_bodies_may_be_empty_or_large(made: BrokerSetup, owner: Callable[..., QueueOwner]) -> None:
     """From nothing to as much as the broker takes, and not more."""
     most = min(made.broker.capabilities.max_body_bytes, 300_000)
     limit = made.broker.capabilities.max_body_bytes
@@ -137,7 +141,7 @@ def test_bodies_may_be_empty_or_large(made: Bench, owner: Callable[..., Owner]) 
         made.broker.send(Outgoing(made.queue(0), b"x" * (limit + 10_000)))
 
 
-def test_a_queue_with_messages_is_listed(made: Bench) -> None:
+def test_a_queue_with_messages_is_listed(made: BrokerSetup) -> None:
     """It can be assigned; its order is not stronger than the broker's."""
     made.send(0, b"1")
     assert made.queue(0) in made.broker.catalog.names()
@@ -145,14 +149,14 @@ def test_a_queue_with_messages_is_listed(made: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "x" * 201, "\ud800"])
-def test_names_that_cannot_be_are_refused(made: Bench, name: str) -> None:
+def test_names_that_cannot_be_are_refused(made: BrokerSetup, name: str) -> None:
     """With a reason, and nothing is stored."""
     with pytest.raises(QdoError) as refused:
         made.broker.send(Outgoing(name, b"1"))
     assert refused.value.exit_code in (2, 6)
 
 
-def test_what_a_broker_cannot_it_refuses(made: Bench) -> None:
+def test_what_a_broker_cannot_it_refuses(made: BrokerSetup) -> None:
     """A delay or a deduplication key that would be passed over is an error."""
     can = made.broker.capabilities
     for able, terms in ((can.delay, SendOptions(due=4e9)), (can.dedup, SendOptions(dedup_key="d"))):
@@ -164,7 +168,9 @@ def test_what_a_broker_cannot_it_refuses(made: Bench) -> None:
 # --- the engine's calls for an owner's messages -------------------------------------------
 
 
-def test_what_is_not_done_can_be_read_again(made: Bench, owner: Callable[..., Owner]) -> None:
+def test_what_is_not_done_can_be_read_again(
+    made: BrokerSetup, owner: Callable[..., QueueOwner]
+) -> None:
     """After a failure the engine goes back to the last message that is done."""
     made.send(0, *bodies(*range(8)))
     whole = owner()
@@ -177,7 +183,7 @@ def test_what_is_not_done_can_be_read_again(made: Bench, owner: Callable[..., Ow
 
 
 def test_new_messages_come_while_others_are_in_hand(
-    made: Bench, owner: Callable[..., Owner]
+    made: BrokerSetup, owner: Callable[..., QueueOwner]
 ) -> None:
     """The next messages can be fetched before earlier ones are finished."""
     made.send(0, b"1", key="a")
@@ -188,7 +194,7 @@ def test_new_messages_come_while_others_are_in_hand(
     assert numbers(first) == [1]
 
 
-def test_a_message_wakes_its_owner(made: Bench, owner: Callable[..., Owner]) -> None:
+def test_a_message_wakes_its_owner(made: BrokerSetup, owner: Callable[..., QueueOwner]) -> None:
     """One that was sent while there was nothing to do."""
     made.send(0, b"0")
     whole = owner()
@@ -202,7 +208,7 @@ def test_a_message_wakes_its_owner(made: Bench, owner: Callable[..., Owner]) -> 
 
 
 def test_the_next_owner_goes_on_where_the_last_one_was(
-    made: Bench, owner: Callable[..., Owner]
+    made: BrokerSetup, owner: Callable[..., QueueOwner]
 ) -> None:
     """In good order nothing is repeated and nothing left out."""
     made.send(0, *bodies(*range(10)))
@@ -222,7 +228,7 @@ def test_the_next_owner_goes_on_where_the_last_one_was(
 
 
 def test_what_is_done_beyond_others_is_not_given_again(
-    made: Bench, owner: Callable[..., Owner]
+    made: BrokerSetup, owner: Callable[..., QueueOwner]
 ) -> None:
     """A mailbox deletes it; for a log, its owner records done messages, and skips them."""
     made.broker.send_many([Outgoing(made.queue(0), b"%d" % n, f"k{n}") for n in range(6)])
@@ -240,7 +246,7 @@ def test_what_is_done_beyond_others_is_not_given_again(
 
 
 def test_positions_name_the_same_message_to_every_owner(
-    made: Bench, owner: Callable[..., Owner]
+    made: BrokerSetup, owner: Callable[..., QueueOwner]
 ) -> None:
     """So that its attempts are counted on."""
     made.send(0, *bodies(*range(5)))
@@ -263,7 +269,9 @@ with_letters = pytest.mark.parametrize(
 
 
 @with_letters
-def test_a_dead_letter_is_kept_with_its_error(made: Bench, owner: Callable[..., Owner]) -> None:
+def test_a_dead_letter_is_kept_with_its_error(
+    made: BrokerSetup, owner: Callable[..., QueueOwner]
+) -> None:
     """It is stored once, however often it is stored again, until an operator discards it."""
     made.send(0, b'{"n": 1}', key="k")
     (row,) = owner().fetch(1)
@@ -280,7 +288,7 @@ def test_a_dead_letter_is_kept_with_its_error(made: Bench, owner: Callable[..., 
 
 @with_letters
 def test_a_dead_letter_that_is_retried_is_a_new_message(
-    made: Bench, owner: Callable[..., Owner]
+    made: BrokerSetup, owner: Callable[..., QueueOwner]
 ) -> None:
     """With the id that it had before."""
     (sent,) = made.send(0, b"1")

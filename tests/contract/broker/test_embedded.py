@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "messages.db")
 
 
-class Clock:
+class PositionClock:
     """A clock for positions that tests set."""
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> PositionClock:
+    return PositionClock()
 
 
 @pytest.fixture
-def broker(path: str, clock: Clock) -> Iterator[EmbeddedBroker]:
+def broker(path: str, clock: PositionClock) -> Iterator[EmbeddedBroker]:
     broker = EmbeddedBroker(path, "app", clock)
     yield broker
     broker.close()
@@ -58,7 +58,7 @@ def positions(broker: EmbeddedBroker, name: str) -> list[int]:
 # --- positions ----------------------------------------------------------------------
 
 
-def test_a_position_is_the_time_of_the_send(broker: EmbeddedBroker, clock: Clock) -> None:
+def test_a_position_is_the_time_of_the_send(broker: EmbeddedBroker, clock: PositionClock) -> None:
     """While the clock advances, positions are exactly its times."""
     for _ in range(3):
         broker.send(Outgoing("q", b"1"))
@@ -69,7 +69,7 @@ def test_a_position_is_the_time_of_the_send(broker: EmbeddedBroker, clock: Clock
 
 
 def test_a_clock_set_back_by_an_hour_does_not_break_the_order(
-    broker: EmbeddedBroker, clock: Clock, path: str
+    broker: EmbeddedBroker, clock: PositionClock, path: str
 ) -> None:
     """Positions continue from the newest of the whole file, even in a process started then,
     and follow the clock again once it has caught up."""
@@ -88,7 +88,9 @@ def test_a_clock_set_back_by_an_hour_does_not_break_the_order(
     assert positions(broker, "a")[-1] == clock.now
 
 
-def test_listeners_wake_after_the_clock_was_set_back(broker: EmbeddedBroker, clock: Clock) -> None:
+def test_listeners_wake_after_the_clock_was_set_back(
+    broker: EmbeddedBroker, clock: PositionClock
+) -> None:
     """New messages are found by position, so positions must not fall behind those already seen."""
     broker.send(Outgoing("q", b"1"))
     woken = threading.Event()
@@ -208,7 +210,7 @@ def test_retiring_nothing_takes_no_lock(broker: EmbeddedBroker, path: str) -> No
 
 
 def test_messages_from_the_future_are_logged_once(
-    broker: EmbeddedBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+    broker: EmbeddedBroker, clock: PositionClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once, and not for those that wait: the file grows until that time, for all queues."""
     clock.now = position_now() + 24 * HOUR

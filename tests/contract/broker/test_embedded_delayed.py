@@ -45,7 +45,7 @@ VERSION_1 = """
 """
 
 
-class Clock:
+class DueClock:
     """A clock for positions that tests set."""
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> DueClock:
+    return DueClock()
 
 
 @pytest.fixture
-def broker(path: str, clock: Clock) -> Iterator[EmbeddedBroker]:
+def broker(path: str, clock: DueClock) -> Iterator[EmbeddedBroker]:
     broker = EmbeddedBroker(path, "app", clock)
     yield broker
     broker.close()
@@ -97,7 +97,7 @@ def moved(broker: EmbeddedBroker) -> None:
     stop()
 
 
-def test_what_is_due_follows_the_clock(broker: EmbeddedBroker, clock: Clock) -> None:
+def test_what_is_due_follows_the_clock(broker: EmbeddedBroker, clock: DueClock) -> None:
     """A clock that is set back delays them; positions never go back."""
     broker.send(Outgoing("q", b"later", terms=SendOptions(NOW + 60)))
     broker.send(Outgoing("q", b"now"))
@@ -108,7 +108,7 @@ def test_what_is_due_follows_the_clock(broker: EmbeddedBroker, clock: Clock) -> 
     assert bodies(broker, "q") == [b"now", b"later", b"after"]
 
 
-def test_the_window_of_a_key_follows_the_clock(broker: EmbeddedBroker, clock: Clock) -> None:
+def test_the_window_of_a_key_follows_the_clock(broker: EmbeddedBroker, clock: DueClock) -> None:
     """It ends exactly after its seconds, counted from the first."""
 
     def send() -> str:
@@ -123,7 +123,9 @@ def test_the_window_of_a_key_follows_the_clock(broker: EmbeddedBroker, clock: Cl
     assert len(bodies(broker, "q")) == 2
 
 
-def test_keys_that_are_over_are_forgotten(path: str, broker: EmbeddedBroker, clock: Clock) -> None:
+def test_keys_that_are_over_are_forgotten(
+    path: str, broker: EmbeddedBroker, clock: DueClock
+) -> None:
     """Each key that is stored takes several old ones away: the table stays small."""
     for number in range(100):
         broker.send(Outgoing("q", b"1", terms=SendOptions(None, f"old {number}", 10.0)))
@@ -160,7 +162,7 @@ def is_retry(record: logging.LogRecord) -> bool:
 def test_a_move_that_fails_is_retried_and_loses_nothing(
     path: str,
     broker: EmbeddedBroker,
-    clock: Clock,
+    clock: DueClock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -34,7 +34,7 @@ from qdo.positions import position_now, time_of_position
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub
-from tests.support.kinesis import Owner, opened, outgoing
+from tests.support.kinesis import ShardOwner, opened, outgoing
 
 SHARD = "shardId-000000000000"
 OTHER = "shardId-000000000001"
@@ -238,7 +238,7 @@ def test_coroutines_may_send(broker: KinesisBroker) -> None:
 def test_an_owner_gets_everything_in_order(broker: KinesisBroker) -> None:
     """It gets existing messages, and soon new ones."""
     broker.send_many(outgoing(SHARD, range(30)))
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     assert owner.read_to_tip() == [b"%d" % number for number in range(30)]
     broker.send(Outgoing(SHARD, b"30"))
     assert owner.read(31)[-1] == b"30"
@@ -257,7 +257,7 @@ def test_the_next_owner_goes_on_behind_the_recorded_position(
     if done:
         reached = positions(broker, SHARD)[done - 1]
         after = meaning.resume_after(position_now(), meaning.to_text(reached))
-    owner = Owner(broker, SHARD, after)
+    owner = ShardOwner(broker, SHARD, after)
     assert owner.read_to_tip() == [b"%d" % number for number in range(done, 10)]
     owner.close()
 
@@ -265,7 +265,7 @@ def test_the_next_owner_goes_on_behind_the_recorded_position(
 def test_an_owner_may_go_back_to_what_is_not_done(broker: KinesisBroker) -> None:
     """After a failure everything behind its position comes again, at once."""
     broker.send_many(outgoing(SHARD, range(10)))
-    owner = Owner(broker, SHARD, confirm=False)
+    owner = ShardOwner(broker, SHARD, confirm=False)
     owner.read_to_tip()
     after = owner.rows[3][0]
     owner.back_to(after)
@@ -277,7 +277,7 @@ def test_an_owner_may_be_sent_to_any_position(broker: KinesisBroker) -> None:
     """Back to the beginning, which was done and given up; to a time; and forward again."""
     broker.send_many(outgoing(SHARD, range(5)))
     known = positions(broker, SHARD)
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     owner.read_to_tip()
     owner.back_to(0)
     assert owner.read_to_tip() == [b"%d" % number for number in range(5)]
@@ -292,7 +292,7 @@ def test_a_closed_subscription_asks_for_nothing_more(kinesis: KinesisStub, aws_s
     """Closing returns at once; open requests end, and no others follow."""
     kinesis.make(aws_stream, 2)
     broker = opened(kinesis.url, aws_stream)
-    owner, other = Owner(broker, SHARD), Owner(broker, OTHER)
+    owner, other = ShardOwner(broker, SHARD), ShardOwner(broker, OTHER)
     owner.read_to_tip()
     owner.close()
     other.read_to_tip()
@@ -309,7 +309,7 @@ def test_a_closed_subscription_asks_for_nothing_more(kinesis: KinesisStub, aws_s
 def test_nothing_is_kept_of_a_closed_subscription(broker: KinesisBroker) -> None:
     """It has thousands of messages in flight, and shards come and go for months."""
     broker.send_many(outgoing(SHARD, range(10)))
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     owner.read(10)
     known = weakref.ref(owner.subscription)
     owner.close()
@@ -321,7 +321,7 @@ def test_nothing_is_kept_of_a_closed_subscription(broker: KinesisBroker) -> None
 
 def test_a_new_subscription_survives_the_end_of_the_old_one(broker: KinesisBroker) -> None:
     """The claim of a queue may begin again before the last request of the one before is over."""
-    owners = [Owner(broker, SHARD), Owner(broker, SHARD)]
+    owners = [ShardOwner(broker, SHARD), ShardOwner(broker, SHARD)]
     owners[1].read_to_tip()
     owners[0].close()
     assert owners[0].subscription.join(10)  # type: ignore[attr-defined]
@@ -363,7 +363,7 @@ def test_the_backlog_of_an_own_queue_costs_no_request(
     kinesis.make(aws_stream)
     broker = opened(kinesis.url, aws_stream)
     broker.send_many(outgoing(SHARD, range(3)))
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     owner.read_to_tip()
     before = kinesis.requests()["GetShardIterator"]
     assert broker.catalog.backlog(SHARD, owner.rows[-1][0]).count == 0
@@ -428,7 +428,7 @@ def test_what_is_not_allowed_is_named(kinesis: KinesisStub, aws_stream: str, pro
         broker.send(Outgoing(SHARD, b"1"))
     proxy.spoil("denied", "GetRecords", count=0)
     with pytest.raises(AccessDeniedError, match="kinesis:GetRecords"):
-        Owner(broker, SHARD).read(1)
+        ShardOwner(broker, SHARD).read(1)
     broker.close()
 
 
@@ -444,7 +444,7 @@ def test_a_stream_deleted_under_its_owner_is_named(kinesis: KinesisStub, aws_str
     """Its owner gets an error at every fetch."""
     kinesis.make(aws_stream)
     broker = opened(kinesis.url, aws_stream)
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     owner.read_to_tip()
     kinesis.client.delete_stream(StreamName=aws_stream)
     for _ in range(2):

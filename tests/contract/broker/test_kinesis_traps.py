@@ -24,7 +24,7 @@ from qdo.positions import position_now
 from tests.support.aws.clients import client
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.kinesis_stream import ITERATOR_SECONDS
-from tests.support.kinesis import BRISK, Owner, opened, outgoing
+from tests.support.kinesis import BRISK, ShardOwner, opened, outgoing
 from tests.support.processes import wait_until
 
 SHARD = "shardId-000000000000"
@@ -78,7 +78,7 @@ def test_trap_1_a_shard_is_read_no_faster_than_configured(
 ) -> None:
     """Whether reads return records or not, and for all readers in this process."""
     broker = opened(kinesis.url, stream, f"reads_per_second={rate:g}")
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     broker.send_many(outgoing(SHARD, range(50)))
     reader = broker.reader(SHARD, 0)
     owner.read_until(lambda: bool(reader.fetch(1)) and len(kinesis.reads(stream, SHARD)) >= 8)
@@ -95,7 +95,7 @@ def test_trap_1_other_consumers_slow_it_down_and_nothing_is_lost(
     """Throttled reads are retried later and logged."""
     kinesis.set(reads_per_second=1)
     broker.send_many(outgoing(SHARD, range(20)))
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     with caplog.at_level(logging.INFO):
         owner.read_to_tip()
         broker.send_many(outgoing(SHARD, range(20, 25)))
@@ -127,7 +127,7 @@ def test_trap_2_expired_iterators_are_replaced(later: KinesisStub) -> None:
     long_ago(later, 3600)
     broker = opened(later.url, "s")
     broker.send_many(outgoing(SHARD, range(10)))
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     assert owner.read(10) == numbers(10)
     for count in (11, 12):
         asked = later.requests()["GetShardIterator"]
@@ -146,11 +146,11 @@ def test_trap_3_empty_answers_are_not_the_tip(kinesis: KinesisStub, broker: Kine
     broker.send_many(outgoing(SHARD, range(5)))
     kinesis.set(empty=3)
     assert [row[1] for row in broker.reader(SHARD, 0).fetch(10)] == numbers(5)
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     assert owner.read_to_tip() == numbers(5)
     after = owner.rows[2][0]
     owner.close()
-    next_owner = Owner(broker, SHARD, recorded(broker, after))
+    next_owner = ShardOwner(broker, SHARD, recorded(broker, after))
     assert next_owner.read_to_tip() == numbers(2, 3)
 
 
@@ -160,7 +160,7 @@ def test_trap_3_empty_answers_are_not_the_tip(kinesis: KinesisStub, broker: Kine
 def test_trap_4_lag_grows_while_a_message_is_not_done(broker: KinesisBroker) -> None:
     """It is the age of the oldest of them; at the tip it is nothing."""
     broker.send_many(outgoing(SHARD, range(3)))
-    owner = Owner(broker, SHARD, confirm=False)
+    owner = ShardOwner(broker, SHARD, confirm=False)
     owner.read_to_tip()
     first = broker.catalog.backlog(SHARD, 0).behind_seconds
     assert first is not None
@@ -194,7 +194,7 @@ def test_trap_5_aggregated_records_are_messages_each(
     data = packed(("a", b"1"), ("b", b"2"), ("a", b"3"))
     kinesis.client.put_record(StreamName=stream, Data=data, PartitionKey="a")
     broker.send(Outgoing(SHARD, b"4", "c"))
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     assert owner.read_to_tip() == numbers(5)
     assert [row[2] for row in owner.rows] == ["a", "a", "b", "a", "c"]
     found = [row[0] for row in owner.rows]
@@ -203,7 +203,7 @@ def test_trap_5_aggregated_records_are_messages_each(
     owner.close()
     for done in range(1, 6):
         after = recorded(broker, found[done - 1])
-        next_owner = Owner(broker, SHARD, after)
+        next_owner = ShardOwner(broker, SHARD, after)
         assert next_owner.read_to_tip() == numbers(5 - done, done)
         next_owner.close()
 
@@ -233,7 +233,7 @@ def test_trap_5_messages_that_a_reshard_led_astray_are_left_out(
     other = next(key for key in map(str, range(100)) if hash_key(key) > low)
     data = packed((mine, b"1"), (other, b"2"), (mine, b"3"))
     kinesis.client.put_record(StreamName=stream, Data=data, PartitionKey=mine)
-    owner = Owner(broker, OTHER)
+    owner = ShardOwner(broker, OTHER)
     assert owner.read_to_tip() == [b"1", b"3"]
 
 
@@ -269,7 +269,7 @@ def test_trap_7_a_shard_ends_after_its_last_message(
     """Not before everything was fetched; its position then is its end."""
     broker.send_many(outgoing(SHARD, range(40)))
     kinesis.split(stream, SHARD)
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     ends = []
     owner.read_until(
         lambda: ends.append(owner.subscription.end) or len(owner.rows) == 40  # type: ignore[func-returns-value]
@@ -288,7 +288,7 @@ def test_trap_7_an_owner_that_goes_back_is_not_at_the_end(
     """A failed message is not done, even after the last answer of Kinesis for the shard."""
     broker.send_many(outgoing(SHARD, range(5)))
     kinesis.split(stream, SHARD)
-    owner = Owner(broker, SHARD, confirm=False)
+    owner = ShardOwner(broker, SHARD, confirm=False)
     owner.read_to_end()
     owner.back_to(owner.rows[1][0])
     assert owner.subscription.end is None
@@ -303,7 +303,7 @@ def test_trap_7_children_begin_with_their_first_message(
     broker = opened(kinesis.url, stream, f"{BRISK}&start={start}")
     kinesis.split(stream, SHARD)
     broker.send_many(outgoing(OTHER, range(5)))
-    owner = Owner(broker, OTHER)
+    owner = ShardOwner(broker, OTHER)
     assert owner.read_to_tip() == numbers(5)
     broker.close()
 
@@ -343,7 +343,7 @@ def _read_in_order(broker: KinesisBroker, dice: random.Random) -> list[tuple[byt
     while left:
         ready = [name for name in left if set(broker.catalog.parents(name)) <= finished]
         name = dice.choice(ready)
-        owner = Owner(broker, name)
+        owner = ShardOwner(broker, name)
         shard = broker.shards.known(name)
         if shard is not None and shard.closed:
             owner.read_to_end()
@@ -377,7 +377,7 @@ def test_trap_8_a_finished_shard_is_not_read_again(
     broker.send_many(outgoing(SHARD, range(5)))
     kinesis.split(stream, SHARD)
     after = broker.positions.resume_after(position_now(), broker.capabilities.end_position_text)
-    owner = Owner(broker, SHARD, after)
+    owner = ShardOwner(broker, SHARD, after)
     assert owner.read_to_end() == []
     assert owner.subscription.at_tip()
     assert kinesis.reads(stream, SHARD) == []
@@ -390,7 +390,7 @@ def test_trap_9_an_empty_closed_shard_ends_with_the_first_look(
     """Changing the number of shards makes such in between."""
     kinesis.split(stream, SHARD)
     kinesis.merge(stream, OTHER, "shardId-000000000002")
-    owner = Owner(broker, OTHER)
+    owner = ShardOwner(broker, OTHER)
     assert owner.read_to_end() == []
     assert len(kinesis.reads(stream, OTHER)) == 1
 
@@ -414,7 +414,7 @@ def test_trap_10_a_trimmed_position_stops_the_queue(later: KinesisStub) -> None:
     later.advance(2 * DAY)
     broker = opened(later.url, "s")
     broker.send(Outgoing(SHARD, b"new"))
-    owner = Owner(broker, SHARD, recorded(broker, after, age_seconds=2 * DAY))
+    owner = ShardOwner(broker, SHARD, recorded(broker, after, age_seconds=2 * DAY))
     for _ in range(2):
         with pytest.raises(PositionTrimmedError) as caught:
             owner.read(1)
@@ -431,7 +431,7 @@ def test_trap_10_it_goes_on_with_the_oldest_if_so_configured(
     later.advance(2 * DAY)
     broker = opened(later.url, "s", f"{BRISK}&trimmed=oldest")
     broker.send_many([Outgoing(SHARD, b"new"), Outgoing(SHARD, b"newer")])
-    owner = Owner(broker, SHARD, recorded(broker, after, age_seconds=2 * DAY))
+    owner = ShardOwner(broker, SHARD, recorded(broker, after, age_seconds=2 * DAY))
     assert owner.read_to_tip() == [b"new", b"newer"]
     (warning,) = (each for each in caplog.records if each.levelno == logging.WARNING)
     assert isinstance(warning.args, tuple)
@@ -444,7 +444,7 @@ def test_trap_10_a_quiet_shard_lost_nothing(later: KinesisStub) -> None:
     after = half_read(later, 2 * DAY)
     later.advance(2 * DAY)
     broker = opened(later.url, "s")
-    owner = Owner(broker, SHARD, recorded(broker, after, age_seconds=0.5 * DAY))
+    owner = ShardOwner(broker, SHARD, recorded(broker, after, age_seconds=0.5 * DAY))
     assert owner.read_to_tip() == []
     broker.send(Outgoing(SHARD, b"new"))
     assert owner.read(1) == [b"new"]
@@ -457,7 +457,7 @@ def test_trap_14_the_tip_of_a_quiet_shard_is_recorded(later: KinesisStub) -> Non
     broker = opened(later.url, "s")
     last = broker.reader(SHARD, 0).fetch(10)[-1][0]
     later.advance(3600)
-    owner = Owner(broker, SHARD, last)
+    owner = ShardOwner(broker, SHARD, last)
     owner.read_until(lambda: owner.subscription.fetched_through is not None)
     reached = owner.subscription.fetched_through
     assert reached is not None
@@ -485,7 +485,7 @@ def test_trap_10_a_stream_made_anew_is_not_read_as_the_old_one(later: KinesisStu
     later.advance(60)
     broker = opened(later.url, "s")
     broker.send(Outgoing(SHARD, b"new"))
-    owner = Owner(broker, SHARD, recorded(broker, after, age_seconds=120))
+    owner = ShardOwner(broker, SHARD, recorded(broker, after, age_seconds=120))
     with pytest.raises(PositionTrimmedError, match=SHARD):
         owner.read(1)
     broker.close()
@@ -500,7 +500,7 @@ def test_trap_10_a_shard_that_expired_unread_is_told_or_ended(
     later.split("s", SHARD)
     later.advance(2 * DAY)
     broker = opened(later.url, "s", f"{BRISK}&trimmed={trimmed}")
-    owner = Owner(broker, SHARD, recorded(broker, after, age_seconds=2 * DAY))
+    owner = ShardOwner(broker, SHARD, recorded(broker, after, age_seconds=2 * DAY))
     if trimmed == "stop":
         with pytest.raises(PositionTrimmedError, match=SHARD):
             owner.read(1)
@@ -517,7 +517,7 @@ def test_trap_10_an_expired_shard_ends_after_a_seek(
     later.split("s", SHARD)
     later.advance(2 * DAY)
     broker = opened(later.url, "s")
-    owner = Owner(broker, SHARD, broker.positions.earliest)
+    owner = ShardOwner(broker, SHARD, broker.positions.earliest)
     assert owner.read_to_end() == []
     assert [each.args for each in caplog.records if each.levelno == logging.WARNING] == [(SHARD,)]
     broker.close()
@@ -529,7 +529,7 @@ def test_trap_10_a_shard_expires_under_its_owner(later: KinesisStub, trimmed: st
     long_ago(later, 2 * DAY)
     broker = opened(later.url, "s", f"{BRISK}&trimmed={trimmed}")
     broker.send_many(outgoing(SHARD, range(6000)))
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     owner.read_until(lambda: len(owner.rows) >= 100)
     wait_until(
         lambda: sum(count for _, count in later.reads("s", SHARD)) == 6000, "all are in flight"
@@ -639,12 +639,12 @@ def test_trap_15_shards_begin_with_the_oldest_unless_told(
     broker = opened(kinesis.url, stream)
     broker.send(Outgoing(SHARD, b"0"))
     middle = broker.reader(SHARD, 0).fetch(1)[0][0]
-    assert Owner(broker, SHARD).read_to_tip() == [b"0"]
+    assert ShardOwner(broker, SHARD).read_to_tip() == [b"0"]
     broker.close()
     for start in ("latest", "2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"):
         broker = opened(kinesis.url, stream, f"{BRISK}&start={start}")
         broker.send(Outgoing(SHARD, b"1"))
-        assert Owner(broker, SHARD, recorded(broker, middle)).read_to_tip()[:1] == [b"1"]
+        assert ShardOwner(broker, SHARD, recorded(broker, middle)).read_to_tip()[:1] == [b"1"]
         broker.close()
 
 
@@ -656,7 +656,7 @@ def test_trap_15_the_newest_is_recorded_before_the_first_message(
     broker = opened(later.url, "s", f"{BRISK}&start=latest")
     broker.send(Outgoing(SHARD, b"old"))
     later.advance(30)
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     owner.read_until(lambda: owner.subscription.fetched_through is not None)
     assert owner.rows == []
     reached = owner.subscription.fetched_through
@@ -664,7 +664,7 @@ def test_trap_15_the_newest_is_recorded_before_the_first_message(
     owner.close()
     assert broker.positions.to_text(reached) is None
     broker.send(Outgoing(SHARD, b"meanwhile"))
-    next_owner = Owner(broker, SHARD, broker.positions.resume_after(reached, None))
+    next_owner = ShardOwner(broker, SHARD, broker.positions.resume_after(reached, None))
     assert next_owner.read_to_tip() == [b"meanwhile"]
     broker.close()
 
@@ -676,13 +676,13 @@ def test_trap_15_a_clock_that_is_ahead_skips_nothing(
     """The tip of a shard without messages is recorded as a time, and AWS dates them by its own."""
     long_ago(later, ahead_seconds)
     broker = opened(later.url, "s")
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     owner.read_until(lambda: owner.subscription.fetched_through is not None)
     reached = owner.subscription.fetched_through
     assert reached is not None
     owner.close()
     broker.send(Outgoing(SHARD, b"meanwhile"))
-    next_owner = Owner(broker, SHARD, broker.positions.resume_after(reached, None))
+    next_owner = ShardOwner(broker, SHARD, broker.positions.resume_after(reached, None))
     assert next_owner.read_to_tip() == [b"meanwhile"]
     broker.close()
 
@@ -696,7 +696,7 @@ def test_trap_15_a_clock_that_is_ahead_begins_with_the_newest(
     broker = opened(later.url, "s", f"{BRISK}&start=latest")
     broker.send(Outgoing(SHARD, b"old"))
     later.advance(3600)
-    owner = Owner(broker, SHARD)
+    owner = ShardOwner(broker, SHARD)
     owner.read_until(lambda: owner.subscription.fetched_through is not None)
     broker.send(Outgoing(SHARD, b"new"))
     assert owner.read(1) == [b"new"]
@@ -714,7 +714,7 @@ def test_trap_15_a_clock_that_is_ahead_gives_no_head_to_come(later: KinesisStub)
     head = broker.catalog.backlog(SHARD, 0).head
     later.advance(2)
     broker.send(Outgoing(SHARD, b"after"))
-    owner = Owner(
+    owner = ShardOwner(
         broker, SHARD, broker.positions.resume_after(broker.positions.to_time(head), None)
     )
     assert owner.read_to_tip() == [b"after"]

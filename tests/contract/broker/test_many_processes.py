@@ -422,7 +422,7 @@ def forking(code: str, url: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_no_fork_cuts_the_transaction_of_a_broker_opened_meanwhile(url: str) -> None:
+def test_no_fork_breaks_the_transaction_of_an_opening_broker(url: str) -> None:
     """Opening waits for a fork that is under way: the child could never write otherwise."""
     assert forking(_FORK_OPENING, url) == ("0\n", "")
     broker = open_broker(url, "app")

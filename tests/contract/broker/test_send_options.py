@@ -157,7 +157,7 @@ def test_an_earlier_one_from_elsewhere_is_not_slept_through(
     heard.stop()
 
 
-def test_what_became_due_while_nobody_listened_moves_when_somebody_does(
+def test_messages_due_without_listeners_move_with_the_next_one(
     broker: Broker, connect: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All messages move, in order, before a reader could find the queue empty."""

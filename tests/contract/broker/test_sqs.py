@@ -150,7 +150,7 @@ def test_dead_letter_queues_are_no_queues(
     assert (redrive.target, redrive.max_receives) == (f"{aws_prefix}broken", 3)
 
 
-def test_a_name_that_no_znode_can_have_is_left_out_with_a_warning(
+def test_a_name_that_no_znode_can_have_is_skipped_with_a_warning(
     broker: SqsBroker,
     make: Callable[..., str],
     aws_prefix: str,
@@ -169,7 +169,7 @@ def test_a_name_that_no_znode_can_have_is_left_out_with_a_warning(
     assert "ZooKeeper reserves it" in said[1]
 
 
-def test_what_is_known_of_queues_is_not_asked_for_with_every_list(
+def test_known_queues_are_not_described_with_every_list(
     broker: SqsBroker, make: Callable[..., str]
 ) -> None:
     """A list is one request for a thousand queues."""
@@ -433,7 +433,7 @@ def test_what_others_put_there_is_left_alone(broker: SqsBroker, make: Callable[.
     assert raw["Body"] == "moved by SQS"
 
 
-def test_letters_are_hidden_while_somebody_acts_and_given_back_then(
+def test_letters_are_hidden_during_an_action_and_then_released(
     broker: SqsBroker, connect: Callable[..., SqsBroker]
 ) -> None:
     """Looking gives them back at once, acting when the broker is closed or looks again."""

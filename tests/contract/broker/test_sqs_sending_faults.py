@@ -109,7 +109,7 @@ def test_a_slow_answer_is_waited_for(
 
 
 @pytest.mark.parametrize("fault", ["throttle", "reset-before", "denied", "expired"])
-def test_what_cannot_be_sent_is_named_and_nothing_behind_it_is_sent(
+def test_an_unsendable_message_is_named_and_stops_its_followers(
     broker: SqsBroker, proxy: Proxy, stored: Callable[[str], list[int]], fault: str
 ) -> None:
     """The first request gets through, then none; the sender may send the rest later."""

@@ -87,7 +87,7 @@ def test_the_contract_holds_under_gevent(tmp_path: Path, part: str) -> None:
     assert " passed" in run(_CONTRACT, str(tmp_path / "patched"), str(contract))
 
 
-def test_waiting_for_the_write_lock_does_not_stop_other_greenlets(tmp_path: Path) -> None:
+def test_waiting_for_the_write_lock_lets_other_greenlets_run(tmp_path: Path) -> None:
     """A hundred sends wait for another process while the loop keeps running; then they share
     commits. The message of a killed greenlet is stored too. Other greenlets are not affected."""
     said = run(_WAITING, str(tmp_path / "m.db")).splitlines()

@@ -34,7 +34,7 @@ ACLS = (
 )
 
 
-class World:
+class CoordinatorPair:
     """One of the two coordinators, with two sessions on it."""
 
     def __init__(self, url: str) -> None:
@@ -99,7 +99,7 @@ class World:
             return type(value).__name__
         return value
 
-    def do(self, step: Callable[[World], Any]) -> Any:
+    def do(self, step: Callable[[CoordinatorPair], Any]) -> Any:
         try:
             answer = step(self)
         except KazooException as error:
@@ -119,7 +119,7 @@ def any_version(rng: random.Random) -> int:
     return rng.choice((-1, -1, -1, 0, 1, 2))
 
 
-def any_step(rng: random.Random) -> tuple[str, Callable[[World], Any]]:
+def any_step(rng: random.Random) -> tuple[str, Callable[[CoordinatorPair], Any]]:
     """Return a description and a step that does the same on either world."""
     who = rng.choice(("one", "two"))
     path, version, data = any_path(rng), any_version(rng), rng.randbytes(rng.randint(0, 5))
@@ -129,18 +129,18 @@ def any_step(rng: random.Random) -> tuple[str, Callable[[World], Any]]:
     watched = rng.random() < 0.5
     acl = rng.choice(ACLS) if rng.random() < 0.2 else None
 
-    def client(world: World) -> Client:
+    def client(world: CoordinatorPair) -> Client:
         return world.clients[who]
 
-    def watch(world: World) -> Any:
+    def watch(world: CoordinatorPair) -> Any:
         return world.watch(who) if watched else None
 
-    def create(world: World) -> Any:
+    def create(world: CoordinatorPair) -> Any:
         return client(world).create(
             path, data, acl=acl, ephemeral=ephemeral, sequence=sequence, include_data=watched
         )
 
-    def raw_create(world: World) -> Any:
+    def raw_create(world: CoordinatorPair) -> Any:
         answer = client(world).handler.async_result()
         full = f"{client(world).chroot}{path}"
         client(world)._call(Create(full, data, acl or [], 0), answer)
@@ -151,7 +151,7 @@ def any_step(rng: random.Random) -> tuple[str, Callable[[World], Any]]:
         for _ in range(rng.randint(0, 4))
     ]
 
-    def multi(world: World) -> Any:
+    def multi(world: CoordinatorPair) -> Any:
         transaction = client(world).transaction()
         for kind, where, expected in operations:
             if kind == "create":
@@ -164,7 +164,7 @@ def any_step(rng: random.Random) -> tuple[str, Callable[[World], Any]]:
                 transaction.check(where, expected)
         return transaction.commit()
 
-    steps: list[tuple[int, str, Callable[[World], Any]]] = [
+    steps: list[tuple[int, str, Callable[[CoordinatorPair], Any]]] = [
         (8, f"create {path!r} {ephemeral=} {sequence=} {acl=}", create),
         (1, f"raw create {path!r} {acl=}", raw_create),
         (5, f"set {path!r} {version}", lambda w: client(w).set(path, data, version)),
@@ -202,8 +202,8 @@ def test_same_answers(seed: int, zookeeper_server: Ensemble, tmp_path: Path) -> 
     """Data, versions, children, errors, stats and watch events agree, step by step."""
     rng = random.Random(seed)
     chroot = f"/differential-{seed}-{rng.getrandbits(40):x}"
-    ours = World(f"sqlite:{tmp_path / 'c.db'}?chroot={chroot}")
-    theirs = World(zookeeper_server.url(chroot))
+    ours = CoordinatorPair(f"sqlite:{tmp_path / 'c.db'}?chroot={chroot}")
+    theirs = CoordinatorPair(zookeeper_server.url(chroot))
     history: list[str] = []
     try:
         for _ in range(STEPS):

@@ -33,7 +33,7 @@ from qdo.coordination.protocol.machine import (
 WAIT_SECONDS = 20.0
 
 
-class Bench:
+class DriverSetup:
     """A performer whose deliveries are made by the test, one at a time."""
 
     def __init__(self, client: Client) -> None:
@@ -66,11 +66,13 @@ def client(coordinator_url: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def bench(client: Client) -> Bench:
-    return Bench(client)
+def bench(client: Client) -> DriverSetup:
+    return DriverSetup(client)
 
 
-def test_a_watch_never_fires_before_the_answer_that_armed_it(client: Client, bench: Bench) -> None:
+def test_a_watch_never_fires_before_the_answer_that_armed_it(
+    client: Client, bench: DriverSetup
+) -> None:
     """kazoo delivers results and watches through two queues, each with its own thread.
 
     This test holds up the result queue, as a busy machine might. A client that waits for a node
@@ -91,7 +93,7 @@ def test_a_watch_never_fires_before_the_answer_that_armed_it(client: Client, ben
     assert written > 0
 
 
-def test_a_missing_node_is_watched_until_it_appears(client: Client, bench: Bench) -> None:
+def test_a_missing_node_is_watched_until_it_appears(client: Client, bench: DriverSetup) -> None:
     """`NoNode` is the answer, and the creation fires the watch."""
     bench.read(Get("/a/b", watch=True))
     assert bench.next() == NodeMissing()
@@ -103,7 +105,7 @@ def test_a_missing_node_is_watched_until_it_appears(client: Client, bench: Bench
     assert (found.data, found.version) == (b"2", 0)
 
 
-def test_reads_side_by_side_answer_each_for_itself(client: Client, bench: Bench) -> None:
+def test_reads_side_by_side_answer_each_for_itself(client: Client, bench: DriverSetup) -> None:
     """More than fit in one request; missing nodes get their own error."""
     client.create("/a/b", b"2")
     answers: list[Response] = []
@@ -115,7 +117,9 @@ def test_reads_side_by_side_answer_each_for_itself(client: Client, bench: Bench)
     assert found == [b"2" if path == "/a/b" else None for path in paths]
 
 
-def test_an_ephemeral_node_gets_its_number_below_the_root(client: Client, bench: Bench) -> None:
+def test_an_ephemeral_node_gets_its_number_below_the_root(
+    client: Client, bench: DriverSetup
+) -> None:
     """The answer has the path as it was asked for, without the client's root."""
     bench.read(Create("/a/n-", b"mine"))
     created = bench.next()
@@ -123,7 +127,7 @@ def test_an_ephemeral_node_gets_its_number_below_the_root(client: Client, bench:
     assert client.get("/a/n-0000000000")[1].ephemeralOwner == client.client_id[0]
 
 
-def test_a_transaction_says_where_it_stands_or_what_refused_it(bench: Bench) -> None:
+def test_a_transaction_says_where_it_stands_or_what_refused_it(bench: DriverSetup) -> None:
     """Its place in the order and the versions left behind, or the first bad operation."""
     ops = (SetOp("/a", b"1", 0), CreateOp("/a/b", b""))
     bench.performer.commit(Commit(ops), bench.heard.append)

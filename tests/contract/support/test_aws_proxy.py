@@ -10,7 +10,7 @@ import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError, ReadTimeoutError
 
 from tests.support.aws import clients
-from tests.support.aws.fault_proxy import FAULTS, Proxy, Rule, proxying
+from tests.support.aws.fault_proxy import FAULTS, FaultRule, Proxy, proxying
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_a_fault_that_there_is_not_is_refused() -> None:
     """By its name, with those that there are."""
     assert "throttle" in FAULTS
     with pytest.raises(ValueError, match="no fault 'trottle'"):
-        Rule("trottle")
+        FaultRule("trottle")
 
 
 @pytest.mark.parametrize(

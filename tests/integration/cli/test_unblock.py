@@ -22,7 +22,7 @@ LAYOUT = Layout.of("pay")
 MARKS = FailureRecord(135471512647131000, 3, "ValueError: no", blocked_since=1_700_000_000.0)
 
 
-class Desk:
+class UnblockSetup:
     """A coordinator with a worker and a queue, and the command line of an operator."""
 
     def __init__(self, folder: Path) -> None:
@@ -64,8 +64,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
+def desk(tmp_path: Path) -> Iterator[UnblockSetup]:
+    desk = UnblockSetup(tmp_path)
     yield desk
     desk.close()
 
@@ -75,7 +75,7 @@ def items(ended: Ended) -> list[dict[str, Any]]:
     return found
 
 
-def test_queues_shows_what_blocks(desk: Desk) -> None:
+def test_queues_shows_what_blocks(desk: UnblockSetup) -> None:
     """With attempts, error and time, in the table and as JSON."""
     (item,) = items(desk.qdo("queues", "-o", "json"))
     assert item["failing"] is None
@@ -92,7 +92,7 @@ def test_queues_shows_what_blocks(desk: Desk) -> None:
     assert "FAILING" not in desk.qdo("queues").out
 
 
-def test_queues_shows_what_fails(desk: Desk) -> None:
+def test_queues_shows_what_fails(desk: UnblockSetup) -> None:
     """A message that is still retried does not block."""
     desk.put(FailureRecord(135471512647131000, 2, "KeyError: 'x'", retry_at=1.0))
     (item,) = items(desk.qdo("queues", "-o", "json"))
@@ -100,7 +100,7 @@ def test_queues_shows_what_fails(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
-def test_unblock_writes_the_decision_and_tells_the_owner(desk: Desk, verdict: str) -> None:
+def test_unblock_writes_the_decision_and_tells_the_owner(desk: UnblockSetup, verdict: str) -> None:
     """As a counted operator's change that leaves `last` and owner alone."""
     ended = desk.qdo("unblock", "q", f"--{verdict}", "-o", "json")
     assert ended.code == 0, ended.err
@@ -116,7 +116,7 @@ def test_unblock_writes_the_decision_and_tells_the_owner(desk: Desk, verdict: st
         assert (node.failure.blocked, node.failure.decision) == (False, verdict)
 
 
-def test_several_messages_that_block(desk: Desk) -> None:
+def test_several_messages_that_block(desk: UnblockSetup) -> None:
     """Each is shown with its position, and decided on by it; or all of them are at once."""
     other = replace(MARKS, position=135471512647131060, error="KeyError: 'y'")
     third = replace(MARKS, position=135471512647131090)
@@ -137,7 +137,7 @@ def test_several_messages_that_block(desk: Desk) -> None:
     assert desk.qdo("unblock", "q", "--all", "--position", "7", "--retry").code == 2
 
 
-def test_what_is_not_blocked_is_refused(desk: Desk) -> None:
+def test_what_is_not_blocked_is_refused(desk: UnblockSetup) -> None:
     """With an exit code of its own; nothing is changed."""
     desk.put(FailureRecord(135471512647131000, 2, "KeyError: 'x'"))
     ended = desk.qdo("unblock", "q", "--skip")
@@ -147,20 +147,20 @@ def test_what_is_not_blocked_is_refused(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--retry", "--skip")])
-def test_exactly_one_decision_must_be_made(desk: Desk, options: tuple[str, ...]) -> None:
+def test_exactly_one_decision_must_be_made(desk: UnblockSetup, options: tuple[str, ...]) -> None:
     """Omitting an option must never skip a message."""
     ended = desk.qdo("unblock", "q", *options)
     assert (ended.code, "--retry" in ended.err) == (2, True)
     assert desk.node().seek == 0
 
 
-def test_a_seek_ends_a_block(desk: Desk) -> None:
+def test_a_seek_ends_a_block(desk: UnblockSetup) -> None:
     """Going elsewhere is a decision, too."""
     assert desk.qdo("seek", "q", "earliest", "--execute").code == 0
     assert (desk.node().failure, desk.node().last) == (None, 0)
 
 
-def test_dead_letter_is_rejected_without_a_store(desk: Desk) -> None:
+def test_dead_letter_is_rejected_without_a_store(desk: UnblockSetup) -> None:
     """The owner could never execute it, and the queue would be stuck without a block."""
     stream = "kinesis://eu-west-1/clicks"
     ended = desk.qdo("unblock", "q", "--dead-letter", "--broker", stream)

@@ -30,7 +30,7 @@ from qdo.worker import worker as worker_module
 from qdo.worker.worker import Worker
 from tests.support.engine import until
 from tests.support.fakes.polled_broker import PolledBroker
-from tests.support.fleet import LAYOUT, Engine
+from tests.support.fleet import LAYOUT, CountingEngine
 from tests.support.paths import ROOT
 from tests.support.zookeeper import wait_until
 
@@ -158,7 +158,7 @@ def test_a_member_hears_the_bells_it_attends(
     heard: list[str] = []
     client = connect(coordinator_url)
     member = Member(
-        client, LAYOUT, Engine([]), component={"host": "test"}, on_doorbell=heard.append
+        client, LAYOUT, CountingEngine([]), component={"host": "test"}, on_doorbell=heard.append
     )
     member.start()
     try:

@@ -13,13 +13,13 @@ from qdo.coordination.member import Member
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import CorruptNodeError
-from tests.support.fleet import LAYOUT, Engine, Fleet
+from tests.support.fleet import LAYOUT, CountingEngine, MemberFleet
 from tests.support.zookeeper import wait_until
 
 
 @pytest.fixture
-def fleet(coordinator_url: str) -> Iterator[Fleet]:
-    fleet = Fleet(coordinator_url)
+def fleet(coordinator_url: str) -> Iterator[MemberFleet]:
+    fleet = MemberFleet(coordinator_url)
     yield fleet
     fleet.close()
 
@@ -38,7 +38,7 @@ def names(count: int) -> list[str]:
     return [f"queue-{number:03}" for number in range(count)]
 
 
-def test_a_join_moves_only_the_newcomers_share(fleet: Fleet) -> None:
+def test_a_join_moves_only_the_newcomers_share(fleet: MemberFleet) -> None:
     """With 30 queues and a third worker ten queues move, all to the third."""
     fleet.join()
     fleet.join()
@@ -53,7 +53,7 @@ def test_a_join_moves_only_the_newcomers_share(fleet: Fleet) -> None:
     assert {after[queue] for queue in moved} == {2}
 
 
-def test_a_leave_moves_only_the_leavers_queues(fleet: Fleet) -> None:
+def test_a_leave_moves_only_the_leavers_queues(fleet: MemberFleet) -> None:
     """The other workers keep their queues, under the same fences."""
     for _ in range(3):
         fleet.join()
@@ -66,7 +66,7 @@ def test_a_leave_moves_only_the_leavers_queues(fleet: Fleet) -> None:
     assert kept.items() <= now.items()
 
 
-def test_an_ended_session_loses_its_queues_to_the_others(fleet: Fleet) -> None:
+def test_an_ended_session_loses_its_queues_to_the_others(fleet: MemberFleet) -> None:
     """The member hears of it, drops everything, and its replacement gets a share."""
     fleet.join()
     fleet.join()
@@ -78,7 +78,7 @@ def test_an_ended_session_loses_its_queues_to_the_others(fleet: Fleet) -> None:
     assert gone not in {member.name for member, _ in fleet.members}
 
 
-def test_fences_grow_with_every_claim(fleet: Fleet) -> None:
+def test_fences_grow_with_every_claim(fleet: MemberFleet) -> None:
     """Each handover of a queue gives a larger fence."""
     fleet.join()
     fleet.create_queues(names(5))
@@ -93,7 +93,7 @@ def test_fences_grow_with_every_claim(fleet: Fleet) -> None:
         fleet.leave(0)
 
 
-def test_a_graceful_handover_repeats_nothing(fleet: Fleet) -> None:
+def test_a_graceful_handover_repeats_nothing(fleet: MemberFleet) -> None:
     """The next owner starts right after the last message of the one before."""
     fleet.join()
     fleet.create_queues(names(6))
@@ -110,7 +110,7 @@ def test_a_graceful_handover_repeats_nothing(fleet: Fleet) -> None:
         assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_a_dropped_connection_moves_nothing(fleet: Fleet) -> None:
+def test_a_dropped_connection_moves_nothing(fleet: MemberFleet) -> None:
     """The session lives on: the same claims, the same fences, and checkpoints continue."""
     fleet.join()
     fleet.join()
@@ -140,14 +140,14 @@ def test_a_connection_lost_while_starting_is_waited_out(coordinator_url: str) ->
         make(path)
 
     client.ensure_path = lost_twice
-    member = Member(client, LAYOUT, Engine([]), component={"host": "test"})
+    member = Member(client, LAYOUT, CountingEngine([]), component={"host": "test"})
     member.start(20.0)
     assert member.name
     assert len(calls) > 5
     member.stop()
 
 
-def test_a_seek_moves_a_live_queue(fleet: Fleet, watcher: Client) -> None:
+def test_a_seek_moves_a_live_queue(fleet: MemberFleet, watcher: Client) -> None:
     """The owner resumes at the operator's position, and keeps the queue."""
     fleet.join()
     fleet.create_queues(["busy"])
@@ -163,7 +163,7 @@ def test_a_seek_moves_a_live_queue(fleet: Fleet, watcher: Client) -> None:
 
 @pytest.mark.parametrize("garbage", [b"not JSON", b'{"last": "12x"}', b"[1]"])
 def test_a_queue_with_garbage_waits_for_its_repair(
-    fleet: Fleet, watcher: Client, garbage: bytes
+    fleet: MemberFleet, watcher: Client, garbage: bytes
 ) -> None:
     """It is left as it is, the others are processed, and a seek brings it back."""
     for path in LAYOUT.persistent:
@@ -187,7 +187,7 @@ def test_a_corrupt_node_is_not_marked_as_deleted(watcher: Client) -> None:
     assert watcher.get(LAYOUT.queue("broken"))[0] == b'{"last": "12x"}'
 
 
-def test_an_empty_node_is_a_queue_without_progress(fleet: Fleet, watcher: Client) -> None:
+def test_an_empty_node_is_a_queue_without_progress(fleet: MemberFleet, watcher: Client) -> None:
     """Old tools created queues with no value at all."""
     for path in LAYOUT.persistent:
         watcher.ensure_path(path)
@@ -196,7 +196,7 @@ def test_an_empty_node_is_a_queue_without_progress(fleet: Fleet, watcher: Client
     fleet.wait(lambda: ("empty", 1) in {(q, n) for q, n, _ in fleet.ledger}, "it starts at 1")
 
 
-def test_a_deleted_queue_is_released_until_it_is_reset(fleet: Fleet, watcher: Client) -> None:
+def test_a_deleted_queue_is_released_until_it_is_reset(fleet: MemberFleet, watcher: Client) -> None:
     """Marking stops a live queue; resetting starts it from its beginning, in the same node."""
     fleet.join()
     fleet.create_queues(["short-lived"])
@@ -212,7 +212,7 @@ def test_a_deleted_queue_is_released_until_it_is_reset(fleet: Fleet, watcher: Cl
     assert fleet.ledger[started][1] == 1
 
 
-def test_the_worker_node_lists_exactly_what_is_owned(fleet: Fleet, watcher: Client) -> None:
+def test_the_worker_node_lists_exactly_what_is_owned(fleet: MemberFleet, watcher: Client) -> None:
     """Other tools read it: the path and the key are a published format."""
     member, engine = fleet.join()
     fleet.create_queues(names(7))
@@ -221,7 +221,7 @@ def test_the_worker_node_lists_exactly_what_is_owned(fleet: Fleet, watcher: Clie
     assert sorted(WorkerNode.parse(data).queues) == sorted(engine.claims)
 
 
-def test_a_deleted_worker_node_ends_the_registration(fleet: Fleet, watcher: Client) -> None:
+def test_a_deleted_worker_node_ends_the_registration(fleet: MemberFleet, watcher: Client) -> None:
     """An operator can evict a worker: it drops everything before others claim it."""
     member, engine = fleet.join()
     fleet.create_queues(names(3))

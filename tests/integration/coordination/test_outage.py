@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qdo.system.clock import clock
-from tests.support.fleet import Fleet
+from tests.support.fleet import MemberFleet
 from tests.support.zookeeper import Ensemble, wait_until
 
 
@@ -16,7 +16,7 @@ def test_workers_wait_out_an_outage_and_nothing_moves(
     own = Ensemble(tmp_path, 1)
     own.start()
     try:
-        fleet = Fleet(own.url(), session_timeout_seconds=3.0)
+        fleet = MemberFleet(own.url(), session_timeout_seconds=3.0)
         fleet.join()
         fleet.join()
         fleet.create_queues([f"q{number}" for number in range(10)])
@@ -38,7 +38,7 @@ def test_workers_wait_out_an_outage_and_nothing_moves(
         own.close()
 
 
-def _wait_for_silence(fleet: Fleet) -> None:
+def _wait_for_silence(fleet: MemberFleet) -> None:
     leases = [member.lease for member, _ in fleet.members]
     wait_until(lambda: all(clock() > lease.until for lease in leases), 10.0, "leases are over")
     # Messages started just before are in the ledger after the next round of the stepper.
@@ -48,7 +48,7 @@ def _wait_for_silence(fleet: Fleet) -> None:
 
 def test_a_leader_change_moves_nothing(zookeeper_ensemble: Ensemble, ensemble_url: str) -> None:
     """With the leading server killed the sessions live on, and so do the claims."""
-    fleet = Fleet(ensemble_url)
+    fleet = MemberFleet(ensemble_url)
     fleet.join()
     fleet.join()
     fleet.create_queues([f"q{number}" for number in range(10)])

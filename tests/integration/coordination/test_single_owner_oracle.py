@@ -13,10 +13,10 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from tests.support.fleet import LAYOUT, Fleet
+from tests.support.fleet import LAYOUT, MemberFleet
 from tests.support.ownership_oracle import Oracle
 from tests.support.zookeeper import Ensemble
-from tests.support.zookeeper_txn_log import Change, Txn, read_log
+from tests.support.zookeeper_txn_log import NodeChange, Txn, read_log
 
 QUEUES = [f"q{number:02}" for number in range(40)]
 
@@ -29,7 +29,7 @@ def test_no_zxid_has_two_owners_or_a_last_that_went_back(
     dice = random.Random(seed)
     chroot = f"/test-{uuid.uuid4().hex[:12]}"
     url = zookeeper_server.url(chroot)
-    fleet = Fleet(url)
+    fleet = MemberFleet(url)
     looker = connect(url)
     looker.open()
     for _ in range(4):
@@ -62,7 +62,7 @@ def _check_fences(oracle: Oracle, used: set[tuple[str, int]]) -> None:
     assert all(len(fences) == 1 for fences in by_claim.values())
 
 
-def _disturb(fleet: Fleet, looker: Client, dice: random.Random) -> None:
+def _disturb(fleet: MemberFleet, looker: Client, dice: random.Random) -> None:
     index = dice.randrange(len(fleet.members))
     match dice.randrange(6):
         case 0 if len(fleet.members) < 6:
@@ -80,7 +80,7 @@ def _disturb(fleet: Fleet, looker: Client, dice: random.Random) -> None:
 
 def _history(*steps: dict[str, bytes | None]) -> list[Txn]:
     return [
-        Txn(zxid, 1, tuple(Change(path, data) for path, data in step.items()))
+        Txn(zxid, 1, tuple(NodeChange(path, data) for path, data in step.items()))
         for zxid, step in enumerate(steps, start=1)
     ]
 

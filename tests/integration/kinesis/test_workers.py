@@ -49,7 +49,7 @@ WAIT_SECONDS = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JobStart:
     """One record written by a job at its start."""
 
     shard: str
@@ -59,7 +59,7 @@ class Line:
     pid: int
 
 
-class Fleet:
+class KinesisFleet:
     """Workers on one stream, and the records of their jobs."""
 
     def __init__(
@@ -96,9 +96,9 @@ class Fleet:
             self.broker.send_many([Outgoing(self.stream, body, f"key{key}") for key in range(KEYS)])
             self.sent = number + 1
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[JobStart]:
         found = (line.split() for line in whole_lines(self.folder / "out"))
-        return [Line(a, b, int(c), int(d), int(e)) for a, b, c, d, e in found]
+        return [JobStart(a, b, int(c), int(d), int(e)) for a, b, c, d, e in found]
 
     def done(self) -> int:
         """Return how many different messages were begun."""
@@ -175,8 +175,8 @@ def own_kinesis() -> Iterator[KinesisStub]:
 @pytest.fixture
 def fleet(
     kinesis: KinesisStub, stream: str, zookeeper_url: str, tmp_path: Path, order: str
-) -> Iterator[Fleet]:
-    fleet = Fleet(kinesis, stream, zookeeper_url, tmp_path, order)
+) -> Iterator[KinesisFleet]:
+    fleet = KinesisFleet(kinesis, stream, zookeeper_url, tmp_path, order)
     yield fleet
     fleet.close()
 
@@ -188,7 +188,7 @@ def kill(worker: Proc) -> None:
     worker.wait()
 
 
-def test_a_stream_is_split_while_a_worker_is_killed(fleet: Fleet) -> None:
+def test_a_stream_is_split_while_a_worker_is_killed(fleet: KinesisFleet) -> None:
     """Four shards become six, one of three workers dies: nothing is lost, each key is in order."""
     workers = [fleet.start() for _ in range(3)]
     fleet.send(20)
@@ -222,7 +222,7 @@ def test_a_stream_is_split_while_a_worker_is_killed(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("order", ["queue"], indirect=True)
-def test_shards_are_split_and_merged_while_workers_come_and_go(fleet: Fleet) -> None:
+def test_shards_are_split_and_merged_while_workers_come_and_go(fleet: KinesisFleet) -> None:
     """Whatever is discovered when, by whichever leader: children come after their parents."""
     sender = threading.Thread(target=lambda: fleet.send(60))
     sender.start()
@@ -248,7 +248,7 @@ def test_shards_are_split_and_merged_while_workers_come_and_go(fleet: Fleet) -> 
 
 
 @pytest.mark.parametrize("order", ["queue"], indirect=True)
-def test_a_shard_is_read_by_its_owner_only(fleet: Fleet) -> None:
+def test_a_shard_is_read_by_its_owner_only(fleet: KinesisFleet) -> None:
     """However many workers there are, requests are those of one reader for each shard."""
     for _ in range(3):
         fleet.start()
@@ -269,7 +269,7 @@ def test_a_shard_is_read_by_its_owner_only(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("order", ["queue"], indirect=True)
-def test_a_frozen_worker_moves_no_position_when_it_wakes(fleet: Fleet) -> None:
+def test_a_frozen_worker_moves_no_position_when_it_wakes(fleet: KinesisFleet) -> None:
     """Its shards have new owners by then: positions only grow, and the order of keys holds."""
     frozen = fleet.start()
     fleet.send(10)
@@ -292,7 +292,7 @@ def test_a_frozen_worker_moves_no_position_when_it_wakes(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("order", ["queue"], indirect=True)
-def test_a_queue_with_a_trimmed_position_is_stuck(fleet: Fleet) -> None:
+def test_a_queue_with_a_trimmed_position_is_stuck(fleet: KinesisFleet) -> None:
     """The other shards continue, and the log names shard, position and remedy."""
     fleet.send(2)
     worker = fleet.start("--burst")
@@ -322,7 +322,7 @@ def test_a_queue_with_a_trimmed_position_is_stuck(fleet: Fleet) -> None:
     assert fleet.nodes()[name].position != "7"
 
 
-def test_start_latest_skips_nothing_between_two_workers(fleet: Fleet) -> None:
+def test_start_latest_skips_nothing_between_two_workers(fleet: KinesisFleet) -> None:
     """The first one records where it began, although no message came."""
     fleet.send(1)
     newest = {"QDO_BROKER": kinesis_url(fleet.kinesis.url, fleet.stream) + "&start=latest"}
@@ -347,7 +347,7 @@ def test_children_of_expired_shards_begin_at_the_start(
 ) -> None:
     """Also where others begin with the newest: the app was there before, and was away for long."""
     own_kinesis.make("s", 1)
-    fleet = Fleet(own_kinesis, "s", zookeeper_url, tmp_path, order)
+    fleet = KinesisFleet(own_kinesis, "s", zookeeper_url, tmp_path, order)
     options = {"QDO_BROKER": kinesis_url(own_kinesis.url, "s") + "&start=latest&trimmed=oldest"}
     try:
         worker = fleet.start("--burst", **options)
@@ -367,7 +367,7 @@ def test_children_of_expired_shards_begin_at_the_start(
 
 
 @pytest.mark.parametrize("order", ["queue"], indirect=True)
-def test_a_burst_goes_on_through_children(fleet: Fleet) -> None:
+def test_a_burst_goes_on_through_children(fleet: KinesisFleet) -> None:
     """It ends when all shards are at their tips, also those that had to wait for their parents."""
     fleet.send(2)
     fleet.kinesis.split(fleet.stream, "shardId-000000000000")

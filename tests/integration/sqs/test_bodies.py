@@ -16,19 +16,21 @@ from qdo.brokers.base import Outgoing
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import proxying
 from tests.support.aws.server_process import ServerProcess
-from tests.support.sqs_workers import REGION, Stage
+from tests.support.sqs_workers import REGION, SqsWorkers
 
 
 @pytest.fixture
-def stage(tmp_path: Path, moto_server: ServerProcess, aws_prefix: str) -> Iterator[Stage]:
+def stage(tmp_path: Path, moto_server: ServerProcess, aws_prefix: str) -> Iterator[SqsWorkers]:
     """A stage on moto, which has S3, with a proxy before it."""
-    made = Stage(tmp_path, moto_server, aws_prefix, faults=False)
+    made = SqsWorkers(tmp_path, moto_server, aws_prefix, faults=False)
     with proxying(moto_server.url) as proxy, closing(made):
         made.take_proxy(proxy)
         yield made
 
 
-def test_trap_20_a_body_in_s3_is_deleted_after_its_message(stage: Stage, aws_bucket: str) -> None:
+def test_trap_20_a_body_in_s3_is_deleted_after_its_message(
+    stage: SqsWorkers, aws_bucket: str
+) -> None:
     """While deletes of messages fail it stays; a job that fails finds it again."""
     s3 = client("s3", stage.server.url, region=REGION)
     where: dict[str, Any] = {"LocationConstraint": REGION}

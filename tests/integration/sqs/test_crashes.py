@@ -11,12 +11,12 @@ from contextlib import closing
 
 import pytest
 
-from tests.support.sqs_workers import Stage, once_in_order
+from tests.support.sqs_workers import SqsWorkers, once_in_order
 
 
 @pytest.mark.parametrize("queue", ["t.fifo", "s"])
 def test_trap_16_a_killed_job_runs_again_and_the_attempt_counts(
-    sqs_stage: Stage, queue: str
+    sqs_stage: SqsWorkers, queue: str
 ) -> None:
     """Soon: messages of the dead process are released before the visibility timeout is over."""
     sqs_stage.make(queue)
@@ -32,7 +32,9 @@ def test_trap_16_a_killed_job_runs_again_and_the_attempt_counts(
         assert once_in_order(sqs_stage.numbers("begin")) == [0, 1, 2, 3]
 
 
-def test_trap_16_a_message_that_kills_processes_becomes_a_dead_letter(sqs_stage: Stage) -> None:
+def test_trap_16_a_message_that_kills_processes_is_dead_lettered(
+    sqs_stage: SqsWorkers,
+) -> None:
     """After its attempts, of which none ever failed; the rest of the queue keeps its order."""
     sqs_stage.make("t.fifo")
     sqs_stage.job("policy=qdo.Policy(attempts=2, backoff_seconds=0.02)")
@@ -48,7 +50,9 @@ def test_trap_16_a_message_that_kills_processes_becomes_a_dead_letter(sqs_stage:
 
 
 @pytest.mark.parametrize("queue", ["t.fifo", "s"])
-def test_trap_11_what_is_done_and_not_deleted_is_recognised(sqs_stage: Stage, queue: str) -> None:
+def test_trap_11_what_is_done_and_not_deleted_is_recognised(
+    sqs_stage: SqsWorkers, queue: str
+) -> None:
     """The next owner reads the record of the dead one: it deletes the message and runs nothing."""
     sqs_stage.make(queue)
     sqs_stage.job('order="none"' if queue == "s" else "")
@@ -67,7 +71,7 @@ def test_trap_11_what_is_done_and_not_deleted_is_recognised(sqs_stage: Stage, qu
     sqs_stage.until(lambda: not sqs_stage.node(queue).unconfirmed, "nothing is left to record")
 
 
-def test_trap_11_what_cannot_be_deleted_survives_a_graceful_end(sqs_stage: Stage) -> None:
+def test_trap_11_what_cannot_be_deleted_survives_a_graceful_end(sqs_stage: SqsWorkers) -> None:
     """The worker stops although deletes fail, and the next one finishes its work."""
     sqs_stage.make("t.fifo")
     sqs_stage.fail_entries("DeleteMessageBatch", "t.fifo", 1000)
@@ -84,7 +88,7 @@ def test_trap_11_what_cannot_be_deleted_survives_a_graceful_end(sqs_stage: Stage
     assert sqs_stage.numbers("begin") == list(range(6))
 
 
-def test_trap_11_after_kill_9_only_what_was_not_recorded_runs_again(sqs_stage: Stage) -> None:
+def test_trap_11_after_kill_9_only_unrecorded_messages_rerun(sqs_stage: SqsWorkers) -> None:
     """At most `checkpoint_seconds` of work, in the same order, and nothing of it is lost."""
     sqs_stage.make("t.fifo")
     sqs_stage.job('order="key"')
@@ -104,7 +108,7 @@ def test_trap_11_after_kill_9_only_what_was_not_recorded_runs_again(sqs_stage: S
             assert numbers == sorted(set(numbers))
 
 
-def test_trap_11_recorded_one_by_one_nothing_done_runs_again(sqs_stage: Stage) -> None:
+def test_trap_11_recorded_one_by_one_nothing_done_runs_again(sqs_stage: SqsWorkers) -> None:
     """With checkpoint="message" a crash at any time repeats only the job in flight."""
     sqs_stage.make("t.fifo")
     sqs_stage.job('checkpoint="message"')

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.support.sqs_workers import Stage
+from tests.support.sqs_workers import SqsWorkers
 
 LOOP = """
 import asyncio
@@ -20,7 +20,7 @@ async def on_a_loop(message, context):
 
 
 @pytest.mark.parametrize("executor", ["thread", "process", "asyncio"])
-def test_order_and_hiding_hold_wherever_jobs_run(sqs_stage: Stage, executor: str) -> None:
+def test_order_and_hiding_hold_wherever_jobs_run(sqs_stage: SqsWorkers, executor: str) -> None:
     """A job longer than the visibility timeout runs once; those behind it wait for it."""
     queue = "a.fifo" if executor == "asyncio" else "t.fifo"
     options = 'order="key"' + (f', executor="{executor}"' if executor != "asyncio" else "")
@@ -39,8 +39,8 @@ def test_order_and_hiding_hold_wherever_jobs_run(sqs_stage: Stage, executor: str
 
 
 @pytest.mark.parametrize("executor", ["thread", "process", "asyncio"])
-def test_a_job_of_a_message_that_was_taken_back_has_ended_before_it_runs_again(
-    sqs_stage: Stage, executor: str
+def test_the_job_of_a_reclaimed_message_ends_before_it_reruns(
+    sqs_stage: SqsWorkers, executor: str
 ) -> None:
     """SQS may deliver the message again: it never runs twice at the same time here."""
     queue = "a.fifo" if executor == "asyncio" else "t.fifo"

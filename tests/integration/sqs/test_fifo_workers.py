@@ -13,13 +13,13 @@ import pytest
 
 from tests.support.aws.clients import client
 from tests.support.aws.messages import raw_messages
-from tests.support.sqs_workers import REGION, Stage
+from tests.support.sqs_workers import REGION, SqsWorkers
 
 BLOCKING = 'policy=qdo.Policy(attempts=2, backoff_seconds=0.02, then="block")'
 VERDICTS = ("retry", "skip", "dead-letter")
 
 
-def test_trap_04_a_failing_message_holds_its_group_only(sqs_stage: Stage) -> None:
+def test_trap_04_a_failing_message_holds_its_group_only(sqs_stage: SqsWorkers) -> None:
     """Those before it are deleted, those behind it wait, and other groups continue."""
     sqs_stage.make("t.fifo")
     sqs_stage.job('order="key", policy=qdo.Policy(attempts=9, backoff_seconds=1.2)')
@@ -41,7 +41,7 @@ def test_trap_04_a_failing_message_holds_its_group_only(sqs_stage: Stage) -> Non
     assert sqs_stage.requests("ReceiveMessage", "t.fifo", "entries") == 12
 
 
-def test_trap_05_followers_do_not_reach_the_native_dead_letter_queue(sqs_stage: Stage) -> None:
+def test_trap_05_followers_stay_out_of_the_native_dead_letters(sqs_stage: SqsWorkers) -> None:
     """Neither does the head: it is tried in place, and attempts are counted by qdo alone."""
     sqs_stage.make("native.fifo")
     target = f"arn:aws:sqs:{REGION}:123456789012:{sqs_stage.prefix}native.fifo"
@@ -58,7 +58,7 @@ def test_trap_05_followers_do_not_reach_the_native_dead_letter_queue(sqs_stage: 
     assert sqs_stage.requests("ReceiveMessage", "native.fifo") == 0
 
 
-def test_trap_06_a_dead_letter_is_kept_with_its_error(sqs_stage: Stage) -> None:
+def test_trap_06_a_dead_letter_is_kept_with_its_error(sqs_stage: SqsWorkers) -> None:
     """In the queue of qdo, with the error in attributes; the rest keep their order."""
     sqs_stage.make("t.fifo")
     sqs_stage.job('policy=qdo.Policy(attempts=2, backoff_seconds=0.02, then="dead-letter")')
@@ -80,7 +80,9 @@ def test_trap_06_a_dead_letter_is_kept_with_its_error(sqs_stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("handover", [False, True], ids=["same-owner", "after-a-handover"])
-def test_trap_06_a_blocked_queue_waits_for_an_operator(sqs_stage: Stage, handover: bool) -> None:
+def test_trap_06_a_blocked_queue_waits_for_an_operator(
+    sqs_stage: SqsWorkers, handover: bool
+) -> None:
     """It is not polled meanwhile. The decision is for that message, whichever worker owns it."""
     queues = {verdict: f"{verdict}.fifo" for verdict in VERDICTS}
     sqs_stage.job(BLOCKING)
@@ -133,7 +135,7 @@ def many(batch, context):
 """
 
 
-def test_trap_14_a_job_that_takes_batches_gets_a_group_ten_at_a_time(sqs_stage: Stage) -> None:
+def test_trap_14_a_batch_job_gets_a_group_ten_at_a_time(sqs_stage: SqsWorkers) -> None:
     """Longer than the visibility timeout, with one that fails: each once, in order."""
     sqs_stage.make("b.fifo")
     sqs_stage.job('"other"', MANY)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import signal
 
-from tests.support.sqs_workers import Stage
+from tests.support.sqs_workers import SqsWorkers
 
 
-def polls(stage: Stage, queue: str) -> int:
+def polls(stage: SqsWorkers, queue: str) -> int:
     return stage.requests("ReceiveMessage", queue)
 
 
-def test_an_idle_queue_is_polled_ever_less_often(sqs_stage: Stage) -> None:
+def test_an_idle_queue_is_polled_ever_less_often(sqs_stage: SqsWorkers) -> None:
     """Once in wait_seconds + idle_seconds in the end; the first message resets that."""
     for name in ("busy.fifo", "idle.fifo"):
         sqs_stage.make(name)
@@ -30,7 +30,7 @@ def test_an_idle_queue_is_polled_ever_less_often(sqs_stage: Stage) -> None:
     assert polls(sqs_stage, "idle.fifo") <= 5
 
 
-def test_polls_of_a_released_queue_stop(sqs_stage: Stage) -> None:
+def test_polls_of_a_released_queue_stop(sqs_stage: SqsWorkers) -> None:
     """A second worker takes half of the queues: only one worker polls each queue."""
     queues = [f"q{number}.fifo" for number in range(4)]
     for queue in queues:
@@ -46,7 +46,7 @@ def test_polls_of_a_released_queue_stop(sqs_stage: Stage) -> None:
         assert all(sqs_stage.open_polls(queue) <= 1 for queue in queues)
 
 
-def test_trap_13_a_backlog_of_which_nothing_comes_is_said(sqs_stage: Stage) -> None:
+def test_trap_13_a_backlog_of_which_nothing_comes_is_said(sqs_stage: SqsWorkers) -> None:
     """SQS gives no error where too much is in flight: the worker's log and `qdo queues` show it."""
     sqs_stage.make("t.fifo")
     sqs_stage.make("other.fifo")
@@ -70,7 +70,7 @@ def test_trap_13_a_backlog_of_which_nothing_comes_is_said(sqs_stage: Stage) -> N
     sqs_stage.wait_empty()
 
 
-def test_trap_17_a_queue_that_comes_later_is_found(sqs_stage: Stage) -> None:
+def test_trap_17_a_queue_that_comes_later_is_found(sqs_stage: SqsWorkers) -> None:
     """Without a restart, with the next list."""
     sqs_stage.make("first.fifo")
     sqs_stage.start()
@@ -81,7 +81,9 @@ def test_trap_17_a_queue_that_comes_later_is_found(sqs_stage: Stage) -> None:
     sqs_stage.wait_empty()
 
 
-def test_trap_17_a_queue_that_is_deleted_is_retired_and_may_come_back(sqs_stage: Stage) -> None:
+def test_trap_17_a_deleted_queue_is_retired_and_may_come_back(
+    sqs_stage: SqsWorkers,
+) -> None:
     """One clear line for each request that fails, no traceback; its node is kept as a tombstone."""
     sqs_stage.job(more="SqsCatalog.list_seconds = 1.0")
     for name in ("gone.fifo", "stays.fifo"):
@@ -111,7 +113,7 @@ def test_trap_17_a_queue_that_is_deleted_is_retired_and_may_come_back(sqs_stage:
     assert worker.wait() == 0
 
 
-def test_trap_17_a_queue_that_is_deleted_while_its_job_runs(sqs_stage: Stage) -> None:
+def test_trap_17_a_queue_that_is_deleted_while_its_job_runs(sqs_stage: SqsWorkers) -> None:
     """The job ends or is stopped, other queues continue, and the worker stops cleanly."""
     for name in ("gone.fifo", "stays.fifo"):
         sqs_stage.make(name)
@@ -130,7 +132,7 @@ def test_trap_17_a_queue_that_is_deleted_while_its_job_runs(sqs_stage: Stage) ->
     assert "Traceback" not in worker.output
 
 
-def test_trap_19_nobody_looks_at_messages_by_receiving_them(sqs_stage: Stage) -> None:
+def test_trap_19_nobody_looks_at_messages_by_receiving_them(sqs_stage: SqsWorkers) -> None:
     """Seeking is rejected with exit code 5, and nothing else receives even one message."""
     sqs_stage.make("t.fifo")
     sqs_stage.send("t.fifo", {"n": 0})

@@ -11,28 +11,28 @@ from typing import Any
 import pytest
 
 from tests.support.aws.server_process import serving
-from tests.support.sqs_workers import Stage
+from tests.support.sqs_workers import SqsWorkers
 
 OFTEN = "import qdo.worker.worker\nqdo.worker.worker.DESCRIBE_SECONDS = 0.1"
 
 
-def ages(stage: Stage) -> dict[str, float | None]:
+def ages(stage: SqsWorkers) -> dict[str, float | None]:
     """Return the ages in the output of `qdo queues`."""
     items: list[dict[str, Any]] = json.loads(stage.qdo("queues", "-o", "json").out)["items"]
     return {item["queue"]: item["behind_seconds"] for item in items}
 
 
 @pytest.fixture
-def stage(tmp_path: Path, aws_prefix: str) -> Iterator[Stage]:
+def stage(tmp_path: Path, aws_prefix: str) -> Iterator[SqsWorkers]:
     """Queues of a server of the test's own: on the one of all tests the clock may be set."""
     with (
         serving("tests.support.aws.sqs_server") as server,
-        contextlib.closing(Stage(tmp_path, server, aws_prefix)) as made,
+        contextlib.closing(SqsWorkers(tmp_path, server, aws_prefix)) as made,
     ):
         yield made
 
 
-def test_a_queue_says_how_old_its_first_undone_message_is(stage: Stage) -> None:
+def test_a_queue_says_how_old_its_first_undone_message_is(stage: SqsWorkers) -> None:
     """It grows while the job runs, and is gone when all is done."""
     stage.make("slow.fifo")
     stage.make("idle.fifo")

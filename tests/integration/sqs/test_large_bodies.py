@@ -95,7 +95,7 @@ def test_trap_20_a_large_body_reaches_its_job_and_leaves_nothing(
     assert actions.index("DeleteMessageBatch") < actions.index("POST")  # S3's DeleteObjects
 
 
-def test_trap_20_an_object_stays_while_its_message_cannot_be_deleted(
+def test_trap_20_an_object_stays_until_its_message_is_deleted(
     run: Run, stored: Callable[[], int], proxy: Proxy
 ) -> None:
     """The next receiver of the message needs the object; it is deleted afterwards."""

@@ -8,10 +8,12 @@ import time
 
 import pytest
 
-from tests.support.sqs_workers import Stage
+from tests.support.sqs_workers import SqsWorkers
 
 
-def test_trap_17_queues_appear_vanish_and_come_back_while_workers_run(sqs_stage: Stage) -> None:
+def test_trap_17_queues_come_and_go_while_workers_run(
+    sqs_stage: SqsWorkers,
+) -> None:
     """Without a restart; the node of a queue that vanished stays, and the queue resumes later."""
     sqs_stage.job('order="none"')
     sqs_stage.make("first")
@@ -40,7 +42,7 @@ def test_trap_17_queues_appear_vanish_and_come_back_while_workers_run(sqs_stage:
     assert sqs_stage.numbers() == [1, 2, 3, 4]
 
 
-def test_a_standard_queue_that_appears_is_not_run_in_order(sqs_stage: Stage) -> None:
+def test_a_standard_queue_that_appears_is_not_run_in_order(sqs_stage: SqsWorkers) -> None:
     """Named once with the remedy; its messages are not even received. Others continue."""
     sqs_stage.make("strict.fifo")
     worker = sqs_stage.start()
@@ -65,7 +67,7 @@ def test_a_standard_queue_that_appears_is_not_run_in_order(sqs_stage: Stage) -> 
 
 @pytest.mark.parametrize(("name", "options"), [("q", 'order="none"'), ("q.fifo", "")])
 def test_a_ring_ends_the_rest_of_a_queue(
-    sqs_stage: Stage, monkeypatch: pytest.MonkeyPatch, name: str, options: str
+    sqs_stage: SqsWorkers, monkeypatch: pytest.MonkeyPatch, name: str, options: str
 ) -> None:
     """After a quiet time the owner would not have asked for many seconds."""
     monkeypatch.setenv("QDO_DOORBELL", "true")

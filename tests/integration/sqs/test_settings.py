@@ -9,7 +9,7 @@ import json
 import signal
 
 from tests.support.processes import whole_lines
-from tests.support.sqs_workers import REGION, Stage
+from tests.support.sqs_workers import REGION, SqsWorkers
 
 IDS = """
 import time
@@ -27,12 +27,12 @@ def job(message, context):
 """
 
 
-def redrive(stage: Stage, target: str, receives: int) -> str:
+def redrive(stage: SqsWorkers, target: str, receives: int) -> str:
     arn = f"arn:aws:sqs:{REGION}:123456789012:{stage.prefix}{target}"
     return json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": str(receives)})
 
 
-def test_trap_10_a_standard_queue_takes_no_job_with_an_order(sqs_stage: Stage) -> None:
+def test_trap_10_a_standard_queue_takes_no_job_with_an_order(sqs_stage: SqsWorkers) -> None:
     """One line at the start, with the remedy and the exit code of wrong usage."""
     sqs_stage.make("t")
     sqs_stage.make("u.fifo")
@@ -45,7 +45,7 @@ def test_trap_10_a_standard_queue_takes_no_job_with_an_order(sqs_stage: Stage) -
     assert "u.fifo" not in line
 
 
-def test_trap_10_a_message_that_comes_again_has_the_same_id(sqs_stage: Stage) -> None:
+def test_trap_10_a_message_that_comes_again_has_the_same_id(sqs_stage: SqsWorkers) -> None:
     """The MessageId: the key that a job uses in its own store to run only once."""
     sqs_stage.make("t")
     (sqs_stage.folder / "jobs.py").write_text(IDS)
@@ -60,7 +60,7 @@ def test_trap_10_a_message_that_comes_again_has_the_same_id(sqs_stage: Stage) ->
     assert whole_lines(ids) == [sent.out.strip()] * 2
 
 
-def test_trap_05_06_07_a_worker_warns_of_settings_that_lose_messages(sqs_stage: Stage) -> None:
+def test_trap_05_06_07_a_worker_warns_of_lossy_settings(sqs_stage: SqsWorkers) -> None:
     """At its start, and works nevertheless."""
     sqs_stage.make("native.fifo")
     sqs_stage.make("low.fifo", RedrivePolicy=redrive(sqs_stage, "native.fifo", 5))

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from tests.support.processes import paused
-from tests.support.sqs_workers import Stage, once_in_order
+from tests.support.sqs_workers import SqsWorkers, once_in_order
 from tests.support.zookeeper import Ensemble
 
 
-def test_trap_08_every_receive_has_a_new_attempt_id(sqs_proxied: Stage) -> None:
+def test_trap_08_every_receive_has_a_new_attempt_id(sqs_proxied: SqsWorkers) -> None:
     """Or an empty answer, and locked message groups, would be given again for five minutes."""
     stage = sqs_proxied
     for name in ("t.fifo", "s"):
@@ -36,8 +36,8 @@ def test_trap_08_every_receive_has_a_new_attempt_id(sqs_proxied: Stage) -> None:
 
 
 @pytest.mark.parametrize("queue", ["t.fifo", "s"])
-def test_trap_09_what_an_open_poll_brings_while_stopping_is_given_back(
-    sqs_stage: Stage, queue: str
+def test_trap_09_messages_of_an_open_poll_are_released_at_stop(
+    sqs_stage: SqsWorkers, queue: str
 ) -> None:
     """Another worker gets it within about a second, not after the visibility timeout."""
     sqs_stage.make(queue)
@@ -57,7 +57,7 @@ def test_trap_09_what_an_open_poll_brings_while_stopping_is_given_back(
     sqs_stage.wait_empty()
 
 
-def test_trap_09_a_worker_with_idle_polls_ends_when_they_do(sqs_stage: Stage) -> None:
+def test_trap_09_a_worker_with_idle_polls_ends_when_they_do(sqs_stage: SqsWorkers) -> None:
     """Within wait_seconds and little more."""
     for number in range(20):
         sqs_stage.make(f"q{number}.fifo")
@@ -72,7 +72,7 @@ def test_trap_09_a_worker_with_idle_polls_ends_when_they_do(sqs_stage: Stage) ->
     assert sum(map(sqs_stage.open_polls, sqs_stage.urls)) == 0
 
 
-def test_trap_09_what_is_held_is_given_back(sqs_stage: Stage) -> None:
+def test_trap_09_what_is_held_is_given_back(sqs_stage: SqsWorkers) -> None:
     """The running job ends and its message is deleted; other workers run the rest at once."""
     sqs_stage.make("t.fifo")
     sqs_stage.send("t.fifo", {"n": 0, "gate": "open"}, *({"n": n} for n in range(1, 10)))
@@ -92,7 +92,7 @@ def test_trap_09_what_is_held_is_given_back(sqs_stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("order", ["queue", "key", "none"])
-def test_a_graceful_handover_repeats_nothing(sqs_stage: Stage, order: str) -> None:
+def test_a_graceful_handover_repeats_nothing(sqs_stage: SqsWorkers, order: str) -> None:
     """Queues move to a second worker while they are worked on: each message once, in order."""
     kind = "" if order == "none" else ".fifo"
     sqs_stage.job(f'order="{order}"' + (", concurrency=1" if order == "none" else ""))
@@ -121,8 +121,8 @@ def test_a_graceful_handover_repeats_nothing(sqs_stage: Stage, order: str) -> No
     assert len({each["pid"] for each in sqs_stage.said("end")}) == 2
 
 
-def test_trap_15_an_owner_that_stands_still_runs_nothing_out_of_order(
-    sqs_stage: Stage, coordinator_url: str
+def test_trap_15_a_frozen_owner_runs_nothing_out_of_order(
+    sqs_stage: SqsWorkers, coordinator_url: str
 ) -> None:
     """Another worker takes its queue; when it wakes up, its lease is over and it starts nothing."""
     sqs_stage.coordinator = coordinator_url
@@ -152,8 +152,8 @@ def test_trap_15_an_owner_that_stands_still_runs_nothing_out_of_order(
             assert numbers == sorted(set(numbers))
 
 
-def test_trap_15_a_worker_without_its_coordinator_leaves_messages_to_others(
-    sqs_stage: Stage, zookeeper_server: Ensemble
+def test_trap_15_a_worker_without_coordinator_releases_messages(
+    sqs_stage: SqsWorkers, zookeeper_server: Ensemble
 ) -> None:
     """It stops polling and releases waiting messages: other workers may own its queues by now.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 
 from tests.support.processes import Proc
-from tests.support.sqs_workers import Stage, once_in_order
+from tests.support.sqs_workers import SqsWorkers, once_in_order
 
 
 def ended_well(worker: Proc) -> str:
@@ -18,7 +18,7 @@ def ended_well(worker: Proc) -> str:
     return next(line for line in worker.output.splitlines() if "totals:" in line)
 
 
-def test_trap_01_a_job_longer_than_the_visibility_time_out_runs_once(sqs_stage: Stage) -> None:
+def test_trap_01_a_job_over_the_visibility_timeout_runs_once(sqs_stage: SqsWorkers) -> None:
     """All ten of a receive stay hidden meanwhile, the tenth as long as the first."""
     sqs_stage.make("t.fifo")
     sqs_stage.send("t.fifo", {"n": 0, "seconds": 3.5}, *({"n": n} for n in range(1, 10)))
@@ -40,7 +40,7 @@ def test_trap_01_a_job_longer_than_the_visibility_time_out_runs_once(sqs_stage: 
     assert "0 expired" in ended_well(worker) or "expired" not in worker.output
 
 
-def test_trap_01_jobs_side_by_side_are_extended_together(sqs_stage: Stage) -> None:
+def test_trap_01_jobs_side_by_side_are_extended_together(sqs_stage: SqsWorkers) -> None:
     """Ten at once in a standard queue; one request for all of them, not one for each."""
     sqs_stage.make("t")
     sqs_stage.job('order="none", concurrency=10')
@@ -55,7 +55,7 @@ def test_trap_01_jobs_side_by_side_are_extended_together(sqs_stage: Stage) -> No
     assert sorted(sqs_stage.numbers("begin")) == list(range(10))
 
 
-def test_trap_02_a_refused_extension_ends_the_job(sqs_stage: Stage) -> None:
+def test_trap_02_a_refused_extension_ends_the_job(sqs_stage: SqsWorkers) -> None:
     """The message is neither deleted nor counted. It runs again, before those behind it."""
     sqs_stage.make("t.fifo")
     sqs_stage.job('order="key"')
@@ -77,7 +77,7 @@ def test_trap_02_a_refused_extension_ends_the_job(sqs_stage: Stage) -> None:
     assert "3 expired" in ended_well(worker)
 
 
-def test_trap_02_a_throttled_extension_takes_nothing_away(sqs_stage: Stage) -> None:
+def test_trap_02_a_throttled_extension_takes_nothing_away(sqs_stage: SqsWorkers) -> None:
     """SQS takes throttling for a fault of the sender; the message is ours nevertheless."""
     sqs_stage.make("t.fifo")
     sqs_stage.send("t.fifo", {"n": 0, "seconds": 2.5}, {"n": 1})
@@ -89,7 +89,7 @@ def test_trap_02_a_throttled_extension_takes_nothing_away(sqs_stage: Stage) -> N
     assert "no longer held" not in worker.output
 
 
-def test_trap_03_deletes_that_fail_are_tried_again(sqs_stage: Stage) -> None:
+def test_trap_03_deletes_that_fail_are_tried_again(sqs_stage: SqsWorkers) -> None:
     """Entry by entry: an answer of 200 may hold failures. Nothing is run twice for it."""
     for name in ("t.fifo", "s"):
         sqs_stage.make(name)
@@ -104,7 +104,7 @@ def test_trap_03_deletes_that_fail_are_tried_again(sqs_stage: Stage) -> None:
         assert sqs_stage.requests("DeleteMessageBatch", name) >= 2
 
 
-def test_trap_03_a_receipt_that_became_invalid_deletes_nothing(sqs_stage: Stage) -> None:
+def test_trap_03_a_receipt_that_became_invalid_deletes_nothing(sqs_stage: SqsWorkers) -> None:
     """The message comes again with another receipt, is recognised, and deleted, not run."""
     sqs_stage.make("t.fifo")
     terms = {"code": "ReceiptHandleIsInvalid", "sender_fault": True}
@@ -117,7 +117,7 @@ def test_trap_03_a_receipt_that_became_invalid_deletes_nothing(sqs_stage: Stage)
     assert "were received again and are deleted" in worker.output
 
 
-def test_trap_12_deletes_go_ten_at_a_time_or_soon(sqs_stage: Stage) -> None:
+def test_trap_12_deletes_go_ten_at_a_time_or_soon(sqs_stage: SqsWorkers) -> None:
     """Never long after the job: a slow job behind does not keep those before it."""
     sqs_stage.make("t.fifo")
     sqs_stage.send("t.fifo", *({"n": n} for n in range(9)), {"n": 9, "gate": "open"})
@@ -131,7 +131,7 @@ def test_trap_12_deletes_go_ten_at_a_time_or_soon(sqs_stage: Stage) -> None:
     assert sqs_stage.requests("DeleteMessageBatch", "t.fifo") <= 12
 
 
-def test_trap_14_a_message_group_is_received_ten_at_a_time(sqs_stage: Stage) -> None:
+def test_trap_14_a_message_group_is_received_ten_at_a_time(sqs_stage: SqsWorkers) -> None:
     """No more come until these are deleted; several groups come side by side."""
     sqs_stage.make("t.fifo")
     sqs_stage.job('order="key"')

@@ -30,7 +30,7 @@ def write(message, context):
 """
 
 
-class Desk:
+class ReloadSetup:
     """A developer's folder with an app in two modules, and a worker that reloads."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,13 +56,13 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
+def desk(tmp_path: Path) -> Iterator[ReloadSetup]:
+    made = ReloadSetup(tmp_path)
     yield made
     made.app.close()
 
 
-def test_a_change_restarts_workers_and_repeats_nothing(desk: Desk) -> None:
+def test_a_change_restarts_workers_and_repeats_nothing(desk: ReloadSetup) -> None:
     """Of any module the app has imported; the old code finishes messages in flight."""
     with desk.worker("--processes", "2") as proc:
         proc.wait_for_line(r"member\[\d+\] worker-\d+: registered", count=2)
@@ -88,7 +88,7 @@ def test_a_change_restarts_workers_and_repeats_nothing(desk: Desk) -> None:
     assert desk.out() == ["a 1", "slow 1", "b 2", "c 3"]
 
 
-def test_syntax_error_is_shown_and_the_next_change_retries(desk: Desk) -> None:
+def test_syntax_error_is_shown_and_the_next_change_retries(desk: ReloadSetup) -> None:
     """The worker waits, and its parent with it."""
     with desk.worker() as proc:
         desk.sent("a", 1)
@@ -106,7 +106,7 @@ def test_syntax_error_is_shown_and_the_next_change_retries(desk: Desk) -> None:
         assert proc.wait() == 0, proc.output
 
 
-def test_worker_waits_for_an_app_broken_from_the_start(desk: Desk) -> None:
+def test_worker_waits_for_an_app_broken_from_the_start(desk: ReloadSetup) -> None:
     """Even one whose file does not exist yet; a signal ends the wait."""
     desk.jobs.unlink()
     with desk.worker() as proc:

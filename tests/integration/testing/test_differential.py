@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 import qdo
 from qdo.jobs.policy import Then
 from qdo.testing import TestKit
-from tests.support.engine import Engine, until
+from tests.support.engine import EngineSetup, until
 
 ENDS = ("done", "retry once", "retry twice", "Retry", "fails", "refused", "Skip", "DeadLetter")
 PAUSE_SECONDS = 0.004
 
 
-class Odd(Exception):
+class OddRuleError(Exception):
     """Has a rule of its own."""
 
 
 def make(then: Then, events: list[qdo.Event]) -> qdo.App:
     """Return an app whose messages contain their outcomes."""
     app = qdo.App("test")
-    rule = qdo.Rule(Odd, attempts=1, then="skip")
+    rule = qdo.Rule(OddRuleError, attempts=1, then="skip")
     policy = qdo.Policy(2, PAUSE_SECONDS, PAUSE_SECONDS, rules=(rule,), then=then)
     app.observer(events.append)
 
@@ -40,7 +40,7 @@ def make(then: Then, events: list[qdo.Event]) -> qdo.App:
         if end == "retry twice" and message.attempt <= 2:
             raise ValueError(end)
         if end == "refused":
-            raise Odd
+            raise OddRuleError
         if end == "Retry" and message.attempt == 1:
             raise qdo.Retry(after=PAUSE_SECONDS)
         if end == "Skip":
@@ -68,7 +68,7 @@ def in_kit(then: Then, sent: list[tuple[str, str]]) -> list[qdo.Event]:
 
 def in_worker(folder: Path, then: Then, sent: list[tuple[str, str]]) -> list[qdo.Event]:
     events: list[qdo.Event] = []
-    engine = Engine(folder, make(then, events))
+    engine = EngineSetup(folder, make(then, events))
     try:
         engine.app.send_many(sent)
         engine.start(*{queue for queue, _ in sent})

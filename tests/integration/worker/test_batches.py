@@ -16,7 +16,7 @@ from qdo.brokers.base import Outgoing
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.errors import UsageError
 from qdo.worker.engine.slot import SlotState
-from tests.support.engine import Engine, until
+from tests.support.engine import EngineSetup, until
 
 FAST = {"backoff_seconds": 0.001, "backoff_max_seconds": 0.002}
 
@@ -28,7 +28,7 @@ class Batching:
     """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.engine = Engine(folder, **settings)
+        self.engine = EngineSetup(folder, **settings)
         self.calls: list[list[Any]] = []
         self.attempts: list[int] = []
         self.events: list[qdo.Event] = []

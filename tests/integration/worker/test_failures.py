@@ -15,14 +15,14 @@ from qdo.coordination.znodes.progress import FailureRecord
 from qdo.errors import PolicyError, UsageError
 from qdo.message import Message
 from qdo.worker.engine.slot import SlotState
-from tests.support.engine import Engine, until
+from tests.support.engine import EngineSetup, until
 
 FAST = {"backoff_seconds": 0.001, "backoff_max_seconds": 0.002}
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    engine = Engine(tmp_path)
+def engine(tmp_path: Path) -> Iterator[EngineSetup]:
+    engine = EngineSetup(tmp_path)
     yield engine
     engine.close()
 
@@ -30,7 +30,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 class Failing:
     """A job that fails for the body "bad", and the outcome of each attempt."""
 
-    def __init__(self, engine: Engine, policy: qdo.Policy | None = None) -> None:
+    def __init__(self, engine: EngineSetup, policy: qdo.Policy | None = None) -> None:
         self.runs: list[tuple[Any, int]] = []
         self.events: list[qdo.Event] = []
         self.told: list[str] = []
@@ -54,11 +54,11 @@ class Failing:
         return [(event.attempt, event.outcome) for event in self.events]
 
 
-def head(engine: Engine, queue: str = "q") -> FailureRecord | None:
+def head(engine: EngineSetup, queue: str = "q") -> FailureRecord | None:
     return engine.member.claims[queue].failure
 
 
-def test_a_dead_letter_ends_a_message(engine: Engine) -> None:
+def test_a_dead_letter_ends_a_message(engine: EngineSetup) -> None:
     """The default: dead-lettered with its error, and the queue continues."""
     failing = Failing(engine, qdo.Policy(attempts=2, **FAST))
     engine.send("q", "one", "bad", "two")
@@ -70,7 +70,7 @@ def test_a_dead_letter_ends_a_message(engine: Engine) -> None:
     assert failing.told == ["no", "no"]
 
 
-def test_a_policy_may_skip(engine: Engine) -> None:
+def test_a_policy_may_skip(engine: EngineSetup) -> None:
     """The message is skipped after its last attempt; the hook is called for each failure."""
     failing = Failing(engine, qdo.Policy(attempts=2, then="skip", **FAST))
     engine.send("q", "bad", "two")
@@ -81,7 +81,7 @@ def test_a_policy_may_skip(engine: Engine) -> None:
     assert failing.told == ["no", "no"]
 
 
-def test_a_policy_may_block(engine: Engine) -> None:
+def test_a_policy_may_block(engine: EngineSetup) -> None:
     """The queue waits with the message at its head; others of the worker continue."""
     failing = Failing(engine, qdo.Policy(attempts=2, then="block", **FAST))
     engine.send("q", "one", "bad", "two")
@@ -101,7 +101,9 @@ def test_a_policy_may_block(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["skip", "dead-letter"])
-def test_an_operators_decision_is_acted_upon_before_all_else(engine: Engine, verdict: str) -> None:
+def test_an_operators_decision_is_acted_upon_before_all_else(
+    engine: EngineSetup, verdict: str
+) -> None:
     """The message does not run again; the queue continues behind it."""
     failing = Failing(engine, qdo.Policy(attempts=1, then="block"))
     engine.send("q", "bad", "two")
@@ -116,7 +118,7 @@ def test_an_operators_decision_is_acted_upon_before_all_else(engine: Engine, ver
     assert len(engine.broker.dead_letters.records("q")) == (verdict == "dead-letter")
 
 
-def test_a_retried_queue_counts_from_one(engine: Engine) -> None:
+def test_a_retried_queue_counts_from_one(engine: EngineSetup) -> None:
     """`qdo unblock --retry` takes the marks away."""
     failing = Failing(engine, qdo.Policy(attempts=1, then="block"))
     engine.send("q", "bad", "two")
@@ -128,7 +130,7 @@ def test_a_retried_queue_counts_from_one(engine: Engine) -> None:
     assert failing.runs == [("bad", 1), ("bad", 1), ("two", 1)]
 
 
-def test_a_blocked_queue_stays_so_for_its_next_owner(engine: Engine) -> None:
+def test_a_blocked_queue_stays_so_for_its_next_owner(engine: EngineSetup) -> None:
     """It is claimed, and nothing of it runs."""
     failing = Failing(engine)
     engine.send("q", "bad", "two")
@@ -138,7 +140,7 @@ def test_a_blocked_queue_stays_so_for_its_next_owner(engine: Engine) -> None:
     assert failing.runs == []
 
 
-def test_attempts_go_on_at_the_next_owner(engine: Engine) -> None:
+def test_attempts_go_on_at_the_next_owner(engine: EngineSetup) -> None:
     """Of the message that failed, not of one before it."""
     failing = Failing(engine, qdo.Policy(attempts=4, **FAST))
     engine.send("q", "one", "bad", "two")
@@ -149,7 +151,7 @@ def test_attempts_go_on_at_the_next_owner(engine: Engine) -> None:
     assert failing.runs == [("one", 1), ("bad", 3), ("bad", 4), ("two", 1)]
 
 
-def test_a_back_off_goes_on_at_the_next_owner(engine: Engine) -> None:
+def test_a_back_off_goes_on_at_the_next_owner(engine: EngineSetup) -> None:
     """A retry asked for in an hour does not come at once because its queue moved."""
     failing = Failing(engine)
     engine.send("q", "bad")
@@ -160,7 +162,7 @@ def test_a_back_off_goes_on_at_the_next_owner(engine: Engine) -> None:
     assert failing.runs == []
 
 
-def test_a_back_off_is_no_longer_where_another_clock_is_ahead(engine: Engine) -> None:
+def test_a_back_off_is_no_longer_where_another_clock_is_ahead(engine: EngineSetup) -> None:
     """Or where the clock was set back since: the queue waits for the pause, not for the hour."""
     failing = Failing(engine)
     engine.send("q", "bad")
@@ -173,7 +175,7 @@ def test_a_back_off_is_no_longer_where_another_clock_is_ahead(engine: Engine) ->
     until(lambda: ("bad", 2) in failing.runs)
 
 
-def test_what_is_to_run_again_at_once_is_due_by_every_clock(engine: Engine) -> None:
+def test_what_is_to_run_again_at_once_is_due_by_every_clock(engine: EngineSetup) -> None:
     """No pause is on record that would bound how long another clock has its queue wait."""
     failing = Failing(engine, qdo.Policy(attempts=100_000))
     failing.raises = qdo.Retry(0)
@@ -186,7 +188,7 @@ def test_what_is_to_run_again_at_once_is_due_by_every_clock(engine: Engine) -> N
 
 
 @pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
-def test_a_crash_loop_ends_without_another_run(engine: Engine, then: Any) -> None:
+def test_a_crash_loop_ends_without_another_run(engine: EngineSetup, then: Any) -> None:
     """The last attempt allowed has died with its process: the next owner runs it no more."""
     failing = Failing(engine, qdo.Policy(attempts=3, then=then))
     engine.send("q", "bad", "two")
@@ -201,7 +203,7 @@ def test_a_crash_loop_ends_without_another_run(engine: Engine, then: Any) -> Non
     )
 
 
-def test_a_message_that_crashed_runs_again_after_its_back_off(engine: Engine) -> None:
+def test_a_message_that_crashed_runs_again_after_its_back_off(engine: EngineSetup) -> None:
     """One attempt was spent on the crash."""
     failing = Failing(engine, qdo.Policy(attempts=3, **FAST))
     failing.raises = qdo.Skip("enough")
@@ -213,7 +215,7 @@ def test_a_message_that_crashed_runs_again_after_its_back_off(engine: Engine) ->
     assert failing.runs == [("bad", 2), ("two", 1)]
 
 
-def test_a_failed_attempt_is_recorded_with_the_release(engine: Engine) -> None:
+def test_a_failed_attempt_is_recorded_with_the_release(engine: EngineSetup) -> None:
     """The next owner gets the count with the release."""
     failing = Failing(engine, qdo.Policy(attempts=5, backoff_seconds=30, backoff_max_seconds=60))
     engine.send("q", "bad")
@@ -227,7 +229,7 @@ def test_a_failed_attempt_is_recorded_with_the_release(engine: Engine) -> None:
     assert claim.failure.attempts == 1
 
 
-def test_stop_drains_the_worker_and_counts_nothing(engine: Engine) -> None:
+def test_stop_drains_the_worker_and_counts_nothing(engine: EngineSetup) -> None:
     """The message is not done and has no attempt more; the worker ends in good order."""
     failing = Failing(engine)
     failing.raises = qdo.Stop("the disk is full")
@@ -247,7 +249,7 @@ def test_stop_drains_the_worker_and_counts_nothing(engine: Engine) -> None:
     assert (counters["stopped"], counters["failed"], counters["processed"]) == (1, 0, 1)
 
 
-def test_what_does_not_decode_is_ended_at_once(engine: Engine) -> None:
+def test_what_does_not_decode_is_ended_at_once(engine: EngineSetup) -> None:
     """By the end of the policy, without a second attempt."""
     from qdo.brokers.base import Outgoing
 
@@ -264,7 +266,7 @@ def test_a_table_of_the_settings_wins_over_the_decorator(tmp_path: Path) -> None
         {"queues": "*", "attempts": 9},
         {"queues": "pay-*", "then": "skip", "rules": [{"exception": "KeyError", "attempts": 1}]},
     ]
-    engine = Engine(tmp_path, policies=tables)
+    engine = EngineSetup(tmp_path, policies=tables)
     try:
         failing = Failing(engine, qdo.Policy(attempts=2, **FAST))
         failing.raises = ValueError("no")
@@ -320,7 +322,7 @@ def test_the_environment_cannot_express_policies() -> None:
 def test_an_exception_that_cannot_be_had_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
     """Not when the first message fails."""
     rules = [{"exception": name, "attempts": 1}]
-    engine = Engine(tmp_path, policies=[{"queues": "*", "rules": rules}])
+    engine = EngineSetup(tmp_path, policies=[{"queues": "*", "rules": rules}])
     Failing(engine)
     try:
         with pytest.raises(PolicyError):
@@ -329,7 +331,7 @@ def test_an_exception_that_cannot_be_had_is_refused_at_the_start(tmp_path: Path,
         engine.close()
 
 
-def test_an_app_refuses_what_is_no_policy(engine: Engine) -> None:
+def test_an_app_refuses_what_is_no_policy(engine: EngineSetup) -> None:
     """A plain word is not a policy."""
     with pytest.raises(UsageError, match=r"qdo\.Policy"):
         engine.app.job(policy="block")  # type: ignore[arg-type]
@@ -340,7 +342,7 @@ def test_an_app_refuses_what_is_no_policy(engine: Engine) -> None:
 
 
 def test_an_observer_that_fails_changes_nothing(
-    engine: Engine, caplog: pytest.LogCaptureFixture
+    engine: EngineSetup, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its error is logged, and the other observers are called."""
 
@@ -361,7 +363,7 @@ def test_an_observer_that_fails_changes_nothing(
     assert {each.exc_info and each.exc_info[0] for each in records} == {SystemExit}
 
 
-def test_a_lost_queue_is_observed(engine: Engine) -> None:
+def test_a_lost_queue_is_observed(engine: EngineSetup) -> None:
     """Its message runs again elsewhere."""
     failing = Failing(engine)
     started = gevent.event.Event()
@@ -384,7 +386,7 @@ def test_a_lost_queue_is_observed(engine: Engine) -> None:
     until(lambda: failing.outcomes() == [(1, "lost")])
 
 
-def test_without_observers_the_job_itself_is_called(engine: Engine) -> None:
+def test_without_observers_the_job_itself_is_called(engine: EngineSetup) -> None:
     """A healthy message pays nothing."""
     from qdo.worker.engine.observers import Observers
 
@@ -393,7 +395,7 @@ def test_without_observers_the_job_itself_is_called(engine: Engine) -> None:
     assert Observers(()).bind(job) is job
 
 
-class Unspeakable(Exception):
+class UnprintableError(Exception):
     """Cannot be shown."""
 
     def __str__(self) -> str:
@@ -403,7 +405,7 @@ class Unspeakable(Exception):
 
 
 @pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
-def test_an_error_that_cannot_be_shown_ends_as_any_other(engine: Engine, then: Any) -> None:
+def test_an_error_that_cannot_be_shown_ends_as_any_other(engine: EngineSetup, then: Any) -> None:
     """Neither the log nor the record nor an observer makes the worker fail."""
     events: list[qdo.Event] = []
     engine.app.observer(events.append)
@@ -411,7 +413,7 @@ def test_an_error_that_cannot_be_shown_ends_as_any_other(engine: Engine, then: A
     @engine.app.job(policy=qdo.Policy(attempts=2, then=then, **FAST))
     def job(message: Message, context: Any) -> str:
         if message.body == "bad":
-            raise Unspeakable
+            raise UnprintableError
         return "a value that is ignored"
 
     engine.send("q", "bad", "two")
@@ -425,7 +427,7 @@ def test_an_error_that_cannot_be_shown_ends_as_any_other(engine: Engine, then: A
     assert "Unspeakable" in str(next(each for each in events if each.queue == "q").error)
 
 
-def test_observers_keep_nothing_of_a_released_queue(engine: Engine) -> None:
+def test_observers_keep_nothing_of_a_released_queue(engine: EngineSetup) -> None:
     """Queues come and go for months; one that comes again has its worker's name."""
     failing = Failing(engine)
     engine.start()

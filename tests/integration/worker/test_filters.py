@@ -18,7 +18,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_node import encode_queues
 from qdo.ops.status import QueueStatus, queue_statuses, worker_statuses
 from qdo.queues import QueueFilter
-from tests.support.fleet import Engine
+from tests.support.fleet import CountingEngine
 from tests.support.processes import Proc, wait_until
 
 JOB = """
@@ -29,7 +29,7 @@ def write(message, context):
 WORKER = "import sys; from qdo.cli.worker import main; sys.argv[0] = 'qdo-worker'; main()"
 
 
-class Fleet:
+class FilteredFleet:
     """Real `qdo-worker` processes of one app, on files in a folder."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -60,13 +60,13 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+def fleet(tmp_path: Path) -> Iterator[FilteredFleet]:
     (tmp_path / "qdo-data").mkdir()
     with ExitStack() as stack:
-        yield Fleet(tmp_path, stack)
+        yield FilteredFleet(tmp_path, stack)
 
 
-def test_workers_get_what_they_take_and_the_rest_is_nobodys(fleet: Fleet) -> None:
+def test_workers_get_what_they_take_and_the_rest_is_nobodys(fleet: FilteredFleet) -> None:
     """The log and `qdo queues` name unmatched queues, until a worker takes them."""
     names = ["mail-1", "mail-2", "mail-vip", "sms-1", "fax-1"]
     fleet.app.send_many([(name, n) for name in names for n in range(3)])
@@ -108,7 +108,7 @@ def test_workers_get_what_they_take_and_the_rest_is_nobodys(fleet: Fleet) -> Non
         assert proc.wait() == 0
 
 
-def test_burst_ends_when_the_queues_it_takes_are_done(fleet: Fleet) -> None:
+def test_burst_ends_when_the_queues_it_takes_are_done(fleet: FilteredFleet) -> None:
     """Queues that it leaves to other workers do not keep it running."""
     fleet.app.send_many([("mail-1", 1), ("sms-1", 1)])
     burst = fleet.start("--queues", "mail-*", "--burst")
@@ -119,7 +119,7 @@ def test_burst_ends_when_the_queues_it_takes_are_done(fleet: Fleet) -> None:
     assert nothing.wait() == 0, nothing.output
 
 
-def test_filters_come_from_the_environment_too(fleet: Fleet) -> None:
+def test_filters_come_from_the_environment_too(fleet: FilteredFleet) -> None:
     """Several in one variable, separated by commas."""
     fleet.app.send_many([("mail-1", 1), ("sms-1", 1), ("fax-1", 1)])
     env = {"QDO_QUEUES": "mail-*,sms-*", "QDO_EXCLUDE": "sms-*", "QDO_BURST": "true"}
@@ -130,10 +130,10 @@ def test_filters_come_from_the_environment_too(fleet: Fleet) -> None:
 
 
 @pytest.fixture
-def member(tmp_path: Path) -> Iterator[tuple[Member, Engine, Client]]:
+def member(tmp_path: Path) -> Iterator[tuple[Member, CountingEngine, Client]]:
     """A worker that takes queues of one kind, on its own, and a client that looks on."""
     url = f"sqlite:{tmp_path / 'c.db'}"
-    engine = Engine([])
+    engine = CountingEngine([])
     client = connect(url, session_timeout_seconds=4.0)
     options = MemberOptions(filter=QueueFilter(("a*",)))
     layout = Layout.of("fleet")
@@ -150,7 +150,7 @@ def member(tmp_path: Path) -> Iterator[tuple[Member, Engine, Client]]:
 
 
 def test_the_worker_node_shows_its_filters_throughout(
-    member: tuple[Member, Engine, Client],
+    member: tuple[Member, CountingEngine, Client],
 ) -> None:
     """Every write of the node keeps the filter."""
     made, engine, client = member
@@ -171,7 +171,7 @@ def test_the_worker_node_shows_its_filters_throughout(
 
 
 def test_what_is_granted_and_not_taken_is_not_claimed(
-    member: tuple[Member, Engine, Client],
+    member: tuple[Member, CountingEngine, Client],
 ) -> None:
     """A rebalancer of an older version knows no filters, and grants too much."""
     made, engine, client = member

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engine import Engine, until
+from tests.support.engine import EngineSetup, until
 from tests.support.paths import ROOT
 
 JOBS = """
@@ -72,21 +72,21 @@ async def async_around(call_next, message, context):
 @pytest.fixture
 def engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Engine]:
+) -> Iterator[EngineSetup]:
     name = f"hooks_{abs(hash(request.node.name))}"
     (tmp_path / f"{name}.py").write_text(JOBS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     app = importlib.import_module(name).app
-    one = Engine(tmp_path, app=app, target=f"{name}:app", log_level="error")
+    one = EngineSetup(tmp_path, app=app, target=f"{name}:app", log_level="error")
     yield one
     one.close()
     sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("executor", ["greenlet", "thread", "process", "asyncio"])
-def test_hooks_go_with_the_job(engine: Engine, tmp_path: Path, executor: str) -> None:
+def test_hooks_go_with_the_job(engine: EngineSetup, tmp_path: Path, executor: str) -> None:
     """Middleware runs around every attempt, where the job runs; the context outlives the last."""
     engine.send(executor, 1, "fail", 2)
     engine.start(executor)

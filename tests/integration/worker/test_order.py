@@ -22,7 +22,7 @@ from qdo.message import Message
 from qdo.system.clock import clock
 from qdo.worker.engine.lanes import lanes
 from qdo.worker.engine.slot import SlotState
-from tests.support.engine import Engine, until
+from tests.support.engine import EngineSetup, until
 
 FAST = {"backoff_seconds": 0.001, "backoff_max_seconds": 0.002}
 
@@ -35,7 +35,7 @@ class Keyed:
     """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.engine = Engine(folder, **settings)
+        self.engine = EngineSetup(folder, **settings)
         self.gates: defaultdict[Any, Event] = defaultdict(Event)
         self.gated: set[Any] = set()
         self.failing: dict[Any, BaseException] = {}

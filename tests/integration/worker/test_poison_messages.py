@@ -45,7 +45,7 @@ def job(message, context):
 """
 
 
-class Stage:
+class PoisonSetup:
     """An app in a folder, and the files of its worker processes."""
 
     def __init__(self, folder: Path, coordinator: str) -> None:
@@ -98,15 +98,15 @@ class Stage:
 
 
 @pytest.fixture
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PoisonSetup]:
     """On the embedded coordinator, or on the one that a test's parameter names."""
     coordinator = getattr(request, "param", "embedded_url")
-    stage = Stage(tmp_path, request.getfixturevalue(coordinator))
+    stage = PoisonSetup(tmp_path, request.getfixturevalue(coordinator))
     yield stage
     stage.close()
 
 
-def send(stage: Stage, queue: str, *bodies: Any) -> None:
+def send(stage: PoisonSetup, queue: str, *bodies: Any) -> None:
     stage.app.send_many([(queue, body) for body in bodies])
 
 
@@ -116,7 +116,7 @@ RUNS = [("one", 1), ("poison", 1), ("poison", 2), ("poison", 3)]
 
 @BOTH
 @pytest.mark.parametrize("then", ["dead-letter", "skip"])
-def test_a_poison_message_is_ended_by_its_policy(stage: Stage, then: str) -> None:
+def test_a_poison_message_is_ended_by_its_policy(stage: PoisonSetup, then: str) -> None:
     """It kills its process three times; then the queue continues without it, in order."""
     send(stage, "q", "one", "poison", "two")
     stage.start(then)
@@ -130,7 +130,9 @@ def test_a_poison_message_is_ended_by_its_policy(stage: Stage, then: str) -> Non
 
 
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
-def test_a_poison_message_blocks_until_an_operator_decides(stage: Stage, verdict: Decision) -> None:
+def test_a_poison_message_blocks_until_an_operator_decides(
+    stage: PoisonSetup, verdict: Decision
+) -> None:
     """The queue waits with its order kept; the others of its worker continue."""
     send(stage, "q", "one", "poison", "two")
     stage.start("block")
@@ -154,7 +156,7 @@ def test_a_poison_message_blocks_until_an_operator_decides(stage: Stage, verdict
 
 
 @BOTH
-def test_an_operator_decides_on_one_of_several_keys(stage: Stage) -> None:
+def test_an_operator_decides_on_one_of_several_keys(stage: PoisonSetup) -> None:
     """The key of that message continues, the others wait until all are decided on at once."""
     for key in ("a", "b", "c"):
         stage.app.send("keys", "mean", key=key)
@@ -176,19 +178,19 @@ def test_an_operator_decides_on_one_of_several_keys(stage: Stage) -> None:
     assert [each.position for each in stage.broker.dead_letters.records("keys")] == [second]
 
 
-def blocking(stage: Stage, queue: str) -> list[int]:
+def blocking(stage: PoisonSetup, queue: str) -> list[int]:
     """Return the positions of the messages that wait for an operator."""
     if not stage.client.exists(stage.layout.queue(queue)):
         return []
     return [each.position for each in stage.node(queue).blocking]
 
 
-def is_blocked(stage: Stage, queue: str) -> bool:
+def is_blocked(stage: PoisonSetup, queue: str) -> bool:
     marks = stage.node(queue).failure if stage.client.exists(stage.layout.queue(queue)) else None
     return marks is not None and marks.blocked
 
 
-def test_attempts_survive_a_clean_stop(stage: Stage) -> None:
+def test_attempts_survive_a_clean_stop(stage: PoisonSetup) -> None:
     """A message that failed before a restart continues with its next attempt."""
     send(stage, "q", "mean")
     first = stage.start("block")
@@ -205,7 +207,7 @@ def test_attempts_survive_a_clean_stop(stage: Stage) -> None:
     assert is_blocked(stage, "q")
 
 
-def test_an_operators_kill_counts_no_attempt(stage: Stage) -> None:
+def test_an_operators_kill_counts_no_attempt(stage: PoisonSetup) -> None:
     """A worker that was killed after a stop signal did not crash because of its message."""
     send(stage, "q", "endless")
     proc = stage.start()
@@ -218,7 +220,7 @@ def test_an_operators_kill_counts_no_attempt(stage: Stage) -> None:
 
 
 @BOTH
-def test_kill_9_counts_an_attempt_of_the_message_in_hand(stage: Stage) -> None:
+def test_kill_9_counts_an_attempt_of_the_message_in_hand(stage: PoisonSetup) -> None:
     """Only of the one in flight: messages done before it in the same process are untouched."""
     send(stage, "done", "one", "two")
     send(stage, "q", "slow")

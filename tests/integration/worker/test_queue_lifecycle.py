@@ -25,7 +25,7 @@ from qdo.worker.duties.discovery import Discovery
 from qdo.worker.worker import Worker
 from tests.support.engine import until
 from tests.support.fakes.shard_broker import ShardBroker
-from tests.support.fleet import LAYOUT, Fleet
+from tests.support.fleet import LAYOUT, MemberFleet
 from tests.support.zookeeper import wait_until
 
 END = "SHARD_END"
@@ -41,11 +41,11 @@ def watcher(coordinator_url: str) -> Iterator[Client]:
     client.close()
 
 
-class Stage:
+class LifecycleSetup:
     """A fleet, a broker, and the discovery of each member of the fleet."""
 
     def __init__(self, url: str, watcher: Client) -> None:
-        self.fleet = Fleet(url, told_aside=True)
+        self.fleet = MemberFleet(url, told_aside=True)
         self.broker = ShardBroker()
         self.broker.catalog.list_seconds = 0.1
         self._watcher = watcher
@@ -91,13 +91,13 @@ class Stage:
 
 
 @pytest.fixture
-def stage(coordinator_url: str, watcher: Client) -> Iterator[Stage]:
-    stage = Stage(coordinator_url, watcher)
+def stage(coordinator_url: str, watcher: Client) -> Iterator[LifecycleSetup]:
+    stage = LifecycleSetup(coordinator_url, watcher)
     yield stage
     stage.close()
 
 
-def test_a_queue_that_vanishes_is_given_back_and_comes_back(stage: Stage) -> None:
+def test_a_queue_that_vanishes_is_given_back_and_comes_back(stage: LifecycleSetup) -> None:
     """With all the progress its owner has made; the same node continues from there."""
     stage.broker.names = ["a", "b"]
     stage.join()
@@ -119,7 +119,7 @@ def test_a_queue_that_vanishes_is_given_back_and_comes_back(stage: Stage) -> Non
     stage.wait(goes_on, "it goes on where it was")
 
 
-def test_children_are_claimed_after_their_parents(stage: Stage) -> None:
+def test_children_are_claimed_after_their_parents(stage: LifecycleSetup) -> None:
     """And their parents stay as tombstones, released and without an owner."""
     stage.broker.add("child", "left", "right")
     stage.broker.add("left")
@@ -136,7 +136,7 @@ def test_children_are_claimed_after_their_parents(stage: Stage) -> None:
         assert stage.node(parent).position == END
 
 
-def test_tombstones_are_nobodys_share(stage: Stage, watcher: Client) -> None:
+def test_tombstones_are_nobodys_share(stage: LifecycleSetup, watcher: Client) -> None:
     """Live queues are shared out evenly beside many dead ones, also by the next leader."""
     watcher.ensure_path(LAYOUT.queues)
     for number in range(6):
@@ -158,7 +158,7 @@ def test_tombstones_are_nobodys_share(stage: Stage, watcher: Client) -> None:
     assert "a-dead" not in "".join(granted)
 
 
-def test_orphans_do_not_wait_for_the_new_leaders_reads(stage: Stage) -> None:
+def test_orphans_do_not_wait_for_the_new_leaders_reads(stage: LifecycleSetup) -> None:
     """A queue granted to a worker is in use; the leader first checks whether others are."""
     stage.broker.names = [f"q{number}" for number in range(4)]
     stage.join()
@@ -169,7 +169,7 @@ def test_orphans_do_not_wait_for_the_new_leaders_reads(stage: Stage) -> None:
     stage.wait(lambda: stage.fleet.balanced(4), "the other has all")
 
 
-def test_retirement_survives_lost_connections_and_leaders(stage: Stage) -> None:
+def test_retirement_survives_lost_connections_and_leaders(stage: LifecycleSetup) -> None:
     """The next leader completes the steps of the previous one; no listed queue is touched."""
     names = [f"q{number:03}" for number in range(300)]
     stage.broker.names = list(names)

@@ -11,16 +11,16 @@ import pytest
 
 from qdo.message import Message
 from qdo.outcomes import Retry
-from tests.support.engine import Engine, until
+from tests.support.engine import EngineSetup, until
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+def make(tmp_path: Path) -> Iterator[Callable[..., EngineSetup]]:
     """Make engines that end with the test."""
-    made: list[Engine] = []
+    made: list[EngineSetup] = []
 
-    def make_one(**settings: Any) -> Engine:
-        made.append(Engine(tmp_path, **settings))
+    def make_one(**settings: Any) -> EngineSetup:
+        made.append(EngineSetup(tmp_path, **settings))
         return made[-1]
 
     yield make_one
@@ -30,7 +30,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
 
 @pytest.mark.parametrize("executor", ["greenlet", "thread"])
 def test_a_worker_ends_after_exactly_so_many_messages(
-    make: Callable[..., Engine], executor: str
+    make: Callable[..., EngineSetup], executor: str
 ) -> None:
     """It finishes started messages; the next one is not started, and runs first elsewhere."""
     engine = make(max_messages=7, executor=executor)
@@ -53,7 +53,7 @@ def test_a_worker_ends_after_exactly_so_many_messages(
         assert len(list(reader)) == 10 - count
 
 
-def test_every_attempt_counts(make: Callable[..., Engine]) -> None:
+def test_every_attempt_counts(make: Callable[..., EngineSetup]) -> None:
     engine = make(max_messages=3)
     attempts: list[int] = []
 
@@ -68,7 +68,7 @@ def test_every_attempt_counts(make: Callable[..., Engine]) -> None:
     assert attempts == [1, 2, 3]
 
 
-def test_a_worker_ends_when_its_time_is_over(make: Callable[..., Engine]) -> None:
+def test_a_worker_ends_when_its_time_is_over(make: Callable[..., EngineSetup]) -> None:
     engine = make(max_seconds=0.2)
     seen: list[Any] = []
 

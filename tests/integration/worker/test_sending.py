@@ -14,16 +14,16 @@ from qdo import App, Message
 from qdo.brokers.base import Outgoing
 from qdo.settings.sources import load
 from tests.support.cli import WORKER, command
-from tests.support.engine import Engine, until
+from tests.support.engine import EngineSetup, until
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+def make(tmp_path: Path) -> Iterator[Callable[..., EngineSetup]]:
     """Make engines, and end them with the test."""
-    engines: list[Engine] = []
+    engines: list[EngineSetup] = []
 
-    def made(**settings: Any) -> Engine:
-        engines.append(Engine(tmp_path, **settings))
+    def made(**settings: Any) -> EngineSetup:
+        engines.append(EngineSetup(tmp_path, **settings))
         return engines[-1]
 
     yield made
@@ -31,7 +31,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
         engine.close()
 
 
-def test_bytes_reach_the_job_as_bytes(make: Callable[..., Engine]) -> None:
+def test_bytes_reach_the_job_as_bytes(make: Callable[..., EngineSetup]) -> None:
     """Whatever is in them; JSON stays JSON, with headers or without."""
     engine = make()
     seen: list[Any] = []
@@ -52,7 +52,7 @@ def test_bytes_reach_the_job_as_bytes(make: Callable[..., Engine]) -> None:
     assert engine.broker.dead_letters.records() == []
 
 
-def test_bodies_that_do_not_decode_are_dead_letters(make: Callable[..., Engine]) -> None:
+def test_bodies_that_do_not_decode_are_dead_letters(make: Callable[..., EngineSetup]) -> None:
     """Even if the headers declare JSON; the bytes are kept unchanged."""
     engine = make(attempts=1)
     seen: list[Any] = []
@@ -69,7 +69,7 @@ def test_bodies_that_do_not_decode_are_dead_letters(make: Callable[..., Engine])
     assert [letter.body for letter in engine.broker.dead_letters.records()] == [b"\x00", b"\x01"]
 
 
-def test_a_delayed_message_wakes_its_worker(make: Callable[..., Engine]) -> None:
+def test_a_delayed_message_wakes_its_worker(make: Callable[..., EngineSetup]) -> None:
     """It arrives when it is due, not at the next check; its id is that returned by sending."""
     engine = make()
     seen: list[tuple[str, float]] = []
@@ -87,7 +87,7 @@ def test_a_delayed_message_wakes_its_worker(make: Callable[..., Engine]) -> None
     assert due <= at < due + 2.0
 
 
-def test_jobs_may_send(make: Callable[..., Engine]) -> None:
+def test_jobs_may_send(make: Callable[..., EngineSetup]) -> None:
     """To other queues and their own, also delayed, and passing on the headers they got."""
     engine = make()
     seen: list[tuple[str, Any, dict[str, str]]] = []
@@ -114,7 +114,7 @@ def test_jobs_may_send(make: Callable[..., Engine]) -> None:
     assert set(seen[2][2]) == {"qdo-id", "h"}
 
 
-def test_a_retried_dead_letter_is_run_again(make: Callable[..., Engine]) -> None:
+def test_a_retried_dead_letter_is_run_again(make: Callable[..., EngineSetup]) -> None:
     """By a worker that runs, at once, from attempt 1, under its first id; and may die again."""
     engine = make(attempts=1)
     mended = False

@@ -22,16 +22,16 @@ from qdo.outcomes import DeadLetter
 from qdo.worker.duties.burst import FleetSurvey
 from qdo.worker.engine.slot import ClaimSink, Slot, TurnResult
 from qdo.worker.executors.base import JobAborted
-from tests.support.engine import Engine, until
+from tests.support.engine import EngineSetup, until
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+def make(tmp_path: Path) -> Iterator[Callable[..., EngineSetup]]:
     """Make engines that end with the test."""
-    made: list[Engine] = []
+    made: list[EngineSetup] = []
 
-    def make_one(**settings: Any) -> Engine:
-        made.append(Engine(tmp_path, **settings))
+    def make_one(**settings: Any) -> EngineSetup:
+        made.append(EngineSetup(tmp_path, **settings))
         return made[-1]
 
     yield make_one
@@ -39,7 +39,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
         engine.close()
 
 
-def collect(engine: Engine) -> list[tuple[str, Any]]:
+def collect(engine: EngineSetup) -> list[tuple[str, Any]]:
     """Give the engine a job that keeps queue and body of each message."""
     seen: list[tuple[str, Any]] = []
 
@@ -57,7 +57,7 @@ def of(seen: list[tuple[str, Any]], queue: str) -> list[Any]:
 # --- order, fairness, wake-up ---------------------------------------------------------
 
 
-def test_every_queue_is_processed_in_order_and_recorded(make: Callable[..., Engine]) -> None:
+def test_every_queue_is_processed_in_order_and_recorded(make: Callable[..., EngineSetup]) -> None:
     """Sent before and after the claim; nothing twice."""
     engine = make()
     seen = collect(engine)
@@ -75,7 +75,7 @@ def test_every_queue_is_processed_in_order_and_recorded(make: Callable[..., Engi
     assert engine.member.stopped.is_set()
 
 
-def test_a_long_queue_does_not_hold_up_short_ones(make: Callable[..., Engine]) -> None:
+def test_a_long_queue_does_not_hold_up_short_ones(make: Callable[..., EngineSetup]) -> None:
     """With one greenlet for all: the short ones are done while the long one has most to do."""
     engine = make(concurrency=1, fetch=10)
     seen = collect(engine)
@@ -89,7 +89,7 @@ def test_a_long_queue_does_not_hold_up_short_ones(make: Callable[..., Engine]) -
     assert last_short < 100
 
 
-def test_slow_jobs_of_many_queues_run_side_by_side(make: Callable[..., Engine]) -> None:
+def test_slow_jobs_of_many_queues_run_side_by_side(make: Callable[..., EngineSetup]) -> None:
     """Up to `concurrency` at once, one of each queue."""
     engine = make(concurrency=5)
     running: set[str] = set()
@@ -113,7 +113,7 @@ def test_slow_jobs_of_many_queues_run_side_by_side(make: Callable[..., Engine]) 
     assert max(peaks) == 5
 
 
-def test_an_idle_queue_is_woken_without_polling(make: Callable[..., Engine]) -> None:
+def test_an_idle_queue_is_woken_without_polling(make: Callable[..., EngineSetup]) -> None:
     """No fetch while nothing is sent; and a message starts within milliseconds."""
     engine = make()
     started: list[float] = []
@@ -145,7 +145,9 @@ def test_an_idle_queue_is_woken_without_polling(make: Callable[..., Engine]) -> 
     assert len(turns) <= 41  # the message's own and one that finds the tip
 
 
-def test_ten_thousand_idle_queues_take_less_than_2_kib_each(make: Callable[..., Engine]) -> None:
+def test_ten_thousand_idle_queues_take_less_than_2_kib_each(
+    make: Callable[..., EngineSetup],
+) -> None:
     """Slot, claim, table; the names are counted, too."""
     engine = make()
     collect(engine)
@@ -169,7 +171,7 @@ def test_ten_thousand_idle_queues_take_less_than_2_kib_each(make: Callable[..., 
 
 
 def test_a_failing_message_is_set_aside_while_other_queues_go_on(
-    make: Callable[..., Engine],
+    make: Callable[..., EngineSetup],
 ) -> None:
     """Three attempts, then a dead letter with the error, then the rest of its queue."""
     engine = make(attempts=3)
@@ -196,7 +198,7 @@ def test_a_failing_message_is_set_aside_while_other_queues_go_on(
     assert max(others) <= 2
 
 
-def test_leaving_the_program_fails_the_message_only(make: Callable[..., Engine]) -> None:
+def test_leaving_the_program_fails_the_message_only(make: Callable[..., EngineSetup]) -> None:
     """sys.exit() in a job."""
     engine = make(attempts=1)
     seen: list[int] = []
@@ -221,7 +223,7 @@ def test_leaving_the_program_fails_the_message_only(make: Callable[..., Engine])
 class Gated:
     """A job that stops in message `body` until the test lets it continue."""
 
-    def __init__(self, engine: Engine, body: Any) -> None:
+    def __init__(self, engine: EngineSetup, body: Any) -> None:
         self.body = body
         self.entered = Event()
         self.gate = Event()
@@ -238,7 +240,7 @@ class Gated:
 
 
 def test_a_queue_given_back_finishes_its_message_and_records_it(
-    make: Callable[..., Engine],
+    make: Callable[..., EngineSetup],
 ) -> None:
     """`finished` comes after the message in flight; the next owner repeats nothing."""
     engine = make()
@@ -255,7 +257,9 @@ def test_a_queue_given_back_finishes_its_message_and_records_it(
     until(lambda: gated.ended == [1, 2, 3])
 
 
-def test_a_lost_queue_reports_nothing_of_the_message_in_hand(make: Callable[..., Engine]) -> None:
+def test_a_lost_queue_reports_nothing_of_the_message_in_hand(
+    make: Callable[..., EngineSetup],
+) -> None:
     """Claimed again meanwhile, it begins where the record is, after the message in flight."""
     engine = make()
     gated = Gated(engine, 2)
@@ -274,7 +278,7 @@ def test_a_lost_queue_reports_nothing_of_the_message_in_hand(make: Callable[...,
     assert gated.seen == [(1, 1), (2, 1), (2, 2), (3, 2)]
 
 
-def test_a_seek_takes_effect_after_the_message_in_hand(make: Callable[..., Engine]) -> None:
+def test_a_seek_takes_effect_after_the_message_in_hand(make: Callable[..., EngineSetup]) -> None:
     """Back to the beginning: all are processed again."""
     engine = make()
     gated = Gated(engine, 2)
@@ -286,7 +290,7 @@ def test_a_seek_takes_effect_after_the_message_in_hand(make: Callable[..., Engin
     until(lambda: gated.ended == [1, 2, 1, 2, 3])
 
 
-def test_a_seek_wakes_an_idle_queue(make: Callable[..., Engine]) -> None:
+def test_a_seek_wakes_an_idle_queue(make: Callable[..., EngineSetup]) -> None:
     """Replay."""
     engine = make()
     seen = collect(engine)
@@ -298,7 +302,7 @@ def test_a_seek_wakes_an_idle_queue(make: Callable[..., Engine]) -> None:
 
 
 def test_nothing_starts_without_a_lease_and_all_goes_on_with_it(
-    make: Callable[..., Engine],
+    make: Callable[..., EngineSetup],
 ) -> None:
     """The coordinator is away: the message in flight ends, no other starts, then all continues."""
     engine = make(turn_seconds=0.0001)
@@ -317,7 +321,7 @@ def test_nothing_starts_without_a_lease_and_all_goes_on_with_it(
     until(lambda: sorted(gated.ended) == [1, 2, 3, 4])
 
 
-def test_a_long_turn_is_checkpointed_on_the_way(make: Callable[..., Engine]) -> None:
+def test_a_long_turn_is_checkpointed_on_the_way(make: Callable[..., EngineSetup]) -> None:
     """The messages before a very slow one are recorded while it runs."""
     engine = make(checkpoint_seconds=0.01)
     gated = Gated(engine, 3)
@@ -332,7 +336,7 @@ def test_a_long_turn_is_checkpointed_on_the_way(make: Callable[..., Engine]) -> 
 # --- registrations --------------------------------------------------------------------
 
 
-def test_a_lost_session_is_followed_by_a_new_registration(make: Callable[..., Engine]) -> None:
+def test_a_lost_session_is_followed_by_a_new_registration(make: Callable[..., EngineSetup]) -> None:
     """Remaining greenlets of the old one never touch the new one."""
     engine = make()
     gated = Gated(engine, 2)
@@ -354,7 +358,9 @@ def test_a_lost_session_is_followed_by_a_new_registration(make: Callable[..., En
     assert engine.join() == 0
 
 
-def test_a_coordinator_out_of_reach_at_the_start_is_an_error(make: Callable[..., Engine]) -> None:
+def test_a_coordinator_out_of_reach_at_the_start_is_an_error(
+    make: Callable[..., EngineSetup],
+) -> None:
     """Exit code 3, through the error's own."""
     engine = make()
     collect(engine)
@@ -363,7 +369,7 @@ def test_a_coordinator_out_of_reach_at_the_start_is_an_error(make: Callable[...,
         engine.worker.run()
 
 
-def test_a_stop_before_the_registration_ends_the_worker(make: Callable[..., Engine]) -> None:
+def test_a_stop_before_the_registration_ends_the_worker(make: Callable[..., EngineSetup]) -> None:
     """Asked to stop at once, it does."""
     engine = make()
     collect(engine)
@@ -374,7 +380,7 @@ def test_a_stop_before_the_registration_ends_the_worker(make: Callable[..., Engi
 # --- the way down ---------------------------------------------------------------------
 
 
-def test_draining_takes_no_message_more_and_repeats_none(make: Callable[..., Engine]) -> None:
+def test_draining_takes_no_message_more_and_repeats_none(make: Callable[..., EngineSetup]) -> None:
     """The message in flight is finished and recorded; the context outlives it."""
     engine = make()
     story: list[str] = []
@@ -406,7 +412,7 @@ def test_draining_takes_no_message_more_and_repeats_none(make: Callable[..., Eng
 
 
 def test_unfinished_jobs_are_logged_and_aborted(
-    make: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+    make: Callable[..., EngineSetup], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Exit code 1; its message is not done."""
     engine = make(drain_seconds=0.05)
@@ -436,7 +442,7 @@ def test_unfinished_jobs_are_logged_and_aborted(
     assert engine.broker.dead_letters.records() == []
 
 
-def test_a_second_stop_aborts_at_once(make: Callable[..., Engine]) -> None:
+def test_a_second_stop_aborts_at_once(make: Callable[..., EngineSetup]) -> None:
     """Long before `drain_seconds` are over."""
     engine = make(drain_seconds=3600)
     gated = Gated(engine, 1)
@@ -452,7 +458,7 @@ def test_a_second_stop_aborts_at_once(make: Callable[..., Engine]) -> None:
 
 
 def test_draining_without_a_session_waits_for_running_jobs(
-    make: Callable[..., Engine],
+    make: Callable[..., EngineSetup],
 ) -> None:
     """The context is not torn down under them."""
     engine = make()
@@ -486,7 +492,7 @@ def test_draining_without_a_session_waits_for_running_jobs(
 
 
 def test_a_duty_that_dies_stops_the_worker(
-    make: Callable[..., Engine],
+    make: Callable[..., EngineSetup],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -507,7 +513,7 @@ def test_a_duty_that_dies_stops_the_worker(
 
 
 def test_a_failed_coordination_loop_stops_the_worker(
-    make: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+    make: Callable[..., EngineSetup], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A member that died of a bug is not replaced by the next that would."""
     engine = make()
@@ -524,7 +530,7 @@ def test_a_failed_coordination_loop_stops_the_worker(
 # --- burst, discovery, watchdog -------------------------------------------------------
 
 
-def test_burst_ends_when_everything_is_done(make: Callable[..., Engine]) -> None:
+def test_burst_ends_when_everything_is_done(make: Callable[..., EngineSetup]) -> None:
     """Not while a queue of the broker has no worker, or waits at another one."""
     engine = make(burst=True)
     seen = collect(engine)
@@ -553,7 +559,7 @@ def test_burst_ends_when_everything_is_done(make: Callable[..., Engine]) -> None
     assert len(seen) == 51
 
 
-def test_burst_waits_for_a_message_that_is_retried(make: Callable[..., Engine]) -> None:
+def test_burst_waits_for_a_message_that_is_retried(make: Callable[..., EngineSetup]) -> None:
     """A queue in backoff is not done."""
     engine = make(burst=True, attempts=3)
     attempts: list[int] = []
@@ -570,7 +576,7 @@ def test_burst_waits_for_a_message_that_is_retried(make: Callable[..., Engine]) 
     assert len(engine.broker.dead_letters.records()) == 1
 
 
-def test_the_leader_creates_what_the_broker_knows(make: Callable[..., Engine]) -> None:
+def test_the_leader_creates_what_the_broker_knows(make: Callable[..., EngineSetup]) -> None:
     """All at first, and new queues as soon as they get a message."""
     engine = make()
     collect(engine)
@@ -584,7 +590,7 @@ def test_the_leader_creates_what_the_broker_knows(make: Callable[..., Engine]) -
 
 
 def test_a_job_that_blocks_the_loop_is_named_while_it_does(
-    make: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+    make: Callable[..., EngineSetup], caplog: pytest.LogCaptureFixture
 ) -> None:
     """With queue, message, job and stack; and once more when it is over."""
     engine = make(session_timeout_seconds=1.0)
@@ -611,7 +617,7 @@ def test_a_job_that_blocks_the_loop_is_named_while_it_does(
     assert "time.sleep(0.01)" in text
 
 
-def test_the_component_says_what_the_worker_does(make: Callable[..., Engine]) -> None:
+def test_the_component_says_what_the_worker_does(make: Callable[..., EngineSetup]) -> None:
     """State and counts; the last word is draining."""
     engine = make()
 

@@ -104,7 +104,7 @@ class Child:
         self._errors.close()
 
 
-class Fleet:
+class ProcessFleet:
     """Worker processes of one app in a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -161,8 +161,8 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with contextlib.closing(Fleet(tmp_path)) as made:
+def fleet(tmp_path: Path) -> Iterator[ProcessFleet]:
+    with contextlib.closing(ProcessFleet(tmp_path)) as made:
         yield made
 
 
@@ -171,7 +171,7 @@ def once(bodies: list[int]) -> list[int]:
     return list(dict.fromkeys(bodies))
 
 
-def test_burst_workers_share_the_queues_and_leave_nothing(fleet: Fleet) -> None:
+def test_burst_workers_share_the_queues_and_leave_nothing(fleet: ProcessFleet) -> None:
     """Each queue in order, nothing twice; sessions are reported and closed."""
     fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(2000)])
     children = [fleet.start(burst=True, job="jobs:gated") for _ in range(2)]
@@ -187,7 +187,7 @@ def test_burst_workers_share_the_queues_and_leave_nothing(fleet: Fleet) -> None:
         assert closed == {"session": None}
 
 
-def test_workers_share_queues_through_zookeeper(fleet: Fleet, zookeeper_url: str) -> None:
+def test_workers_share_queues_through_zookeeper(fleet: ProcessFleet, zookeeper_url: str) -> None:
     """The same with a server in place of the file."""
     fleet.app.send_many([(f"q{n % 10}", n // 10) for n in range(200)])
     children = [fleet.start(burst=True, coordinator=zookeeper_url) for _ in range(2)]
@@ -195,7 +195,7 @@ def test_workers_share_queues_through_zookeeper(fleet: Fleet, zookeeper_url: str
     assert fleet.bodies() == {f"q{n}": list(range(20)) for n in range(10)}
 
 
-def test_a_worker_outlives_its_coordinator(fleet: Fleet, zookeeper_server: Ensemble) -> None:
+def test_a_worker_outlives_its_coordinator(fleet: ProcessFleet, zookeeper_server: Ensemble) -> None:
     """ZooKeeper is away for longer than the lease: the worker waits, and continues afterwards."""
     url = zookeeper_server.url(f"/test-{uuid.uuid4().hex[:12]}")
     child = fleet.start(coordinator=url)
@@ -229,7 +229,7 @@ def test_a_worker_outlives_its_coordinator(fleet: Fleet, zookeeper_server: Ensem
     assert child.wait() == 0
 
 
-def test_the_queues_of_a_killed_worker_go_on_elsewhere(fleet: Fleet) -> None:
+def test_the_queues_of_a_killed_worker_go_on_elsewhere(fleet: ProcessFleet) -> None:
     """After its session: in order, at least once, and no queue is left behind."""
     fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(4000)])
     killed, other = fleet.start(burst=True), fleet.start(burst=True)
@@ -243,7 +243,7 @@ def test_the_queues_of_a_killed_worker_go_on_elsewhere(fleet: Fleet) -> None:
         assert once(bodies[queue]) == list(range(200))
 
 
-def test_a_stopped_worker_comes_back_as_a_new_one(fleet: Fleet) -> None:
+def test_a_stopped_worker_comes_back_as_a_new_one(fleet: ProcessFleet) -> None:
     """SIGSTOP beyond the session: each queue at most finishes the message it was in."""
     fleet.app.send_many([(f"q{n % 20}", n // 20) for n in range(4000)])
     stopped = fleet.start(session_timeout_seconds=1.0, burst=True)
@@ -266,7 +266,7 @@ def test_a_stopped_worker_comes_back_as_a_new_one(fleet: Fleet) -> None:
     assert sessions[1::2] == [None, None]
 
 
-def test_seeking_a_live_idle_queue_replays_it(fleet: Fleet) -> None:
+def test_seeking_a_live_idle_queue_replays_it(fleet: ProcessFleet) -> None:
     """An operator moves `last`; the owner notices, and continues from there."""
     fleet.app.send_many([("q", 0), ("q", 1)])
     child = fleet.start()
@@ -280,7 +280,7 @@ def test_seeking_a_live_idle_queue_replays_it(fleet: Fleet) -> None:
     assert child.wait() == 0
 
 
-def test_sigterm_drains(fleet: Fleet) -> None:
+def test_sigterm_drains(fleet: ProcessFleet) -> None:
     """The message in flight ends, no other begins; the next worker repeats nothing."""
     fleet.app.send_many([("q", 1), ("q", 2)])
     child = fleet.start(job="jobs:slow")
@@ -292,7 +292,7 @@ def test_sigterm_drains(fleet: Fleet) -> None:
     assert fleet.lines()[2:] == [["begin", "2"], ["end", "2"]]
 
 
-def test_a_second_sigterm_aborts_and_releases(fleet: Fleet) -> None:
+def test_a_second_sigterm_aborts_and_releases(fleet: ProcessFleet) -> None:
     """Exit code 1, and the message is named; it is free for the next worker at once."""
     fleet.app.send("q", 1)
     child = fleet.start(job="jobs:endless")
@@ -305,7 +305,7 @@ def test_a_second_sigterm_aborts_and_releases(fleet: Fleet) -> None:
     assert child.told()[-1] == {"session": None}
 
 
-def test_a_third_sigterm_exits_even_where_a_job_blocks(fleet: Fleet) -> None:
+def test_a_third_sigterm_exits_even_where_a_job_blocks(fleet: ProcessFleet) -> None:
     """The event loop never turns; its watchdog ends the process."""
     fleet.app.send("q", 1)
     child = fleet.start(job="jobs:blocking")
@@ -330,7 +330,7 @@ def _pending(pid: int) -> int:
     return sum(int(mask, 16) for mask in masks)
 
 
-def test_the_parents_death_drains(fleet: Fleet) -> None:
+def test_the_parents_death_drains(fleet: ProcessFleet) -> None:
     """An orphan without a supervisor releases its queues."""
     fleet.app.send_many([("q", 1), ("q", 2)])
     child = fleet.start(job="jobs:slow")
@@ -355,7 +355,7 @@ def test_the_parents_death_drains(fleet: Fleet) -> None:
     ],
 )
 def test_what_cannot_begin_says_so_in_one_line(
-    fleet: Fleet, settings: dict[str, Any], code: int, text: str
+    fleet: ProcessFleet, settings: dict[str, Any], code: int, text: str
 ) -> None:
     """With the documented exit code, without a traceback."""
     child = fleet.start(**settings)

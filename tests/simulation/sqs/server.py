@@ -14,7 +14,7 @@ from gevent.event import AsyncResult
 
 from tests.simulation.sqs.virtual_time import Life, Moments
 from tests.support.aws.sqs_fifo import FifoQueue
-from tests.support.aws.sqs_queue import Message, Queue, StandardQueue
+from tests.support.aws.sqs_queue import Queue, SqsMessage, StandardQueue
 from tests.support.aws.sqs_values import SqsError
 
 LOOK_SECONDS = 0.25
@@ -24,7 +24,7 @@ _DAYS = {"MessageRetentionPeriod": str(14 * 86_400)}
 
 
 @dataclass
-class Faults:
+class RequestFaults:
     """Chances that something goes wrong with a request.
 
     :ivar lost: it does not arrive.
@@ -39,7 +39,7 @@ class Faults:
     dead: bool = False
 
 
-class Server:
+class SimulatedSqs:
     """One queue of SQS.
 
     :ivar deleted: called with the number of each deleted message.
@@ -50,7 +50,7 @@ class Server:
         self.name = name
         self.moments = moments
         self.chance = chance
-        self.faults = Faults()
+        self.faults = RequestFaults()
         self.requests: Counter[str] = Counter()
         self.deleted: Callable[[int], None] = lambda number: None
         kind = FifoQueue if name.endswith(".fifo") else StandardQueue
@@ -63,7 +63,7 @@ class Server:
         number = self._sent
         fifo = self.name.endswith(".fifo")
         self.queue.add(
-            Message(
+            SqsMessage(
                 number=number,
                 id=f"00000000-0000-4000-8000-{number:012d}",
                 body=json.dumps({**body, "n": number}),
@@ -175,10 +175,10 @@ class Server:
         self.queue.change(entry["ReceiptHandle"], entry["VisibilityTimeout"], self.moments.now)
 
 
-class Calls:
+class SimulatedCalls:
     """The connections of one process; see `qdo.brokers.aws.http.Calls`."""
 
-    def __init__(self, server: Server, life: Life) -> None:
+    def __init__(self, server: SimulatedSqs, life: Life) -> None:
         self._server = server
         self._life = life
 
@@ -189,7 +189,7 @@ class Calls:
         """Nothing is kept."""
 
 
-def _raw(message: Message) -> dict[str, Any]:
+def _raw(message: SqsMessage) -> dict[str, Any]:
     """Return a message as an answer has it."""
     system = {
         "SentTimestamp": str(int(message.sent * 1000)),

@@ -6,7 +6,7 @@ import pytest
 
 from qdo.jobs.options import Order
 from tests.simulation.sqs.mutants import MUTANTS
-from tests.simulation.sqs.world import Broken, world
+from tests.simulation.sqs.world import BrokenInvariant, world
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -63,7 +63,7 @@ def test_a_message_is_in_hand_until_its_dead_letter_is_stored(
         stage.finish()
 
 
-def test_what_is_behind_a_message_that_is_taken_back_waits_for_it() -> None:
+def test_followers_of_a_reclaimed_message_wait_for_it() -> None:
     """They are held by this owner still, and would run before it otherwise."""
     with world(1, "fifo", "key") as stage:
         stage.begin_worker()
@@ -88,6 +88,6 @@ def test_planted_mistakes_are_found(name: str, monkeypatch: pytest.MonkeyPatch) 
         with world(seed, kind, order) as stage:
             try:
                 stage.tell(30)
-            except Broken:
+            except BrokenInvariant:
                 return
     pytest.fail(f"{SEEDS} stories hold although the code {name}")

@@ -30,7 +30,7 @@ from qdo.worker.engine.context import Engine
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.executors.greenlet import GreenletExecutor
-from tests.simulation.sqs.server import Calls, Server
+from tests.simulation.sqs.server import SimulatedCalls, SimulatedSqs
 from tests.simulation.sqs.virtual_time import Life
 from tests.support.sqs_consumer import AnyQueue
 
@@ -114,7 +114,7 @@ class BuriedDeadLetters(DeadLetterStore):
         raise NotImplementedError
 
 
-class Worker:
+class SimulatedWorker:
     """One worker process, and its registration.
 
     :param job: the function of its jobs, called with the worker and the messages.
@@ -130,13 +130,13 @@ class Worker:
     def __init__(
         self,
         name: str,
-        server: Server,
+        server: SimulatedSqs,
         order: Order,
-        job: Callable[[Worker, Sequence[Message]], None],
-        buried: Callable[[Worker, DeadLetterRecord], None],
-        recorded: Callable[[Worker, Claim, bool], None],
+        job: Callable[[SimulatedWorker, Sequence[Message]], None],
+        buried: Callable[[SimulatedWorker, DeadLetterRecord], None],
+        recorded: Callable[[SimulatedWorker, Claim, bool], None],
         left: Sequence[tuple[str, str]],
-        lost: Callable[[Worker, int], None],
+        lost: Callable[[SimulatedWorker, int], None],
         heard: Callable[[], bool],
         *,
         batch: int | None = None,
@@ -167,7 +167,7 @@ class Worker:
 
     def _make(self, chance: random.Random) -> None:
         moments = self._moments
-        calls = Calls(self._server, self.life)
+        calls = SimulatedCalls(self._server, self.life)
         wakes: list[Callable[..., None]] = []
         # Some have no room for more than a message or two.
         self.budget = MemoryBudget(chance.choice((1, 100, HELD_BYTES)))

@@ -37,9 +37,9 @@ from qdo.coordination.protocol.claims import Claim, OwnedQueue
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.jobs.options import Order
 from qdo.message import Message
-from tests.simulation.sqs.server import Faults, Server
+from tests.simulation.sqs.server import RequestFaults, SimulatedSqs
 from tests.simulation.sqs.virtual_time import Moments
-from tests.simulation.sqs.worker import SESSION_SECONDS, WAIT_SECONDS, Worker
+from tests.simulation.sqs.worker import SESSION_SECONDS, WAIT_SECONDS, SimulatedWorker
 
 PATIENCE_SECONDS = 900.0
 IDLE_LOOK_SECONDS = 800.0
@@ -59,7 +59,7 @@ LIKELY: Mapping[str, int] = {
 """The possible events, and their relative frequency."""
 
 
-class Broken(AssertionError):
+class BrokenInvariant(AssertionError):
     """An invariant does not hold."""
 
 
@@ -75,11 +75,11 @@ class Fact:
     group: str
     seconds: float
     fails: int
-    ended: list[tuple[Worker, float]] = field(default_factory=list)
+    ended: list[tuple[SimulatedWorker, float]] = field(default_factory=list)
     excused: bool = False
 
 
-class World:
+class SqsWorld:
     """See the module's docstring.
 
     :param kind: "fifo" or "standard".
@@ -90,26 +90,26 @@ class World:
         self.chance = random.Random(f"{seed} {kind} {order} {batch}")
         self.moments = Moments()
         self.queue = "q.fifo" if kind == "fifo" else "q"
-        self.server = Server(self.queue, self.moments, random.Random(self.chance.random()))
+        self.server = SimulatedSqs(self.queue, self.moments, random.Random(self.chance.random()))
         self.server.deleted = self._deleted
         self.facts: dict[int, Fact] = {}
-        self.running: dict[int, Worker] = {}
-        self.workers: list[Worker] = []
-        self.owner: Worker | None = None
+        self.running: dict[int, SimulatedWorker] = {}
+        self.workers: list[SimulatedWorker] = []
+        self.owner: SimulatedWorker | None = None
         self.broken: list[str] = []
         self.story: list[str] = []
         self._order: Order = order
         self._batch = batch
         self._node = QueueNode()
         self._fence = 0
-        self._recorded_at: dict[Worker, float] = {}
+        self._recorded_at: dict[SimulatedWorker, float] = {}
         self.away_until = 0.0
         self.bury_seconds = (0.01, 0.5, 0.5, 100.0)
 
     # --- acts of the coordinator ---------------------------------------------------------
 
-    def begin_worker(self, left: list[tuple[str, str]] = []) -> Worker:  # noqa: B006 - read
-        worker = Worker(
+    def begin_worker(self, left: list[tuple[str, str]] = []) -> SimulatedWorker:  # noqa: B006 - read
+        worker = SimulatedWorker(
             f"worker-{len(self.workers):010d}",
             self.server,
             self._order,
@@ -129,7 +129,7 @@ class World:
         """Whether the coordinator does not answer; sessions outlive that."""
         return self.moments.now < self.away_until
 
-    def _claim(self, worker: Worker) -> None:
+    def _claim(self, worker: SimulatedWorker) -> None:
         self._fence += 1
         self._node = self._node.owned_by(worker.name)
         claim = Claim.of(self.queue, self._fence, self._node, worker.lease, SQS_POSITIONS)
@@ -137,7 +137,7 @@ class World:
         self._recorded_at[worker] = self.moments.now
         worker.claim(claim)
 
-    def _record(self, worker: Worker, claim: Claim, final: bool) -> None:
+    def _record(self, worker: SimulatedWorker, claim: Claim, final: bool) -> None:
         if self.away and final:
             worker.life_later(1.0, lambda: self._record(worker, claim, final))
         if worker is not self.owner or worker.lost or self.away:
@@ -150,7 +150,7 @@ class World:
         if final:
             self.owner = None
 
-    def _end_session(self, worker: Worker) -> None:
+    def _end_session(self, worker: SimulatedWorker) -> None:
         """End a session: the coordinator has not had contact with its worker for too long."""
         worker.in_session = False
         since = self._recorded_at.get(worker, 0.0)
@@ -163,7 +163,7 @@ class World:
 
     # --- jobs ---------------------------------------------------------------------------
 
-    def _job(self, worker: Worker, messages: Sequence[Message]) -> None:
+    def _job(self, worker: SimulatedWorker, messages: Sequence[Message]) -> None:
         """Run a batch, or a message: they all end, or none does."""
         numbers = [int(message.body["n"]) for message in messages]
         for at, number in enumerate(numbers):
@@ -184,7 +184,7 @@ class World:
                 if self.running.get(number) is worker:
                     del self.running[number]
 
-    def _check_start(self, worker: Worker, number: int, along: Sequence[int]) -> None:
+    def _check_start(self, worker: SimulatedWorker, number: int, along: Sequence[int]) -> None:
         fact = self.facts[number]
         if fact.ended and not fact.excused:
             self._note(f"message {number} runs again under {worker.name}: it had ended")
@@ -197,13 +197,13 @@ class World:
                 if other.group == fact.group and not other.ended and before not in along:
                     self._note(f"message {number} of group {fact.group} starts before {before}")
 
-    def _buried(self, worker: Worker, letter: DeadLetterRecord) -> None:
+    def _buried(self, worker: SimulatedWorker, letter: DeadLetterRecord) -> None:
         self.moments.sleep(self.chance.choice(self.bury_seconds))
         fact = self.facts[int(json.loads(letter.body)["n"])]
         fact.ended.append((worker, self.moments.now))
         fact.excused |= not worker.in_session
 
-    def _lost(self, worker: Worker, position: int) -> None:
+    def _lost(self, worker: SimulatedWorker, position: int) -> None:
         number = int(str(uuid.UUID(int=position & ((1 << 128) - 1)))[-12:])
         self.facts[number].excused = True
 
@@ -233,7 +233,7 @@ class World:
             for claim in list(self.owner.claims.values()):
                 self.owner.release(claim)
 
-    def kill(self, worker: Worker, gives_back: bool) -> None:
+    def kill(self, worker: SimulatedWorker, gives_back: bool) -> None:
         """Kill a worker; if its parent lives, the successor releases its messages."""
         self.moments.end(worker.life)
         self.workers.remove(worker)
@@ -242,7 +242,7 @@ class World:
         self._end_session(worker)
         self.begin_worker(list(worker.book.places.values()) if gives_back else [])
 
-    def stop(self, worker: Worker, seconds: float) -> None:
+    def stop(self, worker: SimulatedWorker, seconds: float) -> None:
         """Stop a process for a while, as SIGSTOP does."""
         if worker.life.stopped or not worker.in_session:
             return
@@ -251,7 +251,7 @@ class World:
             self.moments.later(SESSION_SECONDS, lambda: self._end_session(worker), None)
         self.moments.later(seconds, lambda: self._resume(worker, seconds), None)
 
-    def _resume(self, worker: Worker, seconds: float) -> None:
+    def _resume(self, worker: SimulatedWorker, seconds: float) -> None:
         if worker.life.dead:
             return
         self.moments.resume(worker.life)
@@ -259,7 +259,7 @@ class World:
             pause = self.chance.uniform(0.0, 0.5)
             self.moments.later(pause, lambda: self._find_out(worker), worker.life)
 
-    def _find_out(self, worker: Worker) -> None:
+    def _find_out(self, worker: SimulatedWorker) -> None:
         """Have a worker learn that its session is gone; another one takes its place."""
         worker.lose()
         worker.stop()
@@ -295,14 +295,14 @@ class World:
                 seconds = chance.choice((1.0, 10.0, 90.0))
                 self.moments.later(seconds, self._calm, None)
             case "faults":
-                self.server.faults = Faults(
+                self.server.faults = RequestFaults(
                     chance.choice((0.0, 0.1)), chance.choice((0.0, 0.1)), chance.choice((0, 0.2))
                 )
             case "calm":
                 self._calm()
 
     def _calm(self) -> None:
-        self.server.faults = Faults()
+        self.server.faults = RequestFaults()
 
     def _assign(self) -> None:
         """Act as the rebalancer: assign unowned queues after a short time."""
@@ -332,10 +332,10 @@ class World:
             self.go_on(5.0)
         if self.server.queue.messages:
             left = [n for n in self.facts if n in self.server.queue.messages]
-            raise Broken(f"it does not go on: {left[:20]} are left")
+            raise BrokenInvariant(f"it does not go on: {left[:20]} are left")
         never = [n for n, fact in self.facts.items() if not fact.ended]
         if never:
-            raise Broken(f"never done: {never}")
+            raise BrokenInvariant(f"never done: {never}")
         self._idle()
         self._close()
 
@@ -349,7 +349,7 @@ class World:
             self._assign()
             self.moments.pass_until(min(until, self.moments.now + 0.5))
             if self.broken:
-                raise Broken("; ".join(self.broken[:5]))
+                raise BrokenInvariant("; ".join(self.broken[:5]))
 
     def _idle(self) -> None:
         """Check the cost of an idle queue."""
@@ -359,26 +359,28 @@ class World:
         polls = self.server.requests.pop("ReceiveMessage", 0)
         most = IDLE_LOOK_SECONDS / (WAIT_SECONDS + 18.0) + 2
         if not 15 <= polls <= most or self.server.requests:
-            raise Broken(f"an idle queue costs {polls} polls and {dict(self.server.requests)}")
+            raise BrokenInvariant(
+                f"an idle queue costs {polls} polls and {dict(self.server.requests)}"
+            )
 
     def _close(self) -> None:
         """Check the remains of workers that have stopped."""
         self.hand_over()
         self.moments.pass_until(self.moments.now + 1.0)
         if self.owner is not None:
-            raise Broken("an idle queue is not released")
+            raise BrokenInvariant("an idle queue is not released")
         for worker in self.workers:
             worker.stop()
         self.moments.pass_until(self.moments.now + WAIT_SECONDS + 1.0)
         for worker in self.workers:
             if not worker.stopped or worker.book.places:
-                raise Broken(f"{worker.name} does not come to an end")
+                raise BrokenInvariant(f"{worker.name} does not come to an end")
 
 
 @contextmanager
-def world(seed: int, kind: str, order: Order, batch: int | None = None) -> Iterator[World]:
+def world(seed: int, kind: str, order: Order, batch: int | None = None) -> Iterator[SqsWorld]:
     """Give a world in which the engine runs, in place of gevent's time."""
-    made = World(seed, kind, order, batch)
+    made = SqsWorld(seed, kind, order, batch)
     with pytest.MonkeyPatch.context() as patch:
         for module in (
             qdo.brokers.sqs.consuming.deleter,

@@ -41,7 +41,7 @@ _FRAMES = re.compile(
 
 
 @dataclass(slots=True)
-class Rule:
+class FaultRule:
     """A fault, and the requests that it applies to.
 
     :ivar fault: ``pass``; ``slow``: forwarded, the answer comes `seconds` later; ``unanswered``:
@@ -76,15 +76,15 @@ class Rules:
     """The rules, oldest first."""
 
     def __init__(self) -> None:
-        self._rules: list[Rule] = []
+        self._rules: list[FaultRule] = []
 
-    def add(self, rule: Rule) -> None:
+    def add(self, rule: FaultRule) -> None:
         self._rules.append(rule)
 
     def clear(self) -> None:
         self._rules.clear()
 
-    def next(self, call: Call) -> Rule:
+    def next(self, call: Call) -> FaultRule:
         """Return the rule for a call."""
         for rule in self._rules:
             if not rule.fits(call):
@@ -97,11 +97,11 @@ class Rules:
                 if not rule.count:
                     self._rules.remove(rule)
             return rule
-        return Rule("pass")
+        return FaultRule("pass")
 
 
 @dataclass(slots=True)
-class Entry:
+class LoggedRequest:
     """A request in the log.
 
     :ivar time: arrival, in Unix seconds.
@@ -124,7 +124,7 @@ class Forwarder:
     def __init__(self, upstream: str, s3: str) -> None:
         self._upstream, self._s3 = _address(upstream), _address(s3)
         self._rules = Rules()
-        self._log: list[Entry] = []
+        self._log: list[LoggedRequest] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
 
@@ -135,7 +135,7 @@ class Forwarder:
             return
         call = Call.of(request)
         rule = self._rules.next(call)
-        entry = Entry(
+        entry = LoggedRequest(
             time.time(), call.service, call.action, call.name, rule.fault, attempt=call.attempt
         )
         self._log.append(entry)
@@ -151,7 +151,7 @@ class Forwarder:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pass(self, request: Request, rule: Rule, entry: Entry) -> None:
+    async def _pass(self, request: Request, rule: FaultRule, entry: LoggedRequest) -> None:
         try:
             answer = await self._forward(
                 request, self._s3 if entry.service == "s3" else self._upstream
@@ -194,7 +194,7 @@ class Forwarder:
         elif request.path == "/_proxy/clear":
             self._rules.clear()
         elif request.path == "/_proxy/rule":
-            self._rules.add(Rule(**json.loads(request.body)))
+            self._rules.add(FaultRule(**json.loads(request.body)))
         else:
             request.reply(404, b"{}")
             return
@@ -243,17 +243,17 @@ class Proxy:
         return self._process.url
 
     def spoil(self, fault: str, action: str = "", **terms: Any) -> None:
-        """Add a rule; see `Rule` for its terms."""
-        self._process.ask("/_proxy/rule", asdict(Rule(fault, action, **terms)))
+        """Add a rule; see `FaultRule` for its terms."""
+        self._process.ask("/_proxy/rule", asdict(FaultRule(fault, action, **terms)))
 
     def clear(self) -> None:
         """Forget all rules and the log."""
         self._process.ask("/_proxy/clear", {})
         self._process.ask("/_proxy/reset_log", {})
 
-    def log(self, action: str = "") -> list[Entry]:
+    def log(self, action: str = "") -> list[LoggedRequest]:
         """Return the requests in order, of one action or of all."""
-        found = [Entry(**each) for each in self._process.ask("/_proxy/log")]
+        found = [LoggedRequest(**each) for each in self._process.ask("/_proxy/log")]
         return [entry for entry in found if action in ("", entry.action)]
 
 

@@ -49,7 +49,7 @@ _TARGET = re.compile(rb"\r\nx-amz-target:[ \t]*Kinesis_20131202\.(\w+)", re.IGNO
 _KIND = "application/x-amz-json-1.1"
 
 
-class Stub:
+class KinesisServer:
     """The server in its process."""
 
     def __init__(self) -> None:
@@ -312,7 +312,7 @@ def kinesis_stub() -> Iterator[KinesisStub]:
 
 async def run(port: int) -> None:
     """Serve until the process is ended."""
-    stub = Stub()
+    stub = KinesisServer()
     forever = await http1.serve(stub.handle, stub.connections, port)
     await forever()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from tests.support.aws.sqs_queue import Message, Queue
+from tests.support.aws.sqs_queue import Queue, SqsMessage
 from tests.support.aws.sqs_values import SqsError
 
 MOST_MESSAGES = 10
@@ -18,14 +18,14 @@ ATTEMPT_SECONDS = 300
 @dataclass(slots=True)
 class _Attempt:
     at: float
-    messages: list[tuple[Message, str, float]]
+    messages: list[tuple[SqsMessage, str, float]]
     """With the handle and the visibility deadline of each message."""
 
 
 @dataclass(slots=True)
 class _Group:
     # Ordered dicts find their first key at once, even after many deletes.
-    messages: OrderedDict[int, Message] = field(default_factory=OrderedDict)
+    messages: OrderedDict[int, SqsMessage] = field(default_factory=OrderedDict)
     taken: int = 0
 
 
@@ -35,11 +35,11 @@ class FifoQueue(Queue):
     def __init__(self, name: str, attributes: dict[str, str], now: float) -> None:
         self._groups: dict[str, _Group] = {}
         self._ready: OrderedDict[str, None] = OrderedDict()
-        self._dedup: OrderedDict[tuple[str, str], tuple[float, Message]] = OrderedDict()
+        self._dedup: OrderedDict[tuple[str, str], tuple[float, SqsMessage]] = OrderedDict()
         self._attempts: dict[str, _Attempt] = {}
         super().__init__(name, attributes, now)
 
-    def known(self, group: str, dedup_id: str, now: float) -> Message | None:
+    def known(self, group: str, dedup_id: str, now: float) -> SqsMessage | None:
         """Return the message that was sent with a deduplication id within five minutes."""
         while self._dedup:
             key, (at, _) = next(iter(self._dedup.items()))
@@ -55,7 +55,7 @@ class FifoQueue(Queue):
 
     def receive(
         self, now: float, limit: int, visibility: int, attempt: str | None = None
-    ) -> list[Message]:
+    ) -> list[SqsMessage]:
         """As `Queue.receive`; the same attempt gets the same again while nothing has changed."""
         again = self._again(attempt, visibility, now) if attempt else []
         if again:
@@ -66,7 +66,7 @@ class FifoQueue(Queue):
             self._attempts[attempt] = _Attempt(now, held)
         return taken
 
-    def _again(self, attempt: str, visibility: int, now: float) -> list[Message]:
+    def _again(self, attempt: str, visibility: int, now: float) -> list[SqsMessage]:
         self.settle(now)
         self._attempts = {
             name: each for name, each in self._attempts.items() if now - each.at < ATTEMPT_SECONDS
@@ -97,15 +97,15 @@ class FifoQueue(Queue):
     def has_visible(self) -> bool:
         return bool(self._ready)
 
-    def _group(self, message: Message) -> _Group:
+    def _group(self, message: SqsMessage) -> _Group:
         return self._groups[message.group or ""]
 
-    def _enter(self, message: Message) -> None:
+    def _enter(self, message: SqsMessage) -> None:
         self._groups.setdefault(message.group or "", _Group()).messages[message.number] = message
         key = self._dedup_key(message.group or "", message.dedup_id or "")
         self._dedup[key] = (message.sent, message)
 
-    def _leave(self, message: Message) -> None:
+    def _leave(self, message: SqsMessage) -> None:
         name = message.group or ""
         group = self._groups[name]
         del group.messages[message.number]
@@ -115,16 +115,16 @@ class FifoQueue(Queue):
             del self._groups[name]
             self._ready.pop(name, None)
 
-    def _show(self, message: Message) -> None:
+    def _show(self, message: SqsMessage) -> None:
         self._judge(message.group or "", self._group(message))
 
-    def _hide(self, message: Message, why: str, until: float) -> None:
+    def _hide(self, message: SqsMessage, why: str, until: float) -> None:
         super()._hide(message, why, until)
         group = self._group(message)
         group.taken += why == "taken"
         self._judge(message.group or "", group)
 
-    def _unhide(self, message: Message) -> None:
+    def _unhide(self, message: SqsMessage) -> None:
         self._group(message).taken -= message.hidden == "taken"
         super()._unhide(message)
 
@@ -136,7 +136,7 @@ class FifoQueue(Queue):
         else:
             self._ready.pop(name, None)
 
-    def _visible(self) -> Iterator[Message]:
+    def _visible(self) -> Iterator[SqsMessage]:
         # A group is no longer ready once one of its messages has been taken.
         while self._ready:
             group = self._groups[next(iter(self._ready))]
@@ -145,5 +145,5 @@ class FifoQueue(Queue):
                     break
                 yield message
 
-    def _put_back(self, message: Message) -> None:
+    def _put_back(self, message: SqsMessage) -> None:
         pass  # it has never left its group

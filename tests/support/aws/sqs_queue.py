@@ -22,7 +22,7 @@ IN_FLIGHT_LIMIT = 120_000
 
 
 @dataclass(slots=True, eq=False)
-class Message:
+class SqsMessage:
     """A message in a queue.
 
     :ivar number: order of arrival, over all queues.
@@ -65,8 +65,8 @@ class Queue(abc.ABC):
         self.created = self.modified = now
         self.purged = 0.0
         self.in_flight_limit = IN_FLIGHT_LIMIT
-        self.bury: Callable[[Queue, Message, float], None] | None = None
-        self.messages: dict[int, Message] = {}
+        self.bury: Callable[[Queue, SqsMessage, float], None] | None = None
+        self.messages: dict[int, SqsMessage] = {}
         self.hidden = {"taken": 0, "delayed": 0}
         self._changes: list[tuple[float, int, int]] = []
         self._turn = 0
@@ -84,7 +84,7 @@ class Queue(abc.ABC):
 
     # --- sending and receiving
 
-    def add(self, message: Message, delay: int, now: float) -> None:
+    def add(self, message: SqsMessage, delay: int, now: float) -> None:
         """Add a message that is visible after `delay` seconds."""
         self.messages[message.number] = message
         self._enter(message)
@@ -95,11 +95,11 @@ class Queue(abc.ABC):
 
     def receive(
         self, now: float, limit: int, visibility: int, attempt: str | None = None
-    ) -> list[Message]:
+    ) -> list[SqsMessage]:
         """Return up to `limit` messages, and hide them for `visibility` seconds."""
         self.settle(now)
         limit = min(limit, self._room())
-        taken: list[Message] = []
+        taken: list[SqsMessage] = []
         for message in self._visible():
             if len(taken) >= limit:
                 self._put_back(message)
@@ -114,7 +114,7 @@ class Queue(abc.ABC):
                 taken.append(message)
         return taken
 
-    def _take(self, message: Message, visibility: int, now: float) -> None:
+    def _take(self, message: SqsMessage, visibility: int, now: float) -> None:
         message.receives += 1
         message.first_received = message.first_received or now
         message.received = now
@@ -155,7 +155,7 @@ class Queue(abc.ABC):
         self._hide(message, "taken", now + seconds)
         self.settle(now)
 
-    def _of(self, handle: str) -> Message | None:
+    def _of(self, handle: str) -> SqsMessage | None:
         """Return the message of a handle, None if it is gone."""
         name, _, rest = handle.rpartition("/")[0].rpartition("/")[0].rpartition("/")
         if not rest.isdigit():
@@ -187,18 +187,18 @@ class Queue(abc.ABC):
         for message in list(self.messages.values()):
             self._remove(message)
 
-    def _hide(self, message: Message, why: str, until: float) -> None:
+    def _hide(self, message: SqsMessage, why: str, until: float) -> None:
         message.hidden = why
         message.visible_at = until
         self.hidden[why] += 1
         self._turn += 1
         heapq.heappush(self._changes, (until, self._turn, message.number))
 
-    def _unhide(self, message: Message) -> None:
+    def _unhide(self, message: SqsMessage) -> None:
         self.hidden[message.hidden] -= 1
         message.hidden = ""
 
-    def _remove(self, message: Message) -> None:
+    def _remove(self, message: SqsMessage) -> None:
         if message.hidden:
             self._unhide(message)
         del self.messages[message.number]
@@ -211,23 +211,23 @@ class Queue(abc.ABC):
         """Return whether a receive may find something; call `settle` first."""
 
     @abc.abstractmethod
-    def _enter(self, message: Message) -> None:
+    def _enter(self, message: SqsMessage) -> None:
         """Give a message its place."""
 
     @abc.abstractmethod
-    def _leave(self, message: Message) -> None:
+    def _leave(self, message: SqsMessage) -> None:
         """Take a message from its place."""
 
     @abc.abstractmethod
-    def _show(self, message: Message) -> None:
+    def _show(self, message: SqsMessage) -> None:
         """Let a message be found."""
 
     @abc.abstractmethod
-    def _visible(self) -> Iterator[Message]:
+    def _visible(self) -> Iterator[SqsMessage]:
         """Yield receivable messages; each is taken, removed or put back meanwhile."""
 
     @abc.abstractmethod
-    def _put_back(self, message: Message) -> None:
+    def _put_back(self, message: SqsMessage) -> None:
         """Take back messages that were yielded but not delivered."""
 
 
@@ -235,12 +235,12 @@ class StandardQueue(Queue):
     """Messages in about the order in which they became visible."""
 
     def __init__(self, name: str, attributes: dict[str, str], now: float) -> None:
-        self._line: deque[Message] = deque()
+        self._line: deque[SqsMessage] = deque()
         super().__init__(name, attributes, now)
 
     def receive(
         self, now: float, limit: int, visibility: int, attempt: str | None = None
-    ) -> list[Message]:
+    ) -> list[SqsMessage]:
         if self._room() <= 0:
             raise SqsError("OverLimit", "Too many messages are in flight.", 403)
         return super().receive(now, limit, visibility)
@@ -256,18 +256,18 @@ class StandardQueue(Queue):
             self._line.popleft()
         return bool(self._line)
 
-    def _enter(self, message: Message) -> None:
+    def _enter(self, message: SqsMessage) -> None:
         pass
 
-    def _leave(self, message: Message) -> None:
+    def _leave(self, message: SqsMessage) -> None:
         pass  # one that stands in the line is passed over there
 
-    def _show(self, message: Message) -> None:
+    def _show(self, message: SqsMessage) -> None:
         self._line.append(message)
 
-    def _visible(self) -> Iterator[Message]:
+    def _visible(self) -> Iterator[SqsMessage]:
         while self.has_visible():
             yield self._line.popleft()
 
-    def _put_back(self, message: Message) -> None:
+    def _put_back(self, message: SqsMessage) -> None:
         self._line.appendleft(message)

@@ -26,9 +26,9 @@ import ujson
 
 from tests.support.aws import http1
 from tests.support.aws.http1 import Connection, Request
-from tests.support.aws.sqs_queue import MOST_SECONDS, Message, Queue
+from tests.support.aws.sqs_queue import MOST_SECONDS, Queue, SqsMessage
 from tests.support.aws.sqs_request_log import EntryFaults, RequestLog
-from tests.support.aws.sqs_service import Service
+from tests.support.aws.sqs_service import SqsService
 from tests.support.aws.sqs_values import SqsError, attributes_md5, chosen, within
 
 _REGION = re.compile(rb"Credential=[^/]+/\d+/([\w-]+)/sqs/")
@@ -49,14 +49,14 @@ class _Poll:
     end: asyncio.TimerHandle | None = None
 
 
-class Stub:
+class SqsServer:
     """The server: regions, waiting polls, and control requests."""
 
     def __init__(self, pause_seconds: float = 0.0) -> None:
         self._pause_seconds = pause_seconds
         self.connections: set[Connection] = set()
         self._peak = 0
-        self._regions: dict[bytes, Service] = {}
+        self._regions: dict[bytes, SqsService] = {}
         self._log = RequestLog()
         self._faults = EntryFaults()
         self._ahead = 0.0
@@ -105,7 +105,7 @@ class Stub:
             self._log.of(action, name).errors += 1
             _refuse(request, error)
 
-    def _service(self, request: Request) -> Service:
+    def _service(self, request: Request) -> SqsService:
         region = _REGION.search(request.head)
         if region is None:
             raise SqsError(
@@ -113,7 +113,7 @@ class Stub:
             )
         found = self._regions.get(region[1])
         if found is None:
-            found = self._regions[region[1]] = Service(region[1].decode(), self._faults)
+            found = self._regions[region[1]] = SqsService(region[1].decode(), self._faults)
         return found
 
     # --- receiving
@@ -136,7 +136,7 @@ class Stub:
         self._polls[queue].append(poll)
         self._arm(queue)
 
-    def _deliver(self, queue: Queue, poll: _Poll, found: list[Message]) -> None:
+    def _deliver(self, queue: Queue, poll: _Poll, found: list[SqsMessage]) -> None:
         count = self._log.of("ReceiveMessage", queue.name)
         count.entries += len(found)
         count.empty += not found
@@ -147,7 +147,7 @@ class Stub:
         self._polls[queue].remove(poll)
         self._deliver(queue, poll, [])
 
-    def _serve_sent(self, service: Service) -> None:
+    def _serve_sent(self, service: SqsService) -> None:
         while service.sent_to:
             self._serve(service.sent_to.pop())
 
@@ -234,7 +234,7 @@ def _refuse(request: Request, error: SqsError) -> None:
     request.reply(error.status, ujson.dumps(answer).encode(), headers=headers)
 
 
-def _shown(message: Message, asked: dict[str, Any]) -> dict[str, Any]:
+def _shown(message: SqsMessage, asked: dict[str, Any]) -> dict[str, Any]:
     """Return a message with the attributes that a receive requests."""
     shown: dict[str, Any] = {
         "MessageId": message.id,
@@ -260,7 +260,7 @@ def _shown(message: Message, asked: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _system(message: Message) -> dict[str, str]:
+def _system(message: SqsMessage) -> dict[str, str]:
     known = {
         "SenderId": "AIDATESTING",
         "SentTimestamp": str(int(message.sent * 1000)),
@@ -279,7 +279,7 @@ def _system(message: Message) -> dict[str, str]:
 
 async def run(port: int, pause_seconds: float) -> None:
     """Serve until the process is ended."""
-    stub = Stub(pause_seconds)
+    stub = SqsServer(pause_seconds)
     forever = await http1.serve(stub.handle, stub.connections, port)
     await forever()
 

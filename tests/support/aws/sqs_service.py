@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.aws import sqs_values as values
 from tests.support.aws.sqs_fifo import FifoQueue
-from tests.support.aws.sqs_queue import MOST_SECONDS, Message, Queue
+from tests.support.aws.sqs_queue import MOST_SECONDS, Queue, SqsMessage
 from tests.support.aws.sqs_queues import Queues
 from tests.support.aws.sqs_request_log import EntryFaults
 from tests.support.aws.sqs_values import SqsError, invalid, within
@@ -21,7 +21,7 @@ _numbers = itertools.count(1)
 Json = dict[str, Any]
 
 
-class Service(Queues):
+class SqsService(Queues):
     """The queues of a region, and the actions on their messages.
 
     :ivar sent_to: queues whose waiting polls must be checked.
@@ -53,12 +53,12 @@ class Service(Queues):
     def made(self, queue: Queue) -> None:
         queue.bury = self._bury
 
-    def _bury(self, queue: Queue, message: Message, now: float) -> None:
+    def _bury(self, queue: Queue, message: SqsMessage, now: float) -> None:
         """Move messages that were received too often to their dead-letter queue."""
         target = self.queues.get(queue.dead_letter_arn.rpartition(":")[2])
         if target is None:
             return
-        moved = Message(
+        moved = SqsMessage(
             number=next(_numbers),
             id=message.id,
             body=message.body,
@@ -90,7 +90,7 @@ class Service(Queues):
                 f"Must be shorter than {queue.attributes['MaximumMessageSize']} bytes.",
             )
         group, dedup_id, known = self._fifo(queue, request, body, now)
-        message = known or Message(
+        message = known or SqsMessage(
             number=next(_numbers),
             id=str(uuid.uuid4()),
             body=body,
@@ -115,7 +115,7 @@ class Service(Queues):
 
     def _fifo(
         self, queue: Queue, request: Json, body: str, now: float
-    ) -> tuple[str | None, str | None, Message | None]:
+    ) -> tuple[str | None, str | None, SqsMessage | None]:
         """Return group, deduplication id, and the earlier message with this id."""
         group, dedup_id = request.get("MessageGroupId"), request.get("MessageDeduplicationId")
         if not isinstance(queue, FifoQueue):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.support.fakes.memory_broker import MemoryBroker, MemoryCatalog
+from tests.support.fakes.scripted_broker import ScriptedBroker, ScriptedCatalog
 
 
-class ShardBroker(MemoryBroker):
+class ShardBroker(ScriptedBroker):
     """Queues that the test names; their messages do not matter here.
 
     :ivar names: the queues it lists.
@@ -19,7 +19,7 @@ class ShardBroker(MemoryBroker):
     """
 
     capabilities = replace(
-        MemoryBroker.capabilities, missing_lists_before_retire=3, end_position_text="SHARD_END"
+        ScriptedBroker.capabilities, missing_lists_before_retire=3, end_position_text="SHARD_END"
     )
 
     def __init__(self, *names: str) -> None:
@@ -40,7 +40,7 @@ class ShardBroker(MemoryBroker):
         self.descent[name] = parents
 
 
-class ShardCatalog(MemoryCatalog):
+class ShardCatalog(ScriptedCatalog):
     _broker: ShardBroker
 
     def names(self) -> list[str]:

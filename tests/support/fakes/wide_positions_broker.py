@@ -9,7 +9,12 @@ from qdo.brokers.catalog import Backlog
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.errors import NotFoundError
 from qdo.positions import Positions, position_of_time
-from tests.support.fakes.memory_broker import MemoryBroker, MemoryCatalog, MemoryDeadLetters, Rows
+from tests.support.fakes.scripted_broker import (
+    Rows,
+    ScriptedBroker,
+    ScriptedCatalog,
+    ScriptedDeadLetters,
+)
 
 _BITS = 64
 
@@ -42,7 +47,7 @@ def wide(number: int, unix_time: float) -> int:
     return number << _BITS | position_of_time(unix_time)
 
 
-class WideBroker(MemoryBroker):
+class WideBroker(ScriptedBroker):
     """See the module's docstring.
 
     :ivar ages: `behind_seconds` by queue; a queue without one vanished meanwhile.
@@ -82,7 +87,7 @@ class WideBroker(MemoryBroker):
         )
 
 
-class WideCatalog(MemoryCatalog):
+class WideCatalog(ScriptedCatalog):
     _broker: WideBroker
 
     def names(self) -> list[str]:
@@ -102,7 +107,7 @@ class WideCatalog(MemoryCatalog):
         return Backlog(bool(rows), oldest, head, 0, True, broker.ages[queue] if rows else 0.0)
 
 
-class WideDeadLetters(MemoryDeadLetters):
+class WideDeadLetters(ScriptedDeadLetters):
     _broker: WideBroker
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:

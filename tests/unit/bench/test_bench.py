@@ -9,7 +9,7 @@ import pytest
 
 from bench.peers import common as tally
 from bench.support import report
-from bench.support.handover_analysis import Event, handover, owners_at
+from bench.support.handover_analysis import OwnershipEvent, handover, owners_at
 from bench.support.statistics import Ages, Goal, Spread, fewest_moves, percentile
 
 SECOND = 10**9
@@ -63,16 +63,16 @@ def test_fewest_moves(held: dict[str, int], members: str, moves: int) -> None:
 
 def test_a_handover_tells_moved_queues_from_paused_ones() -> None:
     events = [
-        Event(0, "claimed", "a", "one"),
-        Event(0, "claimed", "a", "two"),
-        Event(0, "claimed", "a", "three"),
-        Event(0, "claimed", "a", "four"),
-        Event(11 * SECOND, "stopped", "a", "one"),
-        Event(12 * SECOND, "claimed", "b", "one"),
-        Event(11 * SECOND, "stopped", "a", "two"),
-        Event(14 * SECOND, "claimed", "b", "two"),
-        Event(11 * SECOND, "stopped", "a", "three"),
-        Event(13 * SECOND, "claimed", "a", "three"),
+        OwnershipEvent(0, "claimed", "a", "one"),
+        OwnershipEvent(0, "claimed", "a", "two"),
+        OwnershipEvent(0, "claimed", "a", "three"),
+        OwnershipEvent(0, "claimed", "a", "four"),
+        OwnershipEvent(11 * SECOND, "stopped", "a", "one"),
+        OwnershipEvent(12 * SECOND, "claimed", "b", "one"),
+        OwnershipEvent(11 * SECOND, "stopped", "a", "two"),
+        OwnershipEvent(14 * SECOND, "claimed", "b", "two"),
+        OwnershipEvent(11 * SECOND, "stopped", "a", "three"),
+        OwnershipEvent(13 * SECOND, "claimed", "a", "three"),
     ]
     found = handover(events, 10 * SECOND, ["a", "b"])
     assert (found.moved, found.fewest) == (2, 2)
@@ -83,7 +83,7 @@ def test_a_handover_tells_moved_queues_from_paused_ones() -> None:
 
 
 def test_a_handover_counts_queues_that_nobody_has() -> None:
-    events = [Event(0, "claimed", "a", "one"), Event(11, "stopped", "a", "one")]
+    events = [OwnershipEvent(0, "claimed", "a", "one"), OwnershipEvent(11, "stopped", "a", "one")]
     found = handover(events, 10, ["b"])
     assert (found.moved, found.unowned) == (1, 1)
     assert owners_at(events, 11) == {"one": "a"}

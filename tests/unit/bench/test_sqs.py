@@ -19,7 +19,7 @@ from bench.sqs import (
     rest_row,
 )
 from bench.support.sqs_runs import Consumer, Load, Rest
-from bench.support.sqs_traffic import DELETING, Count, PerMessage, Traffic, per_queue_hour
+from bench.support.sqs_traffic import DELETING, ActionCount, PerMessage, SqsTraffic, per_queue_hour
 
 
 def row(
@@ -48,7 +48,7 @@ LOG = [
 
 def test_requests_are_shared_out_among_the_messages_deleted() -> None:
     """Sending is not the consumer's, and all that it asks beside is."""
-    found = PerMessage.of(Traffic.of(LOG[:5]))
+    found = PerMessage.of(SqsTraffic.of(LOG[:5]))
     assert (found.receives, found.deletes, found.holds, found.other) == (0.12, 0.11, 0.01, 0.01)
     assert found.requests == pytest.approx(0.25)
     assert found.empty_receives == 2
@@ -57,27 +57,27 @@ def test_requests_are_shared_out_among_the_messages_deleted() -> None:
 def test_requests_per_message_need_messages() -> None:
     """If nothing was deleted, the figure does not exist."""
     with pytest.raises(ValueError, match="deleted"):
-        PerMessage.of(Traffic.of(LOG[5:]))
+        PerMessage.of(SqsTraffic.of(LOG[5:]))
 
 
 def test_an_earlier_log_is_taken_off() -> None:
     """By action and queue; new entries count in full."""
     later = [row("ReceiveMessage", "r-1", 9, 1, 8), row("DeleteMessage", "r-1", 1, 1)]
-    found = Traffic.of(later).since(Traffic.of(LOG))
-    assert found.counts["ReceiveMessage", "r-1"] == Count(4, 1, 3)
-    assert found.total(DELETING) == Count(1, 1, 0)
+    found = SqsTraffic.of(later).since(SqsTraffic.of(LOG))
+    assert found.counts["ReceiveMessage", "r-1"] == ActionCount(4, 1, 3)
+    assert found.total(DELETING) == ActionCount(1, 1, 0)
 
 
 def test_queues_are_told_apart_by_their_prefix() -> None:
     """Two consumers of one server do not count for each other."""
-    found = Traffic.of(LOG).queues("r-")
+    found = SqsTraffic.of(LOG).queues("r-")
     assert found.consuming().requests == 5
-    assert (found.busy_queues(), Traffic.of(LOG).busy_queues()) == (1, 2)
+    assert (found.busy_queues(), SqsTraffic.of(LOG).busy_queues()) == (1, 2)
 
 
 def test_an_hour_is_extrapolated_from_what_was_counted() -> None:
     """Requests in so many seconds, for so many queues; sending left out."""
-    assert per_queue_hour(Traffic.of(LOG), queues=2, seconds=60) == 30 / 2 * 60
+    assert per_queue_hour(SqsTraffic.of(LOG), queues=2, seconds=60) == 30 / 2 * 60
 
 
 def a_load(rate: float, requests: float = 0.2) -> Load:

@@ -34,7 +34,7 @@ class Pieces(io.RawIOBase):
         return len(piece)
 
 
-class Store:
+class LimitedBroker:
     """A broker as far as sending goes; `room` messages fit."""
 
     def __init__(self, room: int = 1_000_000) -> None:
@@ -48,7 +48,7 @@ class Store:
         return []
 
 
-def send(store: Store, pieces: list[bytes]) -> LineSender:
+def send(store: LimitedBroker, pieces: list[bytes]) -> LineSender:
     sending = LineSender(store, FORM, "x.jsonl")  # type: ignore[arg-type]
     sending.run(chunks_of_lines(io.BufferedReader(Pieces(pieces))), lambda size: None)
     return sending
@@ -63,7 +63,7 @@ def test_lines_are_whole_however_they_arrive(pieces: list[bytes]) -> None:
 
 def test_slow_input_is_sent_as_it_arrives() -> None:
     """A batch does not wait for lines that cannot be read yet."""
-    store = Store()
+    store = LimitedBroker()
     send(store, [b'{"q":"a"}\n{"q":"b"}\n{"q":', b'"c"}\n', b'{"q":"d"}'])
     assert [[message.queue for message in batch] for batch in store.batches] == [
         ["a", "b"],
@@ -75,19 +75,19 @@ def test_slow_input_is_sent_as_it_arrives() -> None:
 def test_large_input_is_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are bounded in messages and in bytes."""
     monkeypatch.setattr(lines, "BATCH_MESSAGES", 4)
-    store = Store()
+    store = LimitedBroker()
     sending = send(store, [b'{"q":"a"}\n' * 10])
     assert list(map(len, store.batches)) == [4, 4, 2]
     assert (sending.sent, sending.line) == (10, 10)
     monkeypatch.setattr(lines, "BATCH_BYTES", 18)
-    store = Store()
+    store = LimitedBroker()
     send(store, [b'{"q":"a"}\n' * 5])
     assert list(map(len, store.batches)) == [2, 2, 1]
 
 
 def test_bodies_are_the_unchanged_lines() -> None:
     """Bodies are not re-encoded; spaces around them, a BOM and empty lines are dropped."""
-    store = Store()
+    store = LimitedBroker()
     sending = send(store, [b'\xef\xbb\xbf {"q": "a", "n": 1.50}\r\n\n  \n{"q":7}\n'])
     [batch] = store.batches
     assert [(message.queue, message.body) for message in batch] == [
@@ -122,7 +122,7 @@ def test_bodies_are_the_unchanged_lines() -> None:
 )
 def test_bad_lines(line: bytes, kind: type[QdoError], reason: str) -> None:
     """Everything before an invalid line is sent, nothing after it; the error has the counts."""
-    store = Store()
+    store = LimitedBroker()
     good = b'{"q":"a"}\n'
     with pytest.raises(kind) as caught:
         send(store, [good * 2 + line + b"\n" + good])
@@ -135,7 +135,7 @@ def test_bad_lines(line: bytes, kind: type[QdoError], reason: str) -> None:
 def test_what_was_sent_is_known_when_the_broker_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages and lines of whole batches are counted."""
     monkeypatch.setattr(lines, "BATCH_MESSAGES", 4)
-    store = Store(room=9)
+    store = LimitedBroker(room=9)
     sending = LineSender(store, FORM, "x")  # type: ignore[arg-type]
     with pytest.raises(DatabaseFullError):
         sending.run([[b'{"q":"a"}\n', b"\n"] * 20], lambda size: None)

@@ -13,7 +13,11 @@ from tests.support.paths import ROOT
 from workers import archive, shell, webhook
 
 SAMPLE = ROOT / "config" / "programs.env"
-PROGRAMS = {"archive": archive.Options, "shell": shell.Options, "webhook": webhook.Options}
+PROGRAMS = {
+    "archive": archive.ArchiveOptions,
+    "shell": shell.ShellOptions,
+    "webhook": webhook.WebhookOptions,
+}
 OPTIONS = [(name, each) for name, kind in PROGRAMS.items() for each in dataclasses.fields(kind)]
 
 

@@ -81,7 +81,7 @@ def test_a_reason_may_be_anything() -> None:
     """Above all the error that led to it; a dead letter must be storable as text."""
     assert decide(1, DeadLetter(ValueError("x")), POLICY, 0.0) == DeadLetterMessage("x")  # type: ignore[arg-type]
     assert decide(1, Skip(None), POLICY, 0.0) == SkipMessage("None")  # type: ignore[arg-type]
-    assert "cannot be shown" in decide(1, DeadLetter(Unspeakable()), POLICY, 0.0).reason  # type: ignore[arg-type, union-attr]
+    assert "cannot be shown" in decide(1, DeadLetter(UnspeakableError()), POLICY, 0.0).reason  # type: ignore[arg-type, union-attr]
 
 
 @pytest.mark.parametrize("after", ["soon", datetime.timedelta(seconds=1), [5]])
@@ -124,7 +124,7 @@ def test_a_back_off_stays_within_its_limits(
     assert lowest <= delay <= first + extra
 
 
-class Unspeakable(Exception):
+class UnspeakableError(Exception):
     """Cannot be shown."""
 
     def __str__(self) -> str:
@@ -135,8 +135,8 @@ class Unspeakable(Exception):
 
 def test_an_error_that_cannot_be_shown_is_described_all_the_same() -> None:
     """An app's __str__ may be broken."""
-    with pytest.raises(Unspeakable) as caught:
-        raise Unspeakable
+    with pytest.raises(UnspeakableError) as caught:
+        raise UnspeakableError
     assert describe(caught.value).startswith("Unspeakable: (its text cannot be shown")
     assert "test_policy.py" in describe_traceback(caught.value)
 
@@ -264,7 +264,7 @@ class LyingSkip(Skip):
 
     def __init__(self) -> None:
         Exception.__init__(self)
-        self.reason = Unspeakable()  # type: ignore[assignment]
+        self.reason = UnspeakableError()  # type: ignore[assignment]
 
 
 ERRORS: list[BaseException] = [
@@ -272,7 +272,7 @@ ERRORS: list[BaseException] = [
     SystemExit(3),
     KeyboardInterrupt(),
     GeneratorExit(),
-    Unspeakable(),
+    UnspeakableError(),
     Liar(),
     LyingRetry(),
     LyingSkip(),

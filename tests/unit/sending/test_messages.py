@@ -305,9 +305,9 @@ def test_a_cancelled_coroutine_harms_nobody(app: App) -> None:
 
 def test_a_broker_without_coroutines_of_its_own_uses_a_thread() -> None:
     """The asyncio support of any broker."""
-    from tests.support.fakes.memory_broker import MemoryBroker
+    from tests.support.fakes.scripted_broker import ScriptedBroker
 
-    broker = MemoryBroker()
+    broker = ScriptedBroker()
     assert asyncio.run(
         broker.asend_many([build_outgoing(NewMessage("q", 1)), build_outgoing(NewMessage("q", 2))])
     ) == [

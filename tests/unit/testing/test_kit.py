@@ -24,7 +24,7 @@ from qdo.testing.clock import PATCHED, START
 Act = Callable[[qdo.Message, Any], Any]
 
 
-class Stage:
+class KitSetup:
     """An app with one job, whose doing the test decides.
 
     :ivar seen: body and attempt of each start.
@@ -60,12 +60,12 @@ def fail(message: qdo.Message, context: Any) -> None:
 
 
 @pytest.fixture
-def stage() -> Stage:
-    return Stage()
+def stage() -> KitSetup:
+    return KitSetup()
 
 
 @pytest.fixture
-def kit(stage: Stage) -> Iterator[TestKit]:
+def kit(stage: KitSetup) -> Iterator[TestKit]:
     stage.job()
     with TestKit(stage.app) as kit:
         yield kit
@@ -74,7 +74,7 @@ def kit(stage: Stage) -> Iterator[TestKit]:
 # --- sending and running ---------------------------------------------------------------
 
 
-def test_messages_are_run_in_order_with_the_context(stage: Stage, kit: TestKit) -> None:
+def test_messages_are_run_in_order_with_the_context(stage: KitSetup, kit: TestKit) -> None:
     """Everything that a job gets in a worker it gets here."""
     got: list[tuple[Any, ...]] = []
     stage.on("one", lambda message, context: got.append((message.key, message.headers, context)))
@@ -91,7 +91,7 @@ def test_messages_are_run_in_order_with_the_context(stage: Stage, kit: TestKit) 
     assert (kit.waiting("q"), kit.backlog("q").count) == ([], 0)
 
 
-def test_a_job_that_sends_is_followed_by_what_it_sent(stage: Stage, kit: TestKit) -> None:
+def test_a_job_that_sends_is_followed_by_what_it_sent(stage: KitSetup, kit: TestKit) -> None:
     """To its own queue, and to one that did not exist."""
     stage.on("one", lambda message, context: stage.app.send_many([("q", "two"), ("new", "three")]))
     kit.send("q", "one")
@@ -99,7 +99,7 @@ def test_a_job_that_sends_is_followed_by_what_it_sent(stage: Stage, kit: TestKit
     assert sorted(kit.done()) == ["one", "three", "two"]
 
 
-def test_every_run_is_the_same(stage: Stage) -> None:
+def test_every_run_is_the_same(stage: KitSetup) -> None:
     """Ids, positions and fences, too: tests may compare them."""
     stage.job()
     stage.on("bad", fail)
@@ -115,7 +115,7 @@ def test_every_run_is_the_same(stage: Stage) -> None:
     assert play() == play()
 
 
-def test_messages_of_a_queue_without_a_job_wait(stage: Stage) -> None:
+def test_messages_of_a_queue_without_a_job_wait(stage: KitSetup) -> None:
     """As in a worker; the others are run."""
     stage.job(queues="known")
     with TestKit(stage.app) as kit:
@@ -125,7 +125,7 @@ def test_messages_of_a_queue_without_a_job_wait(stage: Stage) -> None:
         assert (kit.waiting("unknown"), kit.done()) == ([1], [2])
 
 
-def test_what_never_comes_to_rest_is_ended(stage: Stage) -> None:
+def test_what_never_comes_to_rest_is_ended(stage: KitSetup) -> None:
     """The error names the thing to check, and the app is free again."""
     stage.job()
     stage.on("again", lambda message, context: stage.app.send("q", "again"))
@@ -136,7 +136,7 @@ def test_what_never_comes_to_rest_is_ended(stage: Stage) -> None:
     assert len(stage.seen) == 50
 
 
-def test_time_does_not_pass_by_itself(stage: Stage, kit: TestKit) -> None:
+def test_time_does_not_pass_by_itself(stage: KitSetup, kit: TestKit) -> None:
     """Neither for waiting messages nor for the clock."""
     stage.on("bad", fail)
     kit.send("q", "bad")
@@ -151,7 +151,7 @@ def test_time_does_not_pass_by_itself(stage: Stage, kit: TestKit) -> None:
 # --- failing messages ------------------------------------------------------------------
 
 
-def test_back_offs_last_as_long_as_the_policy_says(stage: Stage, kit: TestKit) -> None:
+def test_back_offs_last_as_long_as_the_policy_says(stage: KitSetup, kit: TestKit) -> None:
     """To the millisecond; the queue waits, another one does not."""
     stage.on("bad", fail)
     kit.send("q", "bad")
@@ -174,7 +174,7 @@ def test_back_offs_last_as_long_as_the_policy_says(stage: Stage, kit: TestKit) -
     assert [each.outcome for each in kit.attempts("q")] == ["retry", "retry", "dead-letter", "done"]
 
 
-def test_a_pause_may_be_drawn_as_in_a_worker(stage: Stage) -> None:
+def test_a_pause_may_be_drawn_as_in_a_worker(stage: KitSetup) -> None:
     """With the random numbers of the test."""
     stage.job()
     stage.on("bad", fail)
@@ -183,7 +183,7 @@ def test_a_pause_may_be_drawn_as_in_a_worker(stage: Stage) -> None:
         assert kit.run_until_settled() == 1 + 2
 
 
-def test_jobs_say_how_they_end(stage: Stage, kit: TestKit) -> None:
+def test_jobs_say_how_they_end(stage: KitSetup, kit: TestKit) -> None:
     """Skip, DeadLetter, Retry and an undecodable body are as in a worker."""
 
     def say(error: BaseException) -> Act:
@@ -213,7 +213,7 @@ def test_jobs_say_how_they_end(stage: Stage, kit: TestKit) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
-def test_a_blocked_queue_waits_for_a_decision(stage: Stage, verdict: Decision) -> None:
+def test_a_blocked_queue_waits_for_a_decision(stage: KitSetup, verdict: Decision) -> None:
     """However much time passes, and whichever worker owns it; it decides as `qdo unblock` does."""
     stage.policy = qdo.Policy(attempts=1, then="block")
     stage.job()
@@ -240,7 +240,7 @@ def test_a_blocked_queue_waits_for_a_decision(stage: Stage, verdict: Decision) -
             kit.unblock("nowhere", verdict)
 
 
-def test_a_dead_letter_may_be_sent_again(stage: Stage, kit: TestKit) -> None:
+def test_a_dead_letter_may_be_sent_again(stage: KitSetup, kit: TestKit) -> None:
     """By the broker of the kit, as `qdo dead-letters retry` does; its id stays."""
     stage.on("bad", fail)
     sent = kit.send("q", "bad")
@@ -254,7 +254,7 @@ def test_a_dead_letter_may_be_sent_again(stage: Stage, kit: TestKit) -> None:
     assert kit.attempts()[-1].id == sent
 
 
-def test_a_seek_replays(stage: Stage, kit: TestKit) -> None:
+def test_a_seek_replays(stage: KitSetup, kit: TestKit) -> None:
     """Under the worker that has the queue, and under the next one."""
     kit.send("q", 1)
     kit.send("q", 2)
@@ -270,7 +270,7 @@ def test_a_seek_replays(stage: Stage, kit: TestKit) -> None:
         kit.seek("nowhere", 0)
 
 
-def test_a_job_may_stop_its_worker(stage: Stage, kit: TestKit) -> None:
+def test_a_job_may_stop_its_worker(stage: KitSetup, kit: TestKit) -> None:
     """The run is over, everything is handed over, no attempt is counted."""
     stage.on("full", lambda message, context: (_ for _ in ()).throw(qdo.Stop("the disk is full")))
     kit.send("p", "before")
@@ -289,7 +289,7 @@ def test_a_job_may_stop_its_worker(stage: Stage, kit: TestKit) -> None:
 # --- later and once --------------------------------------------------------------------
 
 
-def test_delayed_messages_come_at_their_time(stage: Stage, kit: TestKit) -> None:
+def test_delayed_messages_come_at_their_time(stage: KitSetup, kit: TestKit) -> None:
     """By delay and by date, from tests and from jobs."""
     moment = datetime.datetime.fromtimestamp(START + 100, datetime.timezone.utc)
     stage.on("hour", lambda message, context: stage.app.send("q", "more", delay_seconds=3600))
@@ -330,7 +330,7 @@ def test_waiting_for_too_long_is_refused(kit: TestKit) -> None:
 
 
 @pytest.mark.parametrize("executor", ["greenlet", "thread", "process"])
-def test_every_executor_is_the_thread_of_the_test(stage: Stage, executor: str) -> None:
+def test_every_executor_is_the_thread_of_the_test(stage: KitSetup, executor: str) -> None:
     """A job may access the test's objects, whatever its executor elsewhere."""
     threads: list[int] = []
     stage.job(executor=executor)
@@ -395,7 +395,7 @@ def test_a_job_that_spends_too_long_is_stopped(kind: str) -> None:
         assert kit.clock.now == START + 19
 
 
-def test_time_within_a_job_is_spent_by_jobs_only(stage: Stage, kit: TestKit) -> None:
+def test_time_within_a_job_is_spent_by_jobs_only(stage: KitSetup, kit: TestKit) -> None:
     """Tests advance, jobs spend; the reverse is rejected, and fails no message."""
     with pytest.raises(UsageError, match=r"advance\(\)"):
         kit.spend(1)
@@ -414,7 +414,7 @@ def test_time_within_a_job_is_spent_by_jobs_only(stage: Stage, kit: TestKit) -> 
 # --- faults ----------------------------------------------------------------------------
 
 
-def test_a_crash_forgets_what_was_not_recorded(stage: Stage, kit: TestKit) -> None:
+def test_a_crash_forgets_what_was_not_recorded(stage: KitSetup, kit: TestKit) -> None:
     """The next worker resumes behind `last`; the first worker's memory is lost."""
     for body in ("one", "two", "three"):
         kit.send("q", body)
@@ -429,7 +429,7 @@ def test_a_crash_forgets_what_was_not_recorded(stage: Stage, kit: TestKit) -> No
 
 
 @pytest.mark.parametrize("host", [False, True])
-def test_who_counts_the_attempt_of_a_crash(stage: Stage, kit: TestKit, host: bool) -> None:
+def test_who_counts_the_attempt_of_a_crash(stage: KitSetup, kit: TestKit, host: bool) -> None:
     """The parent of a process counts it, with the backoff; if the host is gone, no one does."""
     kit.send("q", "one")
     kit.crash_at("before-job", host=host)
@@ -443,7 +443,9 @@ def test_who_counts_the_attempt_of_a_crash(stage: Stage, kit: TestKit, host: boo
         assert stage.seen == [("one", 2)]
 
 
-def test_a_message_that_always_crashes_is_ended_by_its_policy(stage: Stage, kit: TestKit) -> None:
+def test_a_message_that_always_crashes_is_ended_by_its_policy(
+    stage: KitSetup, kit: TestKit
+) -> None:
     """As in a fleet: a dead letter after its attempts, and the queue continues."""
     stage.on("poison", lambda message, context: kit.crash())
     kit.send("q", "poison")
@@ -454,7 +456,7 @@ def test_a_message_that_always_crashes_is_ended_by_its_policy(stage: Stage, kit:
     assert (letter.attempts, "SIGKILL" in letter.error) == (3, True)
 
 
-def test_a_job_cannot_catch_its_death(stage: Stage, kit: TestKit) -> None:
+def test_a_job_cannot_catch_its_death(stage: KitSetup, kit: TestKit) -> None:
     """Whatever it catches, it is dead: its results do not count, and no hook is called."""
 
     def stubborn(message: qdo.Message, context: Any) -> None:
@@ -472,7 +474,7 @@ def test_a_job_cannot_catch_its_death(stage: Stage, kit: TestKit) -> None:
     assert (kit.skipped(), kit.done(), failures) == ([], ["one"], [])
 
 
-def test_contexts_of_the_dead_are_not_torn_down(stage: Stage) -> None:
+def test_contexts_of_the_dead_are_not_torn_down(stage: KitSetup) -> None:
     """Not before the kit is closed: nothing cleans up after kill -9."""
     stage.job()
     with TestKit(stage.app) as kit:
@@ -513,7 +515,7 @@ def test_an_error_of_the_context_is_the_tests(where: str) -> None:
         assert again.waiting("q") == []
 
 
-def test_a_handover_in_good_order_repeats_nothing(stage: Stage, kit: TestKit) -> None:
+def test_a_handover_in_good_order_repeats_nothing(stage: KitSetup, kit: TestKit) -> None:
     """The context is closed, and attempts and backoff are handed over."""
     stage.on("bad", fail)
     kit.send("q", "one")
@@ -528,7 +530,7 @@ def test_a_handover_in_good_order_repeats_nothing(stage: Stage, kit: TestKit) ->
     assert stage.seen == [("one", 1), ("bad", 1), ("bad", 2), ("bad", 3)]
 
 
-def test_a_lost_lease_makes_two_owners_of_a_message_in_hand(stage: Stage, kit: TestKit) -> None:
+def test_a_lost_lease_makes_two_owners_of_a_message_in_hand(stage: KitSetup, kit: TestKit) -> None:
     """The second one runs while the first is frozen; the first starts nothing more."""
     for body in ("one", "two"):
         kit.send("q", body)
@@ -564,7 +566,7 @@ def test_the_lease_of_a_coroutine_is_not_lost_within_it() -> None:
         assert kit.attempts()[-1].attempt == 1
 
 
-def test_faults_count_what_they_are_told_to(stage: Stage, kit: TestKit) -> None:
+def test_faults_count_what_they_are_told_to(stage: KitSetup, kit: TestKit) -> None:
     """By queue and number; a fault that has not happened is reported."""
     kit.crash_at("before-job", queue="b", nth=2, host=True)
     kit.crash_at("before-dead-letter")
@@ -631,7 +633,7 @@ def test_settings_are_those_in_code_and_of_the_kit(monkeypatch: pytest.MonkeyPat
         assert kit.done() == []
 
 
-def test_policies_that_cannot_be_are_refused(stage: Stage) -> None:
+def test_policies_that_cannot_be_are_refused(stage: KitSetup) -> None:
     """At the first run, as a worker does at its start."""
     stage.job()
     tables = [{"queues": "*", "rules": [{"exception": "no.such:Error", "attempts": 1}]}]
@@ -641,7 +643,7 @@ def test_policies_that_cannot_be_are_refused(stage: Stage) -> None:
             kit.run_until_idle()
 
 
-def test_two_apps_may_share_a_clock(stage: Stage) -> None:
+def test_two_apps_may_share_a_clock(stage: KitSetup) -> None:
     """Two clocks at the same time are rejected; afterwards all code uses the real one."""
     stage.job()
     other = qdo.App("other")

@@ -21,9 +21,9 @@ from qdo.errors import SettingsError
 from qdo.positions import position_of_time
 from workers import _archive_storage as archive_places
 from workers import archive
-from workers._archive_storage import Bucket, Folder, Place, folder_of, open_place
+from workers._archive_storage import Folder, Place, S3Storage, folder_of, open_place
 from workers._options import read
-from workers.archive import Archive, Options, Span, name_of, span_of
+from workers.archive import Archive, ArchiveOptions, Span, name_of, span_of
 
 FIRST = 140049072629181272
 DAY = 24 * 3600 * 10_000_000
@@ -55,7 +55,7 @@ def s3() -> Iterator[Any]:
     server.stop()
 
 
-class Store:
+class ArchiveSetup:
     """A store and its content."""
 
     place: Place
@@ -74,7 +74,7 @@ class Store:
         return [number for numbers in self.numbers().values() for number in numbers]
 
 
-class FolderStore(Store):
+class FolderStore(ArchiveSetup):
     def __init__(self, root: Path) -> None:
         self._root = root
         self.place = Folder(root)
@@ -84,26 +84,26 @@ class FolderStore(Store):
         return {str(path.relative_to(self._root)): path.read_bytes() for path in found}
 
 
-class BucketStore(Store):
+class BucketStore(ArchiveSetup):
     def __init__(self, client: Any, prefix: str) -> None:
         self._client, self._bucket, self._prefix = client, f"b-{uuid.uuid4().hex}", prefix
-        client.create_bucket(Bucket=self._bucket)
-        self.place = Bucket(self._bucket, prefix, client)
+        client.create_bucket(S3Storage=self._bucket)
+        self.place = S3Storage(self._bucket, prefix, client)
 
     def files(self) -> dict[str, bytes]:
-        listed = self._client.list_objects_v2(Bucket=self._bucket).get("Contents", [])
+        listed = self._client.list_objects_v2(S3Storage=self._bucket).get("Contents", [])
         start = f"{self._prefix}/" if self._prefix else ""
         assert all(each["Key"].startswith(start) for each in listed)
         return {
             each["Key"].removeprefix(start): self._client.get_object(
-                Bucket=self._bucket, Key=each["Key"]
+                S3Storage=self._bucket, Key=each["Key"]
             )["Body"].read()
             for each in listed
         }
 
 
 @pytest.fixture(params=["folder", "bucket", "prefix"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArchiveSetup:
     if request.param == "folder":
         return FolderStore(tmp_path / "archive")
     prefix = "a/b" if request.param == "prefix" else ""
@@ -113,14 +113,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 # --- files ----------------------------------------------------------------------------
 
 
-def test_a_file_holds_the_messages_it_was_given(store: Store) -> None:
+def test_a_file_holds_the_messages_it_was_given(store: ArchiveSetup) -> None:
     """Its name contains queue, day, and the last and first position."""
     [name] = Archive(store.place).keep(messages(0, 2))
     assert name == f"orders/2026-08-01/00{FIRST + 2}-00{FIRST}.jsonl.gz"
     assert store.numbers() == {name: [0, 1, 2]}
 
 
-def test_a_line_has_everything_of_its_message(store: Store) -> None:
+def test_a_line_has_everything_of_its_message(store: ArchiveSetup) -> None:
     """Bodies that are bytes are in base64."""
     rows = [
         message(0, {"name": "Zoë"}, key="ada", headers={"source": "web"}),
@@ -142,7 +142,7 @@ def test_a_line_has_everything_of_its_message(store: Store) -> None:
     assert "body" not in second
 
 
-def test_files_sort_in_the_order_of_their_queue(store: Store) -> None:
+def test_files_sort_in_the_order_of_their_queue(store: ArchiveSetup) -> None:
     """Over the end of a day, too."""
     keeper = Archive(store.place)
     for number in (0, 5, DAY - 1, DAY, 2 * DAY, 300 * DAY):
@@ -150,7 +150,7 @@ def test_files_sort_in_the_order_of_their_queue(store: Store) -> None:
     assert store.all_numbers() == [0, 5, DAY - 1, DAY, 2 * DAY, 300 * DAY]
 
 
-def test_the_same_messages_make_the_same_file(store: Store) -> None:
+def test_the_same_messages_make_the_same_file(store: ArchiveSetup) -> None:
     """Repeated by an owner that does not see the first one's file, it replaces it."""
     name = name_of("orders", Span(FIRST, FIRST + 2), archive.day_of(message(2)))
     for _ in range(2):
@@ -174,7 +174,7 @@ def test_the_same_messages_make_the_same_file(store: Store) -> None:
         [(10, 12)],
     ],
 )
-def test_what_runs_again_is_there_once(store: Store, again: list[tuple[int, int]]) -> None:
+def test_what_runs_again_is_there_once(store: ArchiveSetup, again: list[tuple[int, int]]) -> None:
     """However the next owner, after a crash, cuts the queue into batches."""
     keeper = Archive(store.place)
     keeper.keep(messages(0, 4))
@@ -185,7 +185,7 @@ def test_what_runs_again_is_there_once(store: Store, again: list[tuple[int, int]
     assert store.all_numbers() == list(range(max(9, again[-1][1]) + 1))
 
 
-def test_a_gap_is_filled(store: Store) -> None:
+def test_a_gap_is_filled(store: ArchiveSetup) -> None:
     """A file that was deleted is written again by a replay; its neighbours stay."""
     keeper = Archive(store.place)
     for first in (0, 10):
@@ -195,7 +195,7 @@ def test_a_gap_is_filled(store: Store) -> None:
     assert sorted(store.all_numbers()) == list(range(21))
 
 
-def test_a_queue_that_comes_back_is_looked_at_again(store: Store) -> None:
+def test_a_queue_that_comes_back_is_looked_at_again(store: ArchiveSetup) -> None:
     """Another worker has written meanwhile."""
     keeper, other = Archive(store.place), Archive(store.place)
     keeper.keep(messages(0, 4, fence=1))
@@ -204,7 +204,7 @@ def test_a_queue_that_comes_back_is_looked_at_again(store: Store) -> None:
     assert store.all_numbers() == list(range(10))
 
 
-def test_a_replay_under_the_same_owner(store: Store) -> None:
+def test_a_replay_under_the_same_owner(store: ArchiveSetup) -> None:
     """After an operator's seek, or in another attempt: existing messages are left out then, too."""
     keeper = Archive(store.place)
     keeper.keep(messages(0, 4))
@@ -214,7 +214,7 @@ def test_a_replay_under_the_same_owner(store: Store) -> None:
     assert store.all_numbers() == list(range(12))
 
 
-def test_queues_are_apart(store: Store) -> None:
+def test_queues_are_apart(store: ArchiveSetup) -> None:
     """Also queues whose name begins with that of another, or contains characters no path can."""
     keeper = Archive(store.place)
     for queue in ("a", "ab", "a b", "a%2Fb", "é", "x" * 200, "é" * 200, "è" * 200):
@@ -318,13 +318,13 @@ def test_bad_places_are_refused_at_the_start(
 def test_a_bucket_that_does_not_exist(s3: Any) -> None:
     """It is not made."""
     with pytest.raises(ValueError, match="bucket 'missing'"):
-        Bucket("missing", "", s3)
+        S3Storage("missing", "", s3)
 
 
 def test_folders_may_be_relative(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """To the folder in which the worker starts."""
     monkeypatch.chdir(tmp_path)
-    place = open_place(read(Options, {"QDO_ARCHIVE_URL": "file:kept/here"}).url)
+    place = open_place(read(ArchiveOptions, {"QDO_ARCHIVE_URL": "file:kept/here"}).url)
     Archive(place).keep([message(0)])
     assert (tmp_path / "kept" / "here" / "orders").is_dir()
 
@@ -360,7 +360,7 @@ def record(number: int, arrived: float = 1_700_000_000.0, **more: Any) -> Messag
     return Message("shard", position, number, id=POSITIONS, **{"fence": 1, **more})
 
 
-def test_files_of_wide_positions_sort_as_these_do(store: Store) -> None:
+def test_files_of_wide_positions_sort_as_these_do(store: ArchiveSetup) -> None:
     """Their day and the time in their lines are those of the messages."""
     kept = Archive(store.place)
     names = [
@@ -376,7 +376,7 @@ def test_files_of_wide_positions_sort_as_these_do(store: Store) -> None:
     assert [line["position"] for line in lines] == [record(1).position, record(2).position]
 
 
-def test_wide_positions_are_known_again_though_times_go_back(store: Store) -> None:
+def test_wide_positions_are_known_again_though_times_go_back(store: ArchiveSetup) -> None:
     """Around midnight, where a later record arrived a moment earlier than the one before it."""
     midnight = 1_700_006_400.0
     Archive(store.place).keep([record(1, midnight + 0.001), record(2, midnight - 0.001)])

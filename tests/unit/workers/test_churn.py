@@ -14,7 +14,7 @@ from qdo import DeadLetter, Message
 from qdo.brokers.sqs.positions import SQS_POSITIONS
 from qdo.errors import NotAQdoDatabaseError
 from workers import churn
-from workers.churn import Ledger, Totals, count_before_parent
+from workers.churn import Totals, TotalsFile, count_before_parent
 
 
 def commit(position: int, fence: int = 1, queue: str = "q", **changes: Any) -> Message:
@@ -34,18 +34,18 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def ledger(path: str) -> Iterator[Ledger]:
-    ledger = Ledger(path)
+def ledger(path: str) -> Iterator[TotalsFile]:
+    ledger = TotalsFile(path)
     yield ledger
     ledger.close()
 
 
-def totals(ledger: Ledger, queue: str = "q") -> Totals:
+def totals(ledger: TotalsFile, queue: str = "q") -> Totals:
     [found] = [each for each in ledger.totals() if each.queue == queue]
     return found
 
 
-def test_commits_are_added_up_per_queue(ledger: Ledger) -> None:
+def test_commits_are_added_up_per_queue(ledger: TotalsFile) -> None:
     """Each queue has a row of its own."""
     assert ledger.count(commit(1))
     assert ledger.count(commit(2))
@@ -53,7 +53,7 @@ def test_commits_are_added_up_per_queue(ledger: Ledger) -> None:
     assert ledger.totals() == [Totals("p", 1, 5, 1, 0, 0), Totals("q", 2, 3, 2, 0, 0)]
 
 
-def test_repetition_changes_nothing(ledger: Ledger) -> None:
+def test_repetition_changes_nothing(ledger: TotalsFile) -> None:
     """After a crash the next owner starts behind the last checkpoint: some come twice."""
     for position in (1, 2, 3):
         ledger.count(commit(position))
@@ -63,7 +63,7 @@ def test_repetition_changes_nothing(ledger: Ledger) -> None:
     assert totals(ledger) == Totals("q", 4, 10, 4, 0, 0)
 
 
-def test_unstable_positions_are_recognized_by_message_id(ledger: Ledger) -> None:
+def test_unstable_positions_are_recognized_by_message_id(ledger: TotalsFile) -> None:
     """A message of SQS has another position each time it is received."""
     first, second = commit(1), commit(2)
     times = iter(range(140_000_000_000_000_000, 140_000_000_000_000_009))
@@ -77,7 +77,7 @@ def test_unstable_positions_are_recognized_by_message_id(ledger: Ledger) -> None
     assert totals(ledger) == Totals("q", 2, 3, 2, 0, 0)
 
 
-def test_late_writes_of_an_old_owner_are_refused(ledger: Ledger) -> None:
+def test_late_writes_of_an_old_owner_are_refused(ledger: TotalsFile) -> None:
     """A frozen worker that wakes up after a handover writes under a smaller fence."""
     ledger.count(commit(1, fence=1))
     ledger.count(commit(2, fence=2))
@@ -89,7 +89,7 @@ def test_late_writes_of_an_old_owner_are_refused(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     "body", [None, 5, [], {}, {"commit": "c", "parents": [], "insertions": "x", "deletions": 1}]
 )
-def test_other_bodies_are_set_aside(ledger: Ledger, body: Any) -> None:
+def test_other_bodies_are_set_aside(ledger: TotalsFile, body: Any) -> None:
     """Trying again would not make them commits."""
     with pytest.raises(DeadLetter, match="commit record"):
         ledger.count(Message("q", 1, body, fence=1))
@@ -103,7 +103,7 @@ def test_order_is_checked_against_parents() -> None:
     assert count_before_parent([("a", []), ("b", ["a"]), ("a", []), ("b", ["a"])]) == 0
 
 
-def test_report(path: str, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report(path: str, ledger: TotalsFile, capsys: pytest.CaptureFixture[str]) -> None:
     """Totals go to stdout, words to stderr, and broken order to the exit code."""
     ledger.count(commit(1))
     ledger.count(commit(2))
@@ -133,7 +133,7 @@ def test_a_ledger_of_another_kind(tmp_path: Path) -> None:
     path = str(tmp_path / "messages.db")
     open_broker(f"sqlite:{path}", "a").close()
     with pytest.raises(NotAQdoDatabaseError):
-        Ledger(path)
+        TotalsFile(path)
 
 
 def test_the_job_opens_its_ledger(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_the_job_opens_its_ledger(path: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _count_all(path: str, queue: str) -> None:
-    ledger = Ledger(path)
+    ledger = TotalsFile(path)
     for position in range(1, 301):
         ledger.count(commit(position, queue=queue))
     ledger.close()
@@ -167,6 +167,6 @@ def test_several_processes_write_at_once(path: str) -> None:
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    ledger = Ledger(path)
+    ledger = TotalsFile(path)
     assert [(each.queue, each.commits) for each in ledger.totals()] == [("a", 300), ("b", 300)]
     ledger.close()

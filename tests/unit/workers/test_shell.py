@@ -18,7 +18,7 @@ from qdo.errors import SettingsError, UnknownSettingError
 from tests.support.processes import alive, wait_until
 from workers import shell
 from workers._options import read
-from workers.shell import CommandFailedError, Options, Runner, TryAgainError
+from workers.shell import CommandFailedError, Runner, ShellOptions, TryAgainError
 
 
 def message(body: Any = None, **more: Any) -> Message:
@@ -28,7 +28,7 @@ def message(body: Any = None, **more: Any) -> Message:
 
 
 def run(command: str, each: Message | None = None, **changes: Any) -> None:
-    Runner(Options(command=command, **changes)).run(message() if each is None else each)
+    Runner(ShellOptions(command=command, **changes)).run(message() if each is None else each)
 
 
 # --- inputs of a command ------------------------------------------------------------
@@ -71,7 +71,7 @@ def test_the_rest_is_in_its_environment(tmp_path: Path) -> None:
 
 def test_what_is_inherited(tmp_path: Path) -> None:
     """The worker's environment, without the variables of another message."""
-    options = Options(command=f'echo "$PLACE ${{QDO_MESSAGE_KEY-none}}" > {tmp_path}/got')
+    options = ShellOptions(command=f'echo "$PLACE ${{QDO_MESSAGE_KEY-none}}" > {tmp_path}/got')
     environ = {"PATH": os.environ["PATH"], "PLACE": "here", "QDO_MESSAGE_KEY": "of another"}
     Runner(options, environ).run(message())
     assert (tmp_path / "got").read_text() == "here none\n"
@@ -147,7 +147,7 @@ def test_time_out_ends_the_whole_group(tmp_path: Path) -> None:
         f"trap 'echo cleaned > {tmp_path}/cleaned; exit 0' TERM; "
         f"(trap '' TERM; echo $(exec sh -c 'echo $PPID') > {tmp_path}/child; sleep 60) & wait"
     )
-    runner = Runner(Options(command=command, timeout_seconds=1.0, kill_seconds=1.0))
+    runner = Runner(ShellOptions(command=command, timeout_seconds=1.0, kill_seconds=1.0))
     with pytest.raises(CommandFailedError) as caught:
         runner.run(message())
     assert caught.value.details["ended"].endswith(" 1 s")
@@ -187,7 +187,7 @@ def test_a_command_ends_with_its_worker(tmp_path: Path) -> None:
 def test_commands_of_several_queues_run_at_once(tmp_path: Path) -> None:
     """One runner serves every queue of a process: each waits here until all have started."""
     meet = f"touch {tmp_path}/$$; until [ $(ls {tmp_path} | wc -l) -eq 4 ]; do sleep 0.02; done"
-    runner = Runner(Options(command=meet))
+    runner = Runner(ShellOptions(command=meet))
     with ThreadPoolExecutor(4) as pool:
         ended = [pool.submit(runner.run, message()) for _ in range(4)]
         # The first to end: where one fails the others wait for it, and must not hide its error.
@@ -208,17 +208,17 @@ def test_commands_of_several_queues_run_at_once(tmp_path: Path) -> None:
 def test_options_that_will_not_do(environ: dict[str, str], name: str, value: str) -> None:
     """The error names the option and its value, or its meaning if it is missing."""
     with pytest.raises(SettingsError) as caught:
-        read(Options, environ)
+        read(ShellOptions, environ)
     assert caught.value.details["name"] == f"QDO_SHELL_{name}"
     assert value in caught.value.details["reason"]
     with pytest.raises(UnknownSettingError, match="did you mean"):
-        read(Options, {"QDO_SHELL_COMAND": "true"})
+        read(ShellOptions, {"QDO_SHELL_COMAND": "true"})
 
 
 def test_a_command_that_is_no_shell() -> None:
     """A quote that is not closed is seen before the first message."""
     with pytest.raises(SettingsError) as caught:
-        Runner(Options(command="echo 'a"))
+        Runner(ShellOptions(command="echo 'a"))
     assert caught.value.details["name"] == "QDO_SHELL_COMMAND"
 
 

@@ -22,7 +22,14 @@ from tests.support.paths import ROOT
 from tests.support.webhook_receiver import Answer, Receiver, receiving
 from workers import webhook
 from workers._options import read
-from workers.webhook import Courier, Options, UndeliveredError, judge, new_secret, retry_after
+from workers.webhook import (
+    Courier,
+    UndeliveredError,
+    WebhookOptions,
+    judge,
+    new_secret,
+    retry_after,
+)
 
 SECRET = new_secret()
 NOW = 1_800_000_000.0
@@ -34,8 +41,8 @@ def receiver() -> Iterator[Receiver]:
         yield receiver
 
 
-def options(receiver: Receiver, path: str = "/hook", **changes: Any) -> Options:
-    return Options(**{"url": receiver.url + path, "secret": SECRET, **changes})
+def options(receiver: Receiver, path: str = "/hook", **changes: Any) -> WebhookOptions:
+    return WebhookOptions(**{"url": receiver.url + path, "secret": SECRET, **changes})
 
 
 def message(body: Any = None, queue: str = "orders", **more: Any) -> Message:
@@ -158,12 +165,12 @@ def test_a_secret_is_made_by_the_module() -> None:
         check=True,
     )
     environ = {"QDO_WEBHOOK_URL": "https://a/", "QDO_WEBHOOK_SECRET": made.stdout.strip()}
-    assert read(Options, environ).secret == made.stdout.strip()
+    assert read(WebhookOptions, environ).secret == made.stdout.strip()
 
 
 def test_the_secret_is_not_shown() -> None:
     """Options may be logged."""
-    assert SECRET not in repr(Options(url="http://a/", secret=SECRET))
+    assert SECRET not in repr(WebhookOptions(url="http://a/", secret=SECRET))
 
 
 # --- effects of the answer --------------------------------------------------------
@@ -241,7 +248,7 @@ def test_nobody_there() -> None:
     """A refused connection is worth another attempt."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    courier = Courier(Options(url=f"http://127.0.0.1:{port}/", secret=SECRET))
+    courier = Courier(WebhookOptions(url=f"http://127.0.0.1:{port}/", secret=SECRET))
     with pytest.raises(UndeliveredError) as caught:
         courier.deliver(message())
     assert isinstance(caught.value.__cause__, urllib3.exceptions.NewConnectionError)
@@ -251,7 +258,7 @@ def test_no_answer_in_time() -> None:
     """A receiver that accepts the connection and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        courier = Courier(Options(url=url, secret=SECRET, timeout_seconds=0.1))
+        courier = Courier(WebhookOptions(url=url, secret=SECRET, timeout_seconds=0.1))
         with pytest.raises(UndeliveredError):
             courier.deliver(message())
         courier.close()
@@ -272,8 +279,8 @@ GOOD = {"QDO_WEBHOOK_URL": "https://example.com/{queue}", "QDO_WEBHOOK_SECRET": 
 
 def test_options_come_from_the_environment() -> None:
     """Numbers are read as numbers, and everything else is at its default."""
-    found = read(Options, {**GOOD, "QDO_WEBHOOK_TIMEOUT_SECONDS": "2.5", "PATH": "/bin"})
-    assert found == Options(url=GOOD["QDO_WEBHOOK_URL"], secret=SECRET, timeout_seconds=2.5)
+    found = read(WebhookOptions, {**GOOD, "QDO_WEBHOOK_TIMEOUT_SECONDS": "2.5", "PATH": "/bin"})
+    assert found == WebhookOptions(url=GOOD["QDO_WEBHOOK_URL"], secret=SECRET, timeout_seconds=2.5)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +302,7 @@ def test_options_come_from_the_environment() -> None:
 def test_options_that_will_not_do(name: str, value: str, told: str) -> None:
     """The error names the option, and its value or the remedy; it never repeats a secret."""
     with pytest.raises(SettingsError) as caught:
-        read(Options, {**GOOD, f"QDO_WEBHOOK_{name}": value})
+        read(WebhookOptions, {**GOOD, f"QDO_WEBHOOK_{name}": value})
     assert caught.value.details["name"] == f"QDO_WEBHOOK_{name}"
     assert told in caught.value.details["reason"]
     assert "hunter2" not in str(caught.value)
@@ -304,7 +311,7 @@ def test_options_that_will_not_do(name: str, value: str, told: str) -> None:
 def test_an_option_that_does_not_exist() -> None:
     """The nearest one is named."""
     with pytest.raises(UnknownSettingError, match="did you mean 'QDO_WEBHOOK_SECRET'"):
-        read(Options, {**GOOD, "QDO_WEBHOOK_SECRETS": "x"})
+        read(WebhookOptions, {**GOOD, "QDO_WEBHOOK_SECRETS": "x"})
 
 
 def test_a_job_without_its_context() -> None:

@@ -18,16 +18,16 @@ from qdo.errors import JobTimeoutError, UsageError
 from qdo.message import Message
 from qdo.outcomes import DeadLetter
 from qdo.worker.executors.base import JobInterrupt
-from tests.support.engine import Engine, until
+from tests.support.engine import EngineSetup, until
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+def make(tmp_path: Path) -> Iterator[Callable[..., EngineSetup]]:
     """Make engines that end with the test."""
-    made: list[Engine] = []
+    made: list[EngineSetup] = []
 
-    def make_one(**settings: Any) -> Engine:
-        made.append(Engine(tmp_path, **settings))
+    def make_one(**settings: Any) -> EngineSetup:
+        made.append(EngineSetup(tmp_path, **settings))
         return made[-1]
 
     yield make_one
@@ -38,7 +38,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
 class Failures:
     """The arguments of `job_failure`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineSetup) -> None:
         self.errors: list[BaseException] = []
         engine.app.failure(self.hook)
 
@@ -49,7 +49,7 @@ class Failures:
 # --- threads --------------------------------------------------------------------------
 
 
-def test_thread_jobs_run_in_order_on_other_threads(make: Callable[..., Engine]) -> None:
+def test_thread_jobs_run_in_order_on_other_threads(make: Callable[..., EngineSetup]) -> None:
     engine = make()
     seen: list[tuple[str, Any, int]] = []
 
@@ -68,7 +68,7 @@ def test_thread_jobs_run_in_order_on_other_threads(make: Callable[..., Engine]) 
     assert engine.join() == 0
 
 
-def test_a_setting_makes_threads_the_default(make: Callable[..., Engine]) -> None:
+def test_a_setting_makes_threads_the_default(make: Callable[..., EngineSetup]) -> None:
     engine = make(executor="thread")
     idents: list[int] = []
 
@@ -95,7 +95,7 @@ def _compute(seconds: float) -> None:
 
 @pytest.mark.parametrize("hold", [_block_in_c, _compute])
 def test_a_thread_that_never_yields_delays_no_other_queue(
-    make: Callable[..., Engine], hold: Callable[[float], None]
+    make: Callable[..., EngineSetup], hold: Callable[[float], None]
 ) -> None:
     """Another queue's greenlet job continues all the time: the slow one ends when interrupted."""
     engine = make()
@@ -125,7 +125,7 @@ def test_a_thread_that_never_yields_delays_no_other_queue(
     until(lambda: state == ["began", "ended"])
 
 
-def test_a_thread_job_is_stopped_at_its_deadline(make: Callable[..., Engine]) -> None:
+def test_a_thread_job_is_stopped_at_its_deadline(make: Callable[..., EngineSetup]) -> None:
     """A busy loop of Python is reached, and the attempt is a failure like any other."""
     engine = make(attempts=2)
     failures = Failures(engine)
@@ -148,7 +148,7 @@ def test_a_thread_job_is_stopped_at_its_deadline(make: Callable[..., Engine]) ->
 
 
 def test_a_thread_in_c_is_waited_for(
-    make: Callable[..., Engine],
+    make: Callable[..., EngineSetup],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -179,7 +179,7 @@ def test_a_thread_in_c_is_waited_for(
 
 
 def test_a_job_that_catches_its_interruption_says_how_it_ends(
-    make: Callable[..., Engine],
+    make: Callable[..., EngineSetup],
 ) -> None:
     """Cleaning up works, and so does an outcome of its own."""
     engine = make()
@@ -201,7 +201,7 @@ def test_a_job_that_catches_its_interruption_says_how_it_ends(
     assert seen == ["cleaned"]
 
 
-def test_a_late_interruption_never_hits_the_next_message(make: Callable[..., Engine]) -> None:
+def test_a_late_interruption_never_hits_the_next_message(make: Callable[..., EngineSetup]) -> None:
     """Deadlines about as long as the jobs: whatever the race, each message ends one way."""
     engine = make(attempts=1)
     seen: list[int] = []
@@ -221,7 +221,7 @@ def test_a_late_interruption_never_hits_the_next_message(make: Callable[..., Eng
 
 
 def test_an_aborted_thread_job_ends_before_its_queue_is_released(
-    make: Callable[..., Engine],
+    make: Callable[..., EngineSetup],
 ) -> None:
     engine = make(drain_seconds=30)
     ends: list[str] = []
@@ -245,7 +245,7 @@ def test_an_aborted_thread_job_ends_before_its_queue_is_released(
     assert engine.registrar.recorded.get("q", 0) == 0
 
 
-def test_a_process_whose_threads_go_on_ends_at_once(make: Callable[..., Engine]) -> None:
+def test_a_process_whose_threads_go_on_ends_at_once(make: Callable[..., EngineSetup]) -> None:
     """Else the session would be closed, and the queue begin elsewhere, while its job runs."""
     engine = make(drain_seconds=0)
     codes: list[int] = []
@@ -272,7 +272,9 @@ def test_a_process_whose_threads_go_on_ends_at_once(make: Callable[..., Engine])
 # --- greenlets -------------------------------------------------------------------------
 
 
-def test_a_waiting_greenlet_job_is_stopped_at_its_deadline(make: Callable[..., Engine]) -> None:
+def test_a_waiting_greenlet_job_is_stopped_at_its_deadline(
+    make: Callable[..., EngineSetup],
+) -> None:
     engine = make(attempts=2)
     seen: list[Any] = []
 
@@ -289,7 +291,7 @@ def test_a_waiting_greenlet_job_is_stopped_at_its_deadline(make: Callable[..., E
     assert engine.broker.dead_letters.records()[0].error.startswith("JobTimeoutError")
 
 
-def test_jobs_see_their_deadline_coming(make: Callable[..., Engine]) -> None:
+def test_jobs_see_their_deadline_coming(make: Callable[..., EngineSetup]) -> None:
     engine = make()
     seen: list[tuple[bool, bool, float]] = []
 
@@ -310,7 +312,7 @@ def test_jobs_see_their_deadline_coming(make: Callable[..., Engine]) -> None:
     assert engine.worker._pipeline.counters.processed == 1
 
 
-def test_jobs_see_that_their_worker_drains(make: Callable[..., Engine]) -> None:
+def test_jobs_see_that_their_worker_drains(make: Callable[..., EngineSetup]) -> None:
     """A job without a deadline, too."""
     engine = make()
     seen: list[str] = []
@@ -333,7 +335,7 @@ def test_jobs_see_that_their_worker_drains(make: Callable[..., Engine]) -> None:
 # --- asyncio ----------------------------------------------------------------------------
 
 
-def test_async_jobs_wait_together_each_queue_in_order(make: Callable[..., Engine]) -> None:
+def test_async_jobs_wait_together_each_queue_in_order(make: Callable[..., EngineSetup]) -> None:
     """Fifty queues whose jobs wait take no longer than one."""
     engine = make()
     seen: list[tuple[str, Any]] = []
@@ -360,7 +362,7 @@ def test_async_jobs_wait_together_each_queue_in_order(make: Callable[..., Engine
     assert engine.join() == 0
 
 
-def test_an_async_job_is_cancelled_at_its_deadline(make: Callable[..., Engine]) -> None:
+def test_an_async_job_is_cancelled_at_its_deadline(make: Callable[..., EngineSetup]) -> None:
     engine = make(attempts=1)
     seen: list[Any] = []
 
@@ -379,7 +381,7 @@ def test_an_async_job_is_cancelled_at_its_deadline(make: Callable[..., Engine]) 
     assert engine.broker.dead_letters.records()[0].error.startswith("JobTimeoutError")
 
 
-def test_an_async_job_fails_as_it_raises(make: Callable[..., Engine]) -> None:
+def test_an_async_job_fails_as_it_raises(make: Callable[..., EngineSetup]) -> None:
     engine = make(attempts=1)
     failures = Failures(engine)
 
@@ -395,7 +397,7 @@ def test_an_async_job_fails_as_it_raises(make: Callable[..., Engine]) -> None:
     assert engine.broker.dead_letters.records()[0].error == "KeyError: 'gone'"
 
 
-def test_an_aborted_async_job_is_cancelled(make: Callable[..., Engine]) -> None:
+def test_an_aborted_async_job_is_cancelled(make: Callable[..., EngineSetup]) -> None:
     engine = make()
     seen: list[str] = []
 
@@ -417,7 +419,7 @@ def test_an_aborted_async_job_is_cancelled(make: Callable[..., Engine]) -> None:
 
 
 def test_tasks_left_by_async_jobs_are_cancelled_at_the_end(
-    make: Callable[..., Engine],
+    make: Callable[..., EngineSetup],
 ) -> None:
     engine = make()
     seen: list[str] = []
@@ -443,7 +445,7 @@ def test_tasks_left_by_async_jobs_are_cancelled_at_the_end(
     assert seen == ["done", "cancelled"]
 
 
-def test_a_job_that_returns_too_late_is_done(make: Callable[..., Engine]) -> None:
+def test_a_job_that_returns_too_late_is_done(make: Callable[..., EngineSetup]) -> None:
     """It was stopped at its timeout, but returned normally."""
     engine = make(attempts=1)
 
@@ -462,7 +464,7 @@ def test_a_job_that_returns_too_late_is_done(make: Callable[..., Engine]) -> Non
     assert engine.broker.dead_letters.records() == []
 
 
-def test_async_jobs_have_helper_threads(make: Callable[..., Engine]) -> None:
+def test_async_jobs_have_helper_threads(make: Callable[..., EngineSetup]) -> None:
     """`asyncio.to_thread` and name look-ups, which asyncio gives to threads."""
     engine = make()
     seen: list[Any] = []
@@ -484,7 +486,7 @@ def test_async_jobs_have_helper_threads(make: Callable[..., Engine]) -> None:
 
 
 def test_a_blocking_async_job_delays_no_greenlet_job(
-    make: Callable[..., Engine],
+    make: Callable[..., EngineSetup],
 ) -> None:
     engine = make()
     seen: list[str] = []
@@ -510,7 +512,9 @@ def test_a_blocking_async_job_delays_no_greenlet_job(
 # --- rejected at start -------------------------------------------------------------------
 
 
-def test_a_process_job_without_a_module_to_import_is_refused(make: Callable[..., Engine]) -> None:
+def test_a_process_job_without_a_module_to_import_is_refused(
+    make: Callable[..., EngineSetup],
+) -> None:
     engine = make()
 
     @engine.app.job(executor="process")

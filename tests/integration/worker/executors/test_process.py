@@ -18,7 +18,7 @@ from qdo.errors import JobCrashedError, JobTimeoutError
 from qdo.message import Message
 from qdo.worker.executors.process import child as spawned
 from qdo.worker.executors.process import frames as wire
-from tests.support.engine import Engine, until
+from tests.support.engine import EngineSetup, until
 from tests.support.paths import ROOT
 from tests.support.processes import alive, children, whole_lines
 
@@ -155,14 +155,14 @@ class Shop:
         self.folder = folder
         self.name = name
         self.errors: list[BaseException] = []
-        self.engine: Engine
+        self.engine: EngineSetup
         self._strangers = set(children(os.getpid()))
 
     def open(self, **settings: Any) -> Shop:
         app = importlib.import_module(self.name).app
         target = f"{self.name}:app"
         chosen = {"attempts": 2, "log_level": "error", **settings}
-        self.engine = Engine(self.folder, app=app, target=target, **chosen)
+        self.engine = EngineSetup(self.folder, app=app, target=target, **chosen)
         app.failure(self._failed)
         return self
 

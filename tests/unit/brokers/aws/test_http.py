@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
     """Records requests, and returns the configured answers."""
 
     protocol_version = "HTTP/1.1"
-    server: Server
+    server: LocalHttpServer
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -61,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-class Server(ThreadingHTTPServer):
+class LocalHttpServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
@@ -79,8 +79,8 @@ class Server(ThreadingHTTPServer):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as server:
+def server() -> Iterator[LocalHttpServer]:
+    with LocalHttpServer() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -99,7 +99,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Maker(Protocol):
-    def __call__(self, server: Server, read_seconds: float = 5.0) -> Calls: ...
+    def __call__(self, server: LocalHttpServer, read_seconds: float = 5.0) -> Calls: ...
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def calls() -> Iterator[Maker]:
     """Makes requests to a server; closes its connections at the end."""
     with contextlib.ExitStack() as made:
 
-        def make(server: Server, read_seconds: float = 5.0) -> Calls:
+        def make(server: LocalHttpServer, read_seconds: float = 5.0) -> Calls:
             place = ServiceAddress("sqs", REGION, server.url)
             found = make_calls(place, TARGET, METHODS, connections=4, read_seconds=read_seconds)
             made.callback(found.close)
@@ -116,7 +116,7 @@ def calls() -> Iterator[Maker]:
         yield make
 
 
-def test_what_is_sent_is_what_was_signed(server: Server, calls: Maker) -> None:
+def test_what_is_sent_is_what_was_signed(server: LocalHttpServer, calls: Maker) -> None:
     """Computed again from the received request, the signature is the same."""
     server.answer = lambda handler: handler.reply(200, b'{"Messages": [{"Body": "\xc3\xbc"}]}')
     answer = calls(server).call("ReceiveMessage", {"QueueUrl": "q", "n": 1, "text": "ü/"})
@@ -129,7 +129,7 @@ def test_what_is_sent_is_what_was_signed(server: Server, calls: Maker) -> None:
     assert _signature(headers, body, server.url + "/") in headers["Authorization"]
 
 
-def test_an_endpoint_may_have_a_path(server: Server, calls: Maker) -> None:
+def test_an_endpoint_may_have_a_path(server: LocalHttpServer, calls: Maker) -> None:
     """The request goes there as those of a boto3 client do, and is signed for that."""
     server.below = "/some/where"
     place = ServiceAddress("sqs", REGION, server.url)
@@ -150,7 +150,7 @@ def _signature(headers: dict[str, str], body: bytes, url: str) -> str:
     return str(auth.signature(text, request))
 
 
-def test_a_connection_is_used_again(server: Server, calls: Maker) -> None:
+def test_a_connection_is_used_again(server: LocalHttpServer, calls: Maker) -> None:
     """A new one for each request would cost more than the request."""
     made = calls(server)
     for _ in range(3):
@@ -158,7 +158,9 @@ def test_a_connection_is_used_again(server: Server, calls: Maker) -> None:
     assert len(set(server.peers)) == 1
 
 
-def test_a_connection_that_was_closed_while_idle_is_replaced(server: Server, calls: Maker) -> None:
+def test_a_connection_that_was_closed_while_idle_is_replaced(
+    server: LocalHttpServer, calls: Maker
+) -> None:
     """The server ends it without a word; the request is made all the same, once."""
 
     def closing(handler: Handler) -> None:
@@ -173,7 +175,9 @@ def test_a_connection_that_was_closed_while_idle_is_replaced(server: Server, cal
     assert len(server.requests) == 3
 
 
-def test_connections_beyond_those_that_are_kept_are_closed(server: Server, calls: Maker) -> None:
+def test_connections_beyond_those_that_are_kept_are_closed(
+    server: LocalHttpServer, calls: Maker
+) -> None:
     """At once, by qdo: left to Python they would be reported as leaks."""
     together = threading.Barrier(6)
 
@@ -198,7 +202,7 @@ def test_connections_beyond_those_that_are_kept_are_closed(server: Server, calls
     assert [str(each.message) for each in leaks] == []
 
 
-def test_a_refusal_has_its_code_and_its_reason(server: Server, calls: Maker) -> None:
+def test_a_refusal_has_its_code_and_its_reason(server: LocalHttpServer, calls: Maker) -> None:
     """Like boto3's own errors, so both are reported in the same way."""
     content = b'{"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "none such"}'
     server.answer = lambda handler: handler.reply(400, content)
@@ -210,7 +214,7 @@ def test_a_refusal_has_its_code_and_its_reason(server: Server, calls: Maker) -> 
 
 
 @pytest.mark.parametrize("content", [b"<html>busy</html>", b"", b"[1]", b'"x"'])
-def test_an_error_page_passes(server: Server, calls: Maker, content: bytes) -> None:
+def test_an_error_page_passes(server: LocalHttpServer, calls: Maker, content: bytes) -> None:
     """Whatever the content of a balancer's answer with status 503."""
     server.answer = lambda handler: handler.reply(503, content)
     with pytest.raises(boto.ClientError) as caught:
@@ -218,14 +222,14 @@ def test_an_error_page_passes(server: Server, calls: Maker, content: bytes) -> N
     assert is_transient(caught.value)
 
 
-def test_an_answer_that_is_no_json_passes(server: Server, calls: Maker) -> None:
+def test_an_answer_that_is_no_json_passes(server: LocalHttpServer, calls: Maker) -> None:
     """It is not taken for an empty one."""
     server.answer = lambda handler: handler.reply(200, b"<html>login</html>")
     with pytest.raises(boto.HTTPClientError):
         calls(server).call("ReceiveMessage", {})
 
 
-def test_half_an_answer_is_none(server: Server, calls: Maker) -> None:
+def test_half_an_answer_is_none(server: LocalHttpServer, calls: Maker) -> None:
     """The connection broke in the middle; it is not used again."""
 
     def half(handler: Handler) -> None:
@@ -241,7 +245,7 @@ def test_half_an_answer_is_none(server: Server, calls: Maker) -> None:
     assert made.call("ReceiveMessage", {}) == {}
 
 
-def test_an_answer_that_does_not_come_is_given_up(server: Server, calls: Maker) -> None:
+def test_an_answer_that_does_not_come_is_given_up(server: LocalHttpServer, calls: Maker) -> None:
     """After the time that it may take; its connection is not used for the next request."""
     over = threading.Event()
     server.answer = lambda handler: over.wait(10) and None
@@ -262,7 +266,7 @@ def test_nobody_there_is_out_of_reach() -> None:
 
 
 def test_a_proxy_is_left_to_boto3(
-    server: Server, calls: Maker, monkeypatch: pytest.MonkeyPatch
+    server: LocalHttpServer, calls: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows how to go through it."""
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -277,7 +281,7 @@ def test_a_proxy_is_left_to_boto3(
 
 @pytest.mark.parametrize("variable", BUNDLES)
 def test_certificates_are_checked(
-    server: Server,
+    server: LocalHttpServer,
     calls: Maker,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -294,7 +298,7 @@ def test_certificates_are_checked(
 
 
 def test_the_certificate_is_that_of_the_host(
-    server: Server, calls: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: LocalHttpServer, calls: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is trusted, and of another host, ends the connection."""
     _wrap(server, tmp_path, address="127.0.0.2")
@@ -306,7 +310,7 @@ def test_the_certificate_is_that_of_the_host(
 
 @pytest.mark.parametrize("content", [None, b"no certificate"])
 def test_certificates_that_cannot_be_read_are_named(
-    server: Server,
+    server: LocalHttpServer,
     calls: Maker,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -322,7 +326,7 @@ def test_certificates_that_cannot_be_read_are_named(
         calls(server)
 
 
-def _wrap(server: Server, folder: Path, address: str = "127.0.0.1") -> None:
+def _wrap(server: LocalHttpServer, folder: Path, address: str = "127.0.0.1") -> None:
     """Have a server speak TLS, with a certificate that it signed itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])

@@ -40,7 +40,7 @@ def shown(name: str, keys: tuple[int, int], *, closed: bool = False) -> dict[str
     }
 
 
-class Stream:
+class FakeStream:
     """Stands in for boto3's client.
 
     :ivar stored: (partition key, body) of each record, in order.
@@ -80,12 +80,12 @@ class Stream:
 
 
 @pytest.fixture
-def stream() -> Stream:
-    return Stream()
+def stream() -> FakeStream:
+    return FakeStream()
 
 
 @pytest.fixture
-def sender(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> KinesisSender:
+def sender(stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> KinesisSender:
     monkeypatch.setattr(kinesis_sending, "SEND_BACKOFF", Backoff(0.0, 0.0))
     ticks = itertools.count()
     return KinesisSender(
@@ -104,7 +104,7 @@ def messages(count: int, keys: int, queue: str = "s") -> list[Outgoing]:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_the_order_of_each_key_survives_partial_failures(
-    stream: Stream, sender: KinesisSender, seed: int
+    stream: FakeStream, sender: KinesisSender, seed: int
 ) -> None:
     """Whichever records are rejected, all are stored once, and no key is reordered."""
     dice = random.Random(seed)
@@ -119,7 +119,7 @@ def test_the_order_of_each_key_survives_partial_failures(
     assert [int(by_number[number][1]) for number in numbers] == list(range(count))
 
 
-def test_no_request_holds_two_records_of_a_key(stream: Stream, sender: KinesisSender) -> None:
+def test_no_request_holds_two_records_of_a_key(stream: FakeStream, sender: KinesisSender) -> None:
     """Else one could be stored before the other is."""
     sender.send(messages(100, 7))
     for request in stream.requests:
@@ -128,13 +128,15 @@ def test_no_request_holds_two_records_of_a_key(stream: Stream, sender: KinesisSe
     assert len(stream.requests) == 15  # as many as the busiest key has messages
 
 
-def test_messages_without_a_key_fill_requests(stream: Stream, sender: KinesisSender) -> None:
+def test_messages_without_a_key_fill_requests(stream: FakeStream, sender: KinesisSender) -> None:
     """They need not wait for other messages."""
     sender.send([Outgoing("s", b"1") for _ in range(2 * MOST_RECORDS + 1)])
     assert [len(request) for request in stream.requests] == [MOST_RECORDS, MOST_RECORDS, 1]
 
 
-def test_requests_are_no_larger_than_kinesis_takes(stream: Stream, sender: KinesisSender) -> None:
+def test_requests_are_no_larger_than_kinesis_takes(
+    stream: FakeStream, sender: KinesisSender
+) -> None:
     """Keys count as well."""
     sender.send([Outgoing("s", bytes(1_000_000)) for _ in range(12)])
     sizes = [
@@ -145,7 +147,9 @@ def test_requests_are_no_larger_than_kinesis_takes(stream: Stream, sender: Kines
     assert len(sizes) == 3
 
 
-def test_messages_to_a_shard_go_one_after_the_other(stream: Stream, sender: KinesisSender) -> None:
+def test_messages_to_a_shard_go_one_after_the_other(
+    stream: FakeStream, sender: KinesisSender
+) -> None:
     """It is a queue: all of it keeps its order, with or without keys."""
     sender.send([Outgoing("b", b"%d" % number) for number in range(5)])
     assert [body for _, body in stream.stored] == [b"%d" % number for number in range(5)]
@@ -153,7 +157,7 @@ def test_messages_to_a_shard_go_one_after_the_other(stream: Stream, sender: Kine
     assert {request[0]["ExplicitHashKey"] for request in stream.requests} == {"100"}
 
 
-def test_closed_and_unknown_shards_are_refused(stream: Stream, sender: KinesisSender) -> None:
+def test_closed_and_unknown_shards_are_refused(stream: FakeStream, sender: KinesisSender) -> None:
     """Nothing is sent then."""
     for shard in ("c", "d"):
         with pytest.raises(UsageError, match=f"shard '{shard}'"):
@@ -178,14 +182,18 @@ def refusal(code: str, status: int = 400) -> ClientError:
         ConnectTimeoutError(endpoint_url="http://x"),
     ],
 )
-def test_what_passes_is_waited_for(stream: Stream, sender: KinesisSender, error: Exception) -> None:
+def test_what_passes_is_waited_for(
+    stream: FakeStream, sender: KinesisSender, error: Exception
+) -> None:
     """The whole request is made again."""
     stream.errors = [None, error, error]
     sender.send(messages(10, 2))
     assert [int(body) for _, body in stream.stored] == list(range(10))
 
 
-def test_a_lost_answer_repeats_and_does_not_reorder(stream: Stream, sender: KinesisSender) -> None:
+def test_a_lost_answer_repeats_and_does_not_reorder(
+    stream: FakeStream, sender: KinesisSender
+) -> None:
     """Records may be stored twice, one copy right behind the other within their key."""
     stream.after_storing = True
     lost = ReadTimeoutError(endpoint_url="http://x")
@@ -198,7 +206,7 @@ def test_a_lost_answer_repeats_and_does_not_reorder(stream: Stream, sender: Kine
     assert len(stream.stored) == 20 + 3 * 4
 
 
-def test_patience_ends_where_nothing_is_stored(stream: Stream, sender: KinesisSender) -> None:
+def test_patience_ends_where_nothing_is_stored(stream: FakeStream, sender: KinesisSender) -> None:
     """The error states the reason, and the messages stored before it are counted."""
     stream.verdict = lambda: False
     with pytest.raises(ThrottledError) as throttled:
@@ -214,7 +222,7 @@ def test_patience_ends_where_nothing_is_stored(stream: Stream, sender: KinesisSe
     assert details["rest"].startswith("7, 8, ")
 
 
-def test_what_does_not_pass_is_told_at_once(stream: Stream, sender: KinesisSender) -> None:
+def test_what_does_not_pass_is_told_at_once(stream: FakeStream, sender: KinesisSender) -> None:
     """One request, no waiting."""
     stream.errors = [refusal("AccessDeniedException")]
     with pytest.raises(AccessDeniedError):
@@ -222,7 +230,7 @@ def test_what_does_not_pass_is_told_at_once(stream: Stream, sender: KinesisSende
     assert len(stream.requests) == 1
 
 
-def test_closing_ends_waiting(stream: Stream) -> None:
+def test_closing_ends_waiting(stream: FakeStream) -> None:
     """A sender that waits for its next attempt gets the reason of the wait."""
     stopped = threading.Event()
     sender = KinesisSender(stream, ADDRESS, Shards(stream, ADDRESS), lambda: 1, stopped)
@@ -238,7 +246,7 @@ def test_closing_ends_waiting(stream: Stream) -> None:
 
 
 def test_records_that_kinesis_failed_to_store_are_sent_again(
-    stream: Stream, sender: KinesisSender, monkeypatch: pytest.MonkeyPatch
+    stream: FakeStream, sender: KinesisSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """InternalFailure is the other reason that it names for a single record."""
     monkeypatch.setattr(
@@ -251,7 +259,7 @@ def test_records_that_kinesis_failed_to_store_are_sent_again(
 
 
 def test_a_shard_that_was_closed_meanwhile_is_noticed(
-    stream: Stream, sender: KinesisSender, caplog: pytest.LogCaptureFixture
+    stream: FakeStream, sender: KinesisSender, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The record went to a child shard; the next one is rejected."""
     stream.shards = [shown("old", (0, 199))]

@@ -83,7 +83,7 @@ def test_an_answer_without_records_says_how_far_it_is_behind() -> None:
 # --- failures -----------------------------------------------------------------------
 
 
-class Client:
+class ScriptedClient:
     """Replaces boto3's client and its requests; raises the configured errors."""
 
     def __init__(self) -> None:
@@ -122,11 +122,11 @@ def refusal(code: str, status: int = 400) -> ClientError:
 
 
 @pytest.fixture
-def client() -> Client:
-    return Client()
+def client() -> ScriptedClient:
+    return ScriptedClient()
 
 
-def reading(client: Client, after: int = 0, trimmed: str = "stop") -> ShardReader:
+def reading(client: ScriptedClient, after: int = 0, trimmed: str = "stop") -> ShardReader:
     source = KinesisApi(client, client, ADDRESS)
     return ShardReader(source, "shard", None, ShardPoller(after, StartPosition(), 1.0), trimmed)
 
@@ -139,7 +139,7 @@ def step(made: ShardReader) -> GetIterator | GetRecords | None:
     return made.poll.next(NOW)
 
 
-def test_an_expired_iterator_is_replaced_at_once(client: Client) -> None:
+def test_an_expired_iterator_is_replaced_at_once(client: ScriptedClient) -> None:
     """Nothing else is wrong."""
     made = reading(client)
     assert isinstance(step(made), GetRecords)
@@ -153,7 +153,7 @@ def test_an_expired_iterator_is_replaced_at_once(client: Client) -> None:
     ["ProvisionedThroughputExceededException", "LimitExceededException", "KMSThrottlingException"],
 )
 def test_throttling_is_never_an_error(
-    client: Client, code: str, caplog: pytest.LogCaptureFixture
+    client: ScriptedClient, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However long it lasts; from some time on it is a warning."""
     made = reading(client)
@@ -170,7 +170,7 @@ def test_throttling_is_never_an_error(
 @pytest.mark.parametrize(
     "error", [refusal("InternalFailure", 500), ReadTimeoutError(endpoint_url="http://x")]
 )
-def test_what_may_pass_is_told_when_it_does_not(client: Client, error: Exception) -> None:
+def test_what_may_pass_is_told_when_it_does_not(client: ScriptedClient, error: Exception) -> None:
     """And the iterator is not trusted any more."""
     made = reading(client)
     step(made)
@@ -181,7 +181,7 @@ def test_what_may_pass_is_told_when_it_does_not(client: Client, error: Exception
         step(made)
 
 
-def test_reads_that_always_fail_raise_an_error(client: Client) -> None:
+def test_reads_that_always_fail_raise_an_error(client: ScriptedClient) -> None:
     """An iterator does not count as an answer."""
     made = reading(client)
 
@@ -205,7 +205,7 @@ def test_reads_that_always_fail_raise_an_error(client: Client) -> None:
     ],
 )
 def test_what_does_not_pass_is_told_at_once(
-    client: Client, code: str, kind: type[Exception]
+    client: ScriptedClient, code: str, kind: type[Exception]
 ) -> None:
     """With the shard and its stream."""
     made = reading(client)
@@ -215,7 +215,7 @@ def test_what_does_not_pass_is_told_at_once(
         step(made)
 
 
-def test_a_refused_position_is_one_that_is_gone(client: Client) -> None:
+def test_a_refused_position_is_one_that_is_gone(client: ScriptedClient) -> None:
     """The stream's error is that it does not know the sequence number."""
     old = pack(7, 0, position_of_time(NOW - 3 * 86_400))
     client.errors = [refusal("InvalidArgumentException")]
@@ -231,7 +231,7 @@ def test_a_refused_position_is_one_that_is_gone(client: Client) -> None:
 
 
 def test_an_onlooker_passes_over_what_is_gone(
-    client: Client, caplog: pytest.LogCaptureFixture
+    client: ScriptedClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It decides nothing, and so logs nothing."""
     old = pack(7, 0, position_of_time(NOW - 3 * 86_400))
@@ -243,7 +243,7 @@ def test_an_onlooker_passes_over_what_is_gone(
     assert caplog.records == []
 
 
-def test_a_refused_iterator_is_another_matter(client: Client) -> None:
+def test_a_refused_iterator_is_another_matter(client: ScriptedClient) -> None:
     """The same error code for a read proves nothing about the position."""
     made = reading(client, pack(7, 0, position_of_time(NOW - 3600)))
     step(made)
@@ -270,7 +270,7 @@ def test_readers_of_one_process_share_the_rate_of_a_shard() -> None:
 
 def test_a_look_that_found_nothing_before_the_tip_is_not_nothing() -> None:
     """Messages may be there that no read has come to yet."""
-    made = reading(Client())
+    made = reading(ScriptedClient())
     assert (made.backlog(None, NOW).count, made.backlog(None, NOW).behind_seconds) == (1, None)
     made.poll.next(NOW)
     made.poll.iterator_received("one")
@@ -283,7 +283,7 @@ def test_a_look_that_found_nothing_before_the_tip_is_not_nothing() -> None:
 @pytest.mark.parametrize(("ahead_seconds", "age"), [(600, 599.0), (-600, 0.0)])
 def test_the_head_is_none_to_come_at_kinesis(ahead_seconds: int, age: float) -> None:
     """The clock here may be ahead; one that is behind is left alone."""
-    client = Client()
+    client = ScriptedClient()
     client.date = formatdate(time.time() - ahead_seconds, usegmt=True)
     made = reading(client)
     step(made)
@@ -293,7 +293,7 @@ def test_the_head_is_none_to_come_at_kinesis(ahead_seconds: int, age: float) -> 
 
 @pytest.mark.parametrize("date", ["yesterday", "", None])
 def test_an_answer_without_a_date_says_nothing_about_the_clock(date: str | None) -> None:
-    client = Client()
+    client = ScriptedClient()
     client.date = date
     made = reading(client)
     step(made)

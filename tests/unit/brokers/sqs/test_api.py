@@ -221,7 +221,7 @@ def test_a_body_that_cannot_be_had_holds_up_its_group_only(
     assert tuple(record.args)[:3] == (queue, 5 - len(bodies), 60)
 
 
-def test_s3_is_not_asked_again_and_again_where_it_is_out_of_reach(calls: FakeCalls) -> None:
+def test_s3_out_of_reach_is_not_asked_again_and_again(calls: FakeCalls) -> None:
     """Each time can take minutes; messages with their own body are still received."""
     objects = FakeObjects()
     objects.fault = dict.fromkeys(["a1", "b1"], UnreachableError(what="S3", reason="reset"))

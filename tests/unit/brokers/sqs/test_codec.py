@@ -69,7 +69,7 @@ def test_fifo_group_is_the_key() -> None:
     assert (made["MessageGroupId"], as_received(made).key) == ("-", None)
 
 
-def test_fifo_messages_are_never_taken_for_repetitions_without_a_dedup_key() -> None:
+def test_fifo_messages_without_dedup_key_are_never_duplicates() -> None:
     """Each has a deduplication id of its own, also where bodies are the same."""
     message = Outgoing("q", b"1")
     ids = {entry(message, fifo=True)["MessageDeduplicationId"] for _ in range(3)}

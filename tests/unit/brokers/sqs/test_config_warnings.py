@@ -34,13 +34,13 @@ def test_trap_05_a_redrive_policy_that_comes_too_early() -> None:
     assert "messages of x to other" in second
 
 
-def test_trap_06_a_redrive_policy_of_a_fifo_queue_breaks_its_order() -> None:
+def test_trap_06_a_fifo_redrive_policy_breaks_its_order() -> None:
     """The warning states this, and why such a queue should not have one."""
     (said,) = advice({"a.fifo": redriven(5)}, {"a.fifo": Policy()})
     assert "breaks the order of their groups" in said
 
 
-def test_trap_07_messages_behind_a_blocked_one_must_not_run_out_of_time() -> None:
+def test_trap_07_messages_behind_a_blocked_one_do_not_expire() -> None:
     """Where a policy, or a rule of it, blocks."""
     facts = {name: QueueAttributes(0.0, retention_seconds=4 * DAY) for name in "abc"}
     policies = {

@@ -21,7 +21,7 @@ VISIBILITY = 60.0
 SENT = 139_000_000_000_000_000
 
 
-class Clock:
+class InFlightClock:
     """A clock that is set by hand."""
 
     def __init__(self) -> None:
@@ -55,16 +55,16 @@ def message(
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> InFlightClock:
+    return InFlightClock()
 
 
 @pytest.fixture
-def holding(clock: Clock) -> InFlightMessages:
+def holding(clock: InFlightClock) -> InFlightMessages:
     return InFlightMessages(SQS_POSITIONS.resume_after(SENT - 5, None), (), VISIBILITY, clock)
 
 
-def take(holding: InFlightMessages, clock: Clock, *messages: Received) -> list[int]:
+def take(holding: InFlightMessages, clock: InFlightClock, *messages: Received) -> list[int]:
     """Take messages in; return the positions of all rows."""
     holding.take(messages, clock.now)
     return [row.position for row in holding.rows(0, 1000)]
@@ -78,21 +78,23 @@ def held(holding: InFlightMessages, position: int) -> InFlightMessage:
 # --- positions ------------------------------------------------------------------------
 
 
-def test_positions_grow_in_the_order_of_receipt(holding: InFlightMessages, clock: Clock) -> None:
+def test_positions_grow_in_the_order_of_receipt(
+    holding: InFlightMessages, clock: InFlightClock
+) -> None:
     """Also where a message was sent before one that was received earlier."""
     positions = take(holding, clock, message(9), message(3, sent=SENT - 10**9), message(5))
     assert positions == sorted(positions)
     assert [sequence_of(position) for position in positions] == [9, 3, 5]
 
 
-def test_last_is_the_newest_sent_time(holding: InFlightMessages, clock: Clock) -> None:
+def test_last_is_the_newest_sent_time(holding: InFlightMessages, clock: InFlightClock) -> None:
     """To within the few 100 ns that keep positions apart."""
     first, second = take(holding, clock, message(1, sent=SENT + 70), message(2, sent=SENT))
     assert SQS_POSITIONS.to_time(first) == SENT + 70
     assert SQS_POSITIONS.to_time(second) == SENT + 71
 
 
-def test_positions_of_an_owner_come_behind_the_recorded_last(clock: Clock) -> None:
+def test_positions_of_an_owner_come_behind_the_recorded_last(clock: InFlightClock) -> None:
     """Whatever was recorded: `last` never goes back."""
     holding = InFlightMessages(
         SQS_POSITIONS.resume_after(SENT + 10**9, None), (), VISIBILITY, clock
@@ -101,7 +103,9 @@ def test_positions_of_an_owner_come_behind_the_recorded_last(clock: Clock) -> No
     assert SQS_POSITIONS.to_time(position) > SENT + 10**9
 
 
-def test_a_message_has_one_name_under_all_owners(holding: InFlightMessages, clock: Clock) -> None:
+def test_a_message_has_one_name_under_all_owners(
+    holding: InFlightMessages, clock: InFlightClock
+) -> None:
     """Its position differs, its name does not."""
     other = InFlightMessages(SQS_POSITIONS.resume_after(SENT + 99, None), (), VISIBILITY, clock)
     (mine,) = take(holding, clock, message(7))
@@ -122,7 +126,7 @@ def test_ids_are_those_of_sqs() -> None:
 
 
 def test_rows_can_be_read_again_until_they_are_done(
-    holding: InFlightMessages, clock: Clock
+    holding: InFlightMessages, clock: InFlightClock
 ) -> None:
     """The engine goes back to its `done` after each failure."""
     positions = take(holding, clock, message(1), message(2), message(3))
@@ -132,7 +136,7 @@ def test_rows_can_be_read_again_until_they_are_done(
     assert [row.position for row in holding.rows(0, 10)] == [positions[0], positions[2]]
 
 
-def test_done_through_means_all_before(holding: InFlightMessages, clock: Clock) -> None:
+def test_done_through_means_all_before(holding: InFlightMessages, clock: InFlightClock) -> None:
     """In line order only the last position is reported; each message is named once."""
     positions = take(holding, clock, message(1), message(2), message(3))
     assert [each.position for each in holding.done_through(positions[1])] == positions[:2]
@@ -140,7 +144,7 @@ def test_done_through_means_all_before(holding: InFlightMessages, clock: Clock) 
     assert len(holding) == 1
 
 
-def test_done_twice_is_done_once(holding: InFlightMessages, clock: Clock) -> None:
+def test_done_twice_is_done_once(holding: InFlightMessages, clock: InFlightClock) -> None:
     """Else it would be deleted twice."""
     (position,) = take(holding, clock, message(1))
     assert holding.done(position) is not None
@@ -151,7 +155,7 @@ def test_done_twice_is_done_once(holding: InFlightMessages, clock: Clock) -> Non
 
 
 def test_a_held_message_received_again_is_not_run_twice(
-    holding: InFlightMessages, clock: Clock
+    holding: InFlightMessages, clock: InFlightClock
 ) -> None:
     """It has a new receipt from then on, and only that can delete it."""
     (position,) = take(holding, clock, message(1))
@@ -160,7 +164,9 @@ def test_a_held_message_received_again_is_not_run_twice(
     assert held(holding, position).receipt == "newer"
 
 
-def test_a_done_message_received_again_is_deleted(holding: InFlightMessages, clock: Clock) -> None:
+def test_a_done_message_received_again_is_deleted(
+    holding: InFlightMessages, clock: InFlightClock
+) -> None:
     """Its deletion had not been confirmed."""
     (position,) = take(holding, clock, message(1))
     done = holding.done(position)
@@ -172,7 +178,7 @@ def test_a_done_message_received_again_is_deleted(holding: InFlightMessages, clo
     assert holding.rows(0, 10) == []
 
 
-def test_what_an_earlier_owner_did_is_deleted_and_not_run(clock: Clock) -> None:
+def test_what_an_earlier_owner_did_is_deleted_and_not_run(clock: InFlightClock) -> None:
     """It recorded the names of messages whose deletion was uncertain."""
     holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)
     taken = holding.take([message(7), message(8)], clock.now)
@@ -180,7 +186,7 @@ def test_what_an_earlier_owner_did_is_deleted_and_not_run(clock: Clock) -> None:
     assert [row.body for row in holding.rows(0, 10)] == [b"8"]
 
 
-def test_another_message_with_the_same_sequence_number_is_run(clock: Clock) -> None:
+def test_another_message_with_the_same_sequence_number_is_run(clock: InFlightClock) -> None:
     """In another group, or in a recreated queue: done, held or neither, it is another message."""
     holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)
     other = message(7, message_id=8, receipt="other")
@@ -192,7 +198,9 @@ def test_another_message_with_the_same_sequence_number_is_run(clock: Clock) -> N
     assert len(holding.rows(0, 10)) == 2
 
 
-def test_a_deleted_message_is_not_remembered(holding: InFlightMessages, clock: Clock) -> None:
+def test_a_deleted_message_is_not_remembered(
+    holding: InFlightMessages, clock: InFlightClock
+) -> None:
     """The record beside `last` stays small."""
     (position,) = take(holding, clock, message(1))
     done = holding.done(position)
@@ -202,7 +210,7 @@ def test_a_deleted_message_is_not_remembered(holding: InFlightMessages, clock: C
     assert holding.unconfirmed() == ()
 
 
-def test_names_of_earlier_owners_are_forgotten_in_time(clock: Clock) -> None:
+def test_names_of_earlier_owners_are_forgotten_in_time(clock: InFlightClock) -> None:
     """An empty answer shows that they were deleted, once no worker can still hide them."""
     holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)
     holding.nothing_came(clock.now)
@@ -214,7 +222,7 @@ def test_names_of_earlier_owners_are_forgotten_in_time(clock: Clock) -> None:
     assert holding.unconfirmed() == ()
 
 
-def test_recorded_names_are_limited(holding: InFlightMessages, clock: Clock) -> None:
+def test_recorded_names_are_limited(holding: InFlightMessages, clock: InFlightClock) -> None:
     """A queue node must not grow with deletes that fail; the newest count."""
     for position in take(holding, clock, *map(message, range(1, MOST_UNCONFIRMED + 10))):
         holding.done(position)
@@ -226,7 +234,9 @@ def test_recorded_names_are_limited(holding: InFlightMessages, clock: Clock) -> 
 # --- time -----------------------------------------------------------------------------
 
 
-def test_a_message_is_extended_at_half_of_its_time(holding: InFlightMessages, clock: Clock) -> None:
+def test_a_message_is_extended_at_half_of_its_time(
+    holding: InFlightMessages, clock: InFlightClock
+) -> None:
     """Counted from before the request: SQS counts from later."""
     (position,) = take(holding, clock, message(1))
     assert holding.extensions.next_at() == clock.now + VISIBILITY / 2
@@ -237,7 +247,9 @@ def test_a_message_is_extended_at_half_of_its_time(holding: InFlightMessages, cl
     assert holding.extensions.next_at() == clock.now + VISIBILITY / 2
 
 
-def test_the_time_of_a_long_poll_is_not_taken_off(holding: InFlightMessages, clock: Clock) -> None:
+def test_the_time_of_a_long_poll_is_not_taken_off(
+    holding: InFlightMessages, clock: InFlightClock
+) -> None:
     """A poll waits for messages: only for the way of the answer something is taken off."""
     asked_at = clock.now
     clock.now += 2 * VISIBILITY
@@ -249,7 +261,7 @@ def test_the_time_of_a_long_poll_is_not_taken_off(holding: InFlightMessages, clo
     assert [len(each) for each in holding.extensions.due(clock.now)] == [0, 1]
 
 
-def test_messages_are_extended_together(holding: InFlightMessages, clock: Clock) -> None:
+def test_messages_are_extended_together(holding: InFlightMessages, clock: InFlightClock) -> None:
     """One request for ten: it includes messages that are due soon."""
     take(holding, clock, message(1))
     clock.now += 0.05 * VISIBILITY
@@ -258,7 +270,9 @@ def test_messages_are_extended_together(holding: InFlightMessages, clock: Clock)
     assert len(due) == 2
 
 
-def test_a_message_whose_time_is_over_is_nobodys(holding: InFlightMessages, clock: Clock) -> None:
+def test_a_message_whose_time_is_over_is_nobodys(
+    holding: InFlightMessages, clock: InFlightClock
+) -> None:
     """No extension was confirmed: SQS may have given it away."""
     (position,) = take(holding, clock, message(1))
     clock.now += VISIBILITY
@@ -266,7 +280,9 @@ def test_a_message_whose_time_is_over_is_nobodys(holding: InFlightMessages, cloc
     assert (due, [each.position for each in over]) == ([], [position])
 
 
-def test_nothing_is_held_beyond_twelve_hours(holding: InFlightMessages, clock: Clock) -> None:
+def test_nothing_is_held_beyond_twelve_hours(
+    holding: InFlightMessages, clock: InFlightClock
+) -> None:
     """SQS would reject an extension beyond them; the last one ends exactly there."""
     (position,) = take(holding, clock, message(1))
     start = clock.now
@@ -282,7 +298,7 @@ def test_nothing_is_held_beyond_twelve_hours(holding: InFlightMessages, clock: C
 
 
 def test_what_is_behind_a_lost_message_of_its_group_is_lost(
-    holding: InFlightMessages, clock: Clock
+    holding: InFlightMessages, clock: InFlightClock
 ) -> None:
     """They must not run before the lost one; other groups continue."""
     positions = take(holding, clock, message(1), message(2), message(3, group="other"), message(4))
@@ -293,7 +309,7 @@ def test_what_is_behind_a_lost_message_of_its_group_is_lost(
 
 
 def test_a_lost_message_of_a_standard_queue_goes_alone(
-    holding: InFlightMessages, clock: Clock
+    holding: InFlightMessages, clock: InFlightClock
 ) -> None:
     """A standard queue has no order to keep."""
     positions = take(holding, clock, message(1, group=None), message(2, group=None))
@@ -302,7 +318,9 @@ def test_a_lost_message_of_a_standard_queue_goes_alone(
     assert len(holding) == 1
 
 
-def test_a_lost_message_is_run_when_it_comes_again(holding: InFlightMessages, clock: Clock) -> None:
+def test_a_lost_message_is_run_when_it_comes_again(
+    holding: InFlightMessages, clock: InFlightClock
+) -> None:
     """It was never deleted, so it counts as a new message."""
     (position,) = take(holding, clock, message(1))
     holding.lost(held(holding, position))
@@ -310,7 +328,7 @@ def test_a_lost_message_is_run_when_it_comes_again(holding: InFlightMessages, cl
     assert again > position
 
 
-def test_names_are_kept_while_nobody_asks(clock: Clock) -> None:
+def test_names_are_kept_while_nobody_asks(clock: InFlightClock) -> None:
     """A long job prevents polls of the queue: messages behind it may be done already."""
     holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)
     clock.now += 100 * VISIBILITY
@@ -318,7 +336,7 @@ def test_names_are_kept_while_nobody_asks(clock: Clock) -> None:
     assert [each.done for each in holding.take([message(7)], clock.now).again] == [True]
 
 
-def test_names_are_kept_while_messages_may_be_hidden(clock: Clock) -> None:
+def test_names_are_kept_while_messages_may_be_hidden(clock: InFlightClock) -> None:
     """By a poll whose answer was lost, or because a message of their group is in flight."""
     holding = InFlightMessages(0, [name_of(7)], VISIBILITY, clock)
     clock.now += 100 * VISIBILITY
@@ -336,7 +354,7 @@ def test_names_are_kept_while_messages_may_be_hidden(clock: Clock) -> None:
 
 
 def test_an_extension_that_comes_too_late_for_the_cap_is_not_due(
-    holding: InFlightMessages, clock: Clock
+    holding: InFlightMessages, clock: InFlightClock
 ) -> None:
     """Nor is it looked at again and again until the message is lost."""
     take(holding, clock, message(1))

@@ -10,12 +10,12 @@ import pytest
 
 from qdo.brokers.sqs.consuming.memory_budget import MemoryBudget
 from qdo.errors import UnreachableError
-from tests.support.sqs_consumer import Bench, message, until
+from tests.support.sqs_consumer import SubscriptionSetup, message, until
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(held_bytes=1000)
+def bench() -> Iterator[SubscriptionSetup]:
+    bench = SubscriptionSetup(held_bytes=1000)
     yield bench
     bench.end()
 
@@ -42,7 +42,7 @@ def test_what_is_free_or_missing_to_a_share(size: int, held: int, has: int, room
     assert budget.room(size, has) == room
 
 
-def test_what_an_open_poll_may_bring_counts(bench: Bench) -> None:
+def test_what_an_open_poll_may_bring_counts(bench: SubscriptionSetup) -> None:
     """Many polls that are open at once would each find the budget empty otherwise."""
     assert bench.reader.fetch(10) == []
     until(lambda: bench.requests.open_polls == 1)
@@ -50,7 +50,7 @@ def test_what_an_open_poll_may_bring_counts(bench: Bench) -> None:
     assert bench.requests.asked_for == [1]
 
 
-def test_large_messages_are_waited_for(bench: Bench) -> None:
+def test_large_messages_are_waited_for(bench: SubscriptionSetup) -> None:
     """No more are asked for than fit, by the size that those of the last answer had."""
     first, second = bench.fetched(1, 2, size=400)
     gevent.sleep(0.02)
@@ -65,7 +65,7 @@ def test_large_messages_are_waited_for(bench: Bench) -> None:
     assert bench.requests.asked_for[-1] == 10
 
 
-def test_a_queue_with_too_much_asks_after_a_while(bench: Bench) -> None:
+def test_a_queue_with_too_much_asks_after_a_while(bench: SubscriptionSetup) -> None:
     """Its held messages may wait for an operator, and other messages need not."""
     bench.fetched(1, 2, size=400)
     asked = time.monotonic()
@@ -74,7 +74,7 @@ def test_a_queue_with_too_much_asks_after_a_while(bench: Bench) -> None:
     assert time.monotonic() - asked > 0.5
 
 
-def test_a_receive_that_is_made_again_asks_for_as_many(bench: Bench) -> None:
+def test_a_receive_that_is_made_again_asks_for_as_many(bench: SubscriptionSetup) -> None:
     """It is the same receive, by its id: whatever else came to be held meanwhile."""
     bench.fetched(1, size=100)
     until(lambda: bench.requests.open_polls == 1)
@@ -87,7 +87,7 @@ def test_a_receive_that_is_made_again_asks_for_as_many(bench: Bench) -> None:
     bench.budget.freed(800)
 
 
-def test_bodies_in_s3_are_not_read_beyond_what_fits(bench: Bench) -> None:
+def test_bodies_in_s3_are_not_read_beyond_what_fits(bench: SubscriptionSetup) -> None:
     """Their sizes are known in advance, and may far exceed the assumed size."""
     bench.fetched(1, size=100)
     until(lambda: bench.requests.open_polls == 1)

@@ -17,7 +17,7 @@ from qdo.errors import AccessDeniedError, ThrottledError
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/"
 
 
-class Service:
+class CountingSqs:
     """A fake SQS that counts its requests."""
 
     def __init__(self, *names: str) -> None:
@@ -58,24 +58,24 @@ class Service:
         return {"Tags": {"team": "a"}} if QueueUrl.endswith("1") else {}
 
 
-class Clock:
+class QueuesClock:
     now = 1000.0
 
     def __call__(self) -> float:
         return self.now
 
 
-def queues(service: Service, clock: Clock, options: str = "") -> SqsQueues:
+def queues(service: CountingSqs, clock: QueuesClock, options: str = "") -> SqsQueues:
     return SqsQueues(service, sqs_address(f"sqs://eu-west-1/p-{options}"), clock)
 
 
-def counted(service: Service, action: str) -> int:
+def counted(service: CountingSqs, action: str) -> int:
     return sum(each == action for each, _ in service.asked)
 
 
 def test_counts_are_young_where_few_are_asked_for() -> None:
     """One request for each queue in a few seconds, however often counts are requested."""
-    service, clock = Service("p-a"), Clock()
+    service, clock = CountingSqs("p-a"), QueuesClock()
     known = queues(service, clock)
     known.names()
     for _ in range(3):
@@ -89,7 +89,7 @@ def test_counts_are_young_where_few_are_asked_for() -> None:
 def test_counts_of_many_queues_stay_within_the_budget() -> None:
     """In the long run no more than so many requests a second, however many queues there are."""
     names = [f"p-{number}" for number in range(100)]
-    service, clock = Service(*names), Clock()
+    service, clock = CountingSqs(*names), QueuesClock()
     known = queues(service, clock)
     known.names()
     start = len(service.asked)
@@ -104,7 +104,7 @@ def test_a_queue_that_does_not_say_its_tags_stops_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It probably belongs to another user; the cached tags of own queues stay valid for a while."""
-    service, clock = Service("p-1", "p-21", "p-31"), Clock()
+    service, clock = CountingSqs("p-1", "p-21", "p-31"), QueuesClock()
     service.closed = {"p-21"}
     known = queues(service, clock, "?tag=team=a")
     assert [known.names() for _ in range(3)] == [["1", "31"]] * 3
@@ -122,7 +122,7 @@ def test_a_queue_that_does_not_say_its_tags_stops_no_other(
 
 def test_settings_and_tags_are_asked_for_once_in_a_while() -> None:
     """With every list one request; with the first one, and after an hour, one for each queue."""
-    service, clock = Service("p-1", "p-2", "p-11"), Clock()
+    service, clock = CountingSqs("p-1", "p-2", "p-11"), QueuesClock()
     known = queues(service, clock, "?tag=team=a")
     assert [known.names() for _ in range(3)] == [["1", "11"]] * 3
     assert counted(service, "ListQueues") == 3
@@ -133,9 +133,9 @@ def test_settings_and_tags_are_asked_for_once_in_a_while() -> None:
     assert counted(service, "ListQueueTags") == 6
 
 
-def test_settings_of_many_queues_are_not_asked_for_all_at_once_again() -> None:
+def test_settings_of_many_queues_refresh_at_different_times() -> None:
     """Spread over an hour, they cost little of a core at any time."""
-    service, clock = Service(*(f"p-{number}" for number in range(1000))), Clock()
+    service, clock = CountingSqs(*(f"p-{number}" for number in range(1000))), QueuesClock()
     known = queues(service, clock)
     known.names()
     most = 0
@@ -150,8 +150,8 @@ def test_settings_of_many_queues_are_not_asked_for_all_at_once_again() -> None:
 
 def test_what_is_known_of_queues_goes_with_them() -> None:
     """Memory does not grow with queues that come and go."""
-    service = Service("p-a", "p-b")
-    known = queues(service, Clock())
+    service = CountingSqs("p-a", "p-b")
+    known = queues(service, QueuesClock())
     known.names()
     known.counts("a")
     service.names = ("p-b",)
@@ -165,9 +165,9 @@ def test_settings_that_may_not_be_read_do_not_stop_discovery(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A warning names the action once; a caller that needs the settings gets the error."""
-    service = Service("p-a")
+    service = CountingSqs("p-a")
     service.failing = {"GetQueueAttributes": "AccessDenied"}
-    known = queues(service, Clock())
+    known = queues(service, QueuesClock())
     with caplog.at_level(logging.WARNING):
         assert known.names() == ["a"]
         assert known.names() == ["a"]
@@ -180,12 +180,12 @@ def test_settings_that_may_not_be_read_do_not_stop_discovery(
 
 def test_a_service_out_of_reach_stops_discovery() -> None:
     """A list with a gap would retire queues."""
-    service = Service("p-a")
+    service = CountingSqs("p-a")
     service.failing = dict.fromkeys(("GetQueueAttributes", "ListQueueTags"), "RequestThrottled")
     with pytest.raises(ThrottledError):
-        queues(service, Clock()).names()
+        queues(service, QueuesClock()).names()
     with pytest.raises(ThrottledError):
-        queues(service, Clock(), "?tag=team=a").names()
+        queues(service, QueuesClock(), "?tag=team=a").names()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_service_out_of_reach_stops_discovery() -> None:
 )
 def test_redrive_policies(policy: str | None, redrive: Redrive | None) -> None:
     """As SQS writes them; one that cannot be read is taken for none."""
-    service = Service("p-a")
+    service = CountingSqs("p-a")
     if policy is not None:
         service.attributes = {"p-a": {"RedrivePolicy": policy}}
-    assert queues(service, Clock()).settings("a").redrive == redrive
+    assert queues(service, QueuesClock()).settings("a").redrive == redrive

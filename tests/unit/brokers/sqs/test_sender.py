@@ -45,7 +45,7 @@ def failing(code: str) -> boto.ClientError:
     return boto.ClientError({"Error": {"Code": code, "Message": "because"}}, "SendMessageBatch")
 
 
-class Service:
+class ScriptedSqs:
     """A fake SQS that accepts everything, except for scripted answers to the next requests."""
 
     def __init__(self, *script: Callable[[str], Any] | BaseException) -> None:
@@ -94,7 +94,7 @@ class Service:
             return answer
 
 
-class Bucket:
+class FakeBucket:
     """Stands for a bucket of S3."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sender(
-    service: Service, address: SqsAddress = ADDRESS, bucket: Bucket | None = None
+    service: ScriptedSqs, address: SqsAddress = ADDRESS, bucket: FakeBucket | None = None
 ) -> SqsSender:
     objects: Any = bucket
     queues = SqsQueues(service, address)
@@ -128,7 +128,7 @@ def ids(sent: Sequence[Any]) -> list[str]:
 
 def test_ten_in_a_request() -> None:
     """In their order; the ids come back in it."""
-    service = Service()
+    service = ScriptedSqs()
     assert ids(sender(service).send(messages(25))) == [f"id of {n}" for n in range(25)]
     assert [len(each) for each in service.requests] == [10, 10, 5]
     assert service.stored == list(map(str, range(25)))
@@ -137,18 +137,18 @@ def test_ten_in_a_request() -> None:
 
 def test_one_mebibyte_in_a_request() -> None:
     """Attributes count."""
-    service = Service()
+    service = ScriptedSqs()
     half = MAX_SQS_MESSAGE // 2
     sender(service).send([Outgoing("a", b"x" * half)] * 3)
     assert [len(each) for each in service.requests] == [2, 1]
-    service = Service()
+    service = ScriptedSqs()
     sender(service).send([Outgoing("a", b"x" * half, key="k")] * 3)
     assert [len(each) for each in service.requests] == [1, 1, 1]
 
 
 def test_what_failed_is_sent_again_before_what_stands_behind_it() -> None:
     """So that an order can be lost within one request only, where SQS itself loses it."""
-    service = Service(
+    service = ScriptedSqs(
         lambda body: refused("InternalError", False) if body in "37" else None,
         lambda body: refused("RequestThrottled") if body == "7" else None,
     )
@@ -161,21 +161,21 @@ def test_an_order_that_sqs_lost_is_named(caplog: pytest.LogCaptureFixture) -> No
     """If it stored a message but not an earlier one of its group; otherwise nothing is logged."""
     groups = ["a", "b", "a", "c", "b", "c"]
     sent = [Outgoing("q.fifo", str(n).encode(), key) for n, key in enumerate(groups)]
-    service = Service(lambda body: refused("InternalError", False) if body in "045" else None)
+    service = ScriptedSqs(lambda body: refused("InternalError", False) if body in "045" else None)
     with caplog.at_level(logging.WARNING):
         sender(service).send(sent)
     (record,) = caplog.records
     assert record.args == ("p-q.fifo", "a")
     assert service.stored == ["1", "2", "3", "0", "4", "5"]
     caplog.clear()
-    plain = Service(lambda body: refused("InternalError", False) if body == "0" else None)
+    plain = ScriptedSqs(lambda body: refused("InternalError", False) if body == "0" else None)
     sender(plain).send([Outgoing("q", str(n).encode(), "k") for n in range(3)])
     assert caplog.records == []
 
 
-def test_a_request_that_failed_as_a_whole_is_made_again_with_the_same_ids() -> None:
+def test_a_request_that_failed_whole_is_repeated_with_its_ids() -> None:
     """SQS may have taken it: in a FIFO queue it takes nothing twice."""
-    service = Service(failing("ThrottlingException"), boto.ReadTimeoutError(endpoint_url="x"))
+    service = ScriptedSqs(failing("ThrottlingException"), boto.ReadTimeoutError(endpoint_url="x"))
     seen: list[list[str]] = []
     take = service.call
 
@@ -192,18 +192,18 @@ def test_a_request_that_failed_as_a_whole_is_made_again_with_the_same_ids() -> N
 def test_all_tries_in_vain() -> None:
     """The sender gets the reason; nothing was sent."""
     script = [failing("ThrottlingException")] * sqs_sending.TRIES
-    service = Service(*script)
+    service = ScriptedSqs(*script)
     with pytest.raises(ThrottledError):
         sender(service).send(messages(3))
     assert len(service.requests) == sqs_sending.TRIES
-    service = Service(*[lambda body: refused("InternalError", False)] * sqs_sending.TRIES)
+    service = ScriptedSqs(*[lambda body: refused("InternalError", False)] * sqs_sending.TRIES)
     with pytest.raises(AwsUnreachableError, match="because of InternalError"):
         sender(service).send(messages(1))
 
 
 def test_an_answer_that_mentions_no_message() -> None:
     """Such as the page of a proxy: messages that are not confirmed as stored are sent again."""
-    service = Service()
+    service = ScriptedSqs()
     take = service.call
     empty: list[dict[str, Any]] = [{}, {}]
 
@@ -215,9 +215,9 @@ def test_an_answer_that_mentions_no_message() -> None:
     assert empty == []
 
 
-def test_a_message_that_sqs_refuses_for_good_ends_the_sending_to_its_queue() -> None:
+def test_a_refused_message_ends_the_sending_to_its_queue() -> None:
     """Messages behind it must not overtake it; the error names the unsent messages."""
-    service = Service(
+    service = ScriptedSqs(
         lambda body: None,
         lambda body: refused("InvalidMessageContents") if body == "13" else None,
     )
@@ -234,7 +234,7 @@ def test_a_message_that_sqs_refuses_for_good_ends_the_sending_to_its_queue() -> 
 
 def test_a_queue_that_is_refused_does_not_hold_up_others() -> None:
     """They are sent side by side."""
-    service = Service()
+    service = ScriptedSqs()
     service.missing = {"p-b"}
     mixed = [Outgoing("ab"[number % 2], str(number).encode()) for number in range(6)]
     with pytest.raises(PartialSendError, match="'p-b' does not exist") as caught:
@@ -246,7 +246,7 @@ def test_a_queue_that_is_refused_does_not_hold_up_others() -> None:
 @pytest.mark.parametrize("known", [False, True])
 def test_a_missing_queue_is_created_if_the_address_says_so(known: bool) -> None:
     """Also where it was deleted after its address was asked for."""
-    service = Service()
+    service = ScriptedSqs()
     address = replace(ADDRESS, create="fifo", tag=("team", "a"), visibility_seconds=33)
     own = sender(service, address)
     if known:
@@ -265,7 +265,7 @@ def test_a_missing_queue_is_created_if_the_address_says_so(known: bool) -> None:
 
 def test_somebody_else_may_create_the_queue_first() -> None:
     """Even with other attributes: the queue exists, which is all that matters."""
-    service = Service()
+    service = ScriptedSqs()
     service.missing = {"p-a"}
 
     def create(**parameters: Any) -> Any:
@@ -279,7 +279,7 @@ def test_somebody_else_may_create_the_queue_first() -> None:
 
 def test_a_missing_queue_is_not_created_as_what_its_name_is_not() -> None:
     """A FIFO queue is one by its name."""
-    service = Service()
+    service = ScriptedSqs()
     service.missing = {"p-a", "p-a.fifo"}
     with pytest.raises(SqsNameError, match="create=fifo"):
         sender(service, replace(ADDRESS, create="fifo")).send(messages(1, "a"))
@@ -303,7 +303,7 @@ def test_what_sqs_cannot_do_is_refused_before_anything_is_sent(
     queue: str, terms: SendOptions, words: str
 ) -> None:
     """Nothing of the call is sent."""
-    service = Service()
+    service = ScriptedSqs()
     with pytest.raises(UnsupportedError, match=words) as caught:
         sender(service).send([Outgoing("a", b"1"), Outgoing(queue, b"2", terms=terms)])
     assert caught.value.exit_code == 5
@@ -314,13 +314,13 @@ def test_what_sqs_cannot_do_is_refused_before_anything_is_sent(
 def test_names_that_sqs_does_not_take(queue: str) -> None:
     """Nor those of qdo's own dead-letter queues."""
     with pytest.raises(SqsNameError) as caught:
-        sender(Service()).send([Outgoing(queue, b"1")])
+        sender(ScriptedSqs()).send([Outgoing(queue, b"1")])
     assert caught.value.exit_code == 2
 
 
 def test_a_delay_is_rounded_up_to_whole_seconds() -> None:
     """No message is ever too early; one that was due already is sent at once."""
-    service = Service()
+    service = ScriptedSqs()
     now = time.time()
     for due in (now + 2.5, now - 10):
         sender(service).send([Outgoing("a", b"1", terms=SendOptions(due=due))])
@@ -331,14 +331,14 @@ def test_bodies_over_the_limit_are_refused_without_a_bucket() -> None:
     """The limit of bodies is the address's, that of a whole message is SQS's."""
     small = replace(ADDRESS, max_body=10)
     with pytest.raises(MessageTooLargeError, match="10"):
-        sender(Service(), small).send([Outgoing("a", b"x" * 11)])
+        sender(ScriptedSqs(), small).send([Outgoing("a", b"x" * 11)])
     with pytest.raises(MessageTooLargeError, match="1048576"):
-        sender(Service()).send([Outgoing("a", b"x" * MAX_SQS_MESSAGE, key="k")])
+        sender(ScriptedSqs()).send([Outgoing("a", b"x" * MAX_SQS_MESSAGE, key="k")])
 
 
 def test_bodies_over_the_limit_go_to_s3() -> None:
     """Once, however often their message is sent; also where only the attributes are too much."""
-    service, bucket = Service(failing("ThrottlingException")), Bucket()
+    service, bucket = ScriptedSqs(failing("ThrottlingException")), FakeBucket()
     small = replace(ADDRESS, max_body=10)
     sent = [Outgoing("a", b"x" * size, key="k") for size in (10, 11)]
     sender(service, small, bucket).send(sent)
@@ -356,13 +356,13 @@ def test_headers_too_long_for_any_message() -> None:
     """They cannot go to S3."""
     head = '{"a":"%s"}' % ("x" * MAX_SQS_MESSAGE)
     with pytest.raises(MessageTooLargeError):
-        sender(Service(), bucket=Bucket()).send([Outgoing("a", b"1", headers=head)])
+        sender(ScriptedSqs(), bucket=FakeBucket()).send([Outgoing("a", b"1", headers=head)])
 
 
 def test_closing_ends_the_waiting_between_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiting sender gets the error that its message was not sent."""
     monkeypatch.setattr(sqs_sending, "SEND_BACKOFF", Backoff(60.0, 60.0))
-    service = Service(*[failing("ThrottlingException")] * 9)
+    service = ScriptedSqs(*[failing("ThrottlingException")] * 9)
     stopped = threading.Event()
     own = SqsSender(service, ADDRESS, SqsQueues(service, ADDRESS), None, stopped)
     stopped.set()
@@ -373,7 +373,7 @@ def test_closing_ends_the_waiting_between_tries(monkeypatch: pytest.MonkeyPatch)
 
 def test_refusals_name_action_and_queue() -> None:
     """An entry's own error reads as that of a request."""
-    service = Service(lambda body: refused("AWS.SimpleQueueService.SomethingElse"))
+    service = ScriptedSqs(lambda body: refused("AWS.SimpleQueueService.SomethingElse"))
     with pytest.raises(AwsError, match=r"sqs:SendMessage on queue 'p-a\.fifo'"):
         sender(service).send(messages(1))
 
@@ -409,7 +409,7 @@ def test_whatever_fails_is_told_and_nothing_else(fates: list[Any], queues: list[
 
         return entry
 
-    service = Service(*(whole[each] if isinstance(each, str) else step(each) for each in fates))
+    service = ScriptedSqs(*(whole[each] if isinstance(each, str) else step(each) for each in fates))
     sent = [Outgoing(queue, str(n).encode(), "k") for n, queue in enumerate(queues)]
     told: Sequence[Any]
     partly: PartialSendError | None = None

@@ -9,19 +9,19 @@ import pytest
 
 from qdo.brokers.sqs.consuming import poller
 from qdo.errors import AccessDeniedError, AwsUnreachableError
-from tests.support.sqs_consumer import VISIBILITY, Bench, message, until
+from tests.support.sqs_consumer import VISIBILITY, SubscriptionSetup, message, until
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
+def bench() -> Iterator[SubscriptionSetup]:
+    bench = SubscriptionSetup()
     yield bench
     bench.end()
 
 
-def test_a_receive_whose_answer_got_lost_is_repeated_as_the_same_one() -> None:
+def test_a_receive_with_a_lost_answer_repeats_its_attempt_id() -> None:
     """SQS then returns the messages it had locked for it; any other receive has its own id."""
-    bench = Bench()
+    bench = SubscriptionSetup()
     lost = AwsUnreachableError(service="SQS", region="eu-west-1", reason="reset", hint="")
     denied = AccessDeniedError(
         service="SQS", action="sqs:ReceiveMessage", resource="queue 'q'", code="", reason="no"
@@ -37,7 +37,7 @@ def test_a_receive_whose_answer_got_lost_is_repeated_as_the_same_one() -> None:
 
 
 def test_a_queue_of_which_nothing_may_be_started_is_not_polled(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: SubscriptionSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be another worker's by now; it is polled again when the lease runs."""
     monkeypatch.setattr(poller, "UNWANTED_SECONDS", 0.01)
@@ -49,7 +49,7 @@ def test_a_queue_of_which_nothing_may_be_started_is_not_polled(
     until(lambda: bench.requests.polls == 1)
 
 
-def test_what_a_poll_brings_that_may_not_be_started_is_given_back(bench: Bench) -> None:
+def test_polled_messages_that_may_not_start_are_released(bench: SubscriptionSetup) -> None:
     """At once: a worker that may start it need not wait for the visibility timeout."""
     bench.reader.fetch(10)
     until(lambda: bench.requests.open_polls == 1)
@@ -61,7 +61,7 @@ def test_what_a_poll_brings_that_may_not_be_started_is_given_back(bench: Bench) 
 
 def test_only_what_runs_is_held_on_while_nothing_may_be_started() -> None:
     """Messages in flight are extended, the others are released."""
-    bench = Bench(visibility=VISIBILITY)
+    bench = SubscriptionSetup(visibility=VISIBILITY)
     runs, _ = bench.fetched(2, 3)
     bench.subscription.may_start = lambda: False
     bench.subscription.in_flight = lambda: (runs.position,)
@@ -72,7 +72,7 @@ def test_only_what_runs_is_held_on_while_nothing_may_be_started() -> None:
     bench.end()
 
 
-def test_giving_back_is_tried_again(bench: Bench) -> None:
+def test_giving_back_is_tried_again(bench: SubscriptionSetup) -> None:
     """A moment's trouble at the end of a claim does not hide messages for a minute."""
     bench.requests.fail_releases = 2
     bench.fetched(1, 2)
@@ -80,7 +80,9 @@ def test_giving_back_is_tried_again(bench: Bench) -> None:
     until(lambda: bench.requests.released == [1, 2, 1, 2, 1, 2])
 
 
-def test_a_queue_of_which_nothing_comes_is_looked_at_ever_less_often(bench: Bench) -> None:
+def test_an_empty_queue_is_looked_at_less_and_less_often(
+    bench: SubscriptionSetup,
+) -> None:
     """After 3, 6, 12, 24 empty polls: it costs next to nothing where queues are idle."""
     bench.reader.fetch(10)
     bench.requests.answer(*([[]] * 30))
@@ -88,7 +90,7 @@ def test_a_queue_of_which_nothing_comes_is_looked_at_ever_less_often(bench: Benc
     assert bench.requests.looks == 4
 
 
-def test_a_queue_of_which_something_is_held_is_not_looked_at(bench: Bench) -> None:
+def test_a_queue_of_which_something_is_held_is_not_looked_at(bench: SubscriptionSetup) -> None:
     """That other messages of the group do not come is as it should be."""
     bench.fetched(1, 2)
     bench.requests.answer(*([[]] * 10))

@@ -12,12 +12,12 @@ import pytest
 from qdo.brokers.sqs.consuming.in_flight import name_of
 from qdo.errors import UnreachableError
 from qdo.positions import time_of_position
-from tests.support.sqs_consumer import VISIBILITY, Bench, message, until
+from tests.support.sqs_consumer import VISIBILITY, SubscriptionSetup, message, until
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
+def bench() -> Iterator[SubscriptionSetup]:
+    bench = SubscriptionSetup()
     yield bench
     bench.end()
 
@@ -25,19 +25,19 @@ def bench() -> Iterator[Bench]:
 # --- polls --------------------------------------------------------------------------------
 
 
-def test_nothing_is_asked_before_somebody_fetches(bench: Bench) -> None:
+def test_nothing_is_asked_before_somebody_fetches(bench: SubscriptionSetup) -> None:
     """A claim that is not worked on costs nothing."""
     gevent.sleep(0)
     assert bench.requests.polls == 0
 
 
-def test_the_next_poll_is_open_while_messages_are_processed(bench: Bench) -> None:
+def test_the_next_poll_is_open_while_messages_are_processed(bench: SubscriptionSetup) -> None:
     """Fetching the last ones at hand has more asked for."""
     bench.fetched(1, 2)
     until(lambda: bench.requests.open_polls == 1)
 
 
-def test_a_fetch_never_waits(bench: Bench) -> None:
+def test_a_fetch_never_waits(bench: SubscriptionSetup) -> None:
     """It returns the messages at hand, nothing while a poll is open."""
     assert bench.reader.fetch(10) == []
     until(lambda: bench.requests.open_polls == 1)
@@ -45,7 +45,7 @@ def test_a_fetch_never_waits(bench: Bench) -> None:
     assert bench.requests.polls == 1
 
 
-def test_nothing_is_asked_while_messages_are_not_fetched(bench: Bench) -> None:
+def test_nothing_is_asked_while_messages_are_not_fetched(bench: SubscriptionSetup) -> None:
     """The polls of a queue that is blocked or paused stop."""
     bench.reader.fetch(10)
     bench.requests.answer([message(1)])
@@ -54,7 +54,7 @@ def test_nothing_is_asked_while_messages_are_not_fetched(bench: Bench) -> None:
     assert bench.requests.open_polls == 0
 
 
-def test_an_empty_queue_is_polled_again(bench: Bench) -> None:
+def test_an_empty_queue_is_polled_again(bench: SubscriptionSetup) -> None:
     """Without idle_seconds at once; it is at its tip meanwhile."""
     bench.reader.fetch(10)
     assert not bench.subscription.at_tip()
@@ -63,7 +63,9 @@ def test_an_empty_queue_is_polled_again(bench: Bench) -> None:
     assert bench.subscription.at_tip()
 
 
-def test_messages_that_were_fetched_and_wait_leave_the_queue_at_its_tip(bench: Bench) -> None:
+def test_fetched_messages_that_wait_leave_the_queue_at_its_tip(
+    bench: SubscriptionSetup,
+) -> None:
     """A key that is blocked keeps its messages; nothing more of the queue is to be had."""
     bench.fetched(1)
     bench.requests.answer([])
@@ -76,7 +78,7 @@ def test_messages_that_were_fetched_and_wait_leave_the_queue_at_its_tip(bench: B
 
 def test_an_idle_queue_rests_longer_and_longer() -> None:
     """Twice as long from poll to poll, up to idle_seconds; the first message ends that."""
-    bench = Bench(idle_seconds=0.02)
+    bench = SubscriptionSetup(idle_seconds=0.02)
     started = time.monotonic()
     bench.reader.fetch(10)
     bench.requests.answer(*([[]] * 5))
@@ -88,7 +90,7 @@ def test_an_idle_queue_rests_longer_and_longer() -> None:
 
 def test_a_ring_ends_the_rest() -> None:
     """A message was sent: the owner need not wait."""
-    bench = Bench(idle_seconds=600.0)
+    bench = SubscriptionSetup(idle_seconds=600.0)
     bench.reader.fetch(10)
     # The pause after the tenth poll is minutes, but no poll before it is waited for here.
     for polls in itertools.count(1):
@@ -103,7 +105,7 @@ def test_a_ring_ends_the_rest() -> None:
 
 def test_a_ring_while_a_poll_is_open_has_sqs_asked_again() -> None:
     """Its answer may have been under way when the message came; once, then the queue rests."""
-    bench = Bench(idle_seconds=600.0)
+    bench = SubscriptionSetup(idle_seconds=600.0)
     bench.reader.fetch(10)
     until(lambda: bench.requests.open_polls == 1)
     bench.subscription.poll_now()
@@ -116,7 +118,7 @@ def test_a_ring_while_a_poll_is_open_has_sqs_asked_again() -> None:
     bench.end()
 
 
-def test_an_error_is_raised_where_rows_are_fetched_once(bench: Bench) -> None:
+def test_an_error_is_raised_where_rows_are_fetched_once(bench: SubscriptionSetup) -> None:
     """Then the poll is repeated after a pause, whichever reader fetches."""
     bench.reader.fetch(10)
     bench.requests.answer(UnreachableError(what="SQS", reason="no"))
@@ -132,7 +134,7 @@ def test_an_error_is_raised_where_rows_are_fetched_once(bench: Bench) -> None:
 # --- deletes ------------------------------------------------------------------------------
 
 
-def test_ten_done_messages_are_deleted_in_one_request(bench: Bench) -> None:
+def test_ten_done_messages_are_deleted_in_one_request(bench: SubscriptionSetup) -> None:
     """And not one by one."""
     rows = bench.fetched(*range(1, 13))
     for row in rows[:10]:
@@ -142,14 +144,14 @@ def test_ten_done_messages_are_deleted_in_one_request(bench: Bench) -> None:
     assert bench.subscription.unconfirmed() == ()
 
 
-def test_the_last_message_in_hand_is_deleted_at_once(bench: Bench) -> None:
+def test_the_last_message_in_hand_is_deleted_at_once(bench: SubscriptionSetup) -> None:
     """No other message will follow to share the request."""
     (row,) = bench.fetched(1)
     bench.subscription.done(row.position)
     until(lambda: bench.requests.deleted == [[1]])
 
 
-def test_a_done_message_does_not_wait_long_for_others(bench: Bench) -> None:
+def test_a_done_message_does_not_wait_long_for_others(bench: SubscriptionSetup) -> None:
     """It is deleted while the next one's job runs."""
     first, _ = bench.fetched(1, 2)
     bench.subscription.done_through(first.position)
@@ -158,7 +160,7 @@ def test_a_done_message_does_not_wait_long_for_others(bench: Bench) -> None:
     until(lambda: bench.subscription.unconfirmed() == ())
 
 
-def test_entries_that_fail_are_deleted_again(bench: Bench) -> None:
+def test_entries_that_fail_are_deleted_again(bench: SubscriptionSetup) -> None:
     """The request as a whole was answered with success; only those are repeated."""
     bench.requests.fail_deletes = 1
     rows = bench.fetched(1, 2)
@@ -167,7 +169,7 @@ def test_entries_that_fail_are_deleted_again(bench: Bench) -> None:
     until(lambda: bench.subscription.unconfirmed() == ())
 
 
-def test_a_refused_delete_is_remembered(bench: Bench) -> None:
+def test_a_refused_delete_is_remembered(bench: SubscriptionSetup) -> None:
     """The message may come again: it is deleted then, and not run."""
     (row,) = bench.fetched(1)
     bench.requests.refuse = {1}
@@ -187,7 +189,7 @@ def test_a_refused_delete_is_remembered(bench: Bench) -> None:
 
 def test_what_is_in_hand_is_extended_again_and_again() -> None:
     """All that were received, not only the one whose job runs."""
-    bench = Bench(visibility=VISIBILITY)
+    bench = SubscriptionSetup(visibility=VISIBILITY)
     bench.fetched(1, 2)
     until(lambda: len(bench.requests.extended) >= 3)
     assert all(each == [1, 2] for each in bench.requests.extended)
@@ -197,7 +199,7 @@ def test_what_is_in_hand_is_extended_again_and_again() -> None:
 
 def test_a_refused_extension_takes_the_message_away() -> None:
     """With the messages behind it in its group, which are released to keep their order."""
-    bench = Bench(visibility=VISIBILITY)
+    bench = SubscriptionSetup(visibility=VISIBILITY)
     rows = bench.fetched(1, 2, 3)
     bench.requests.refuse = {2}
     until(lambda: bench.lost == [2, 3])
@@ -211,7 +213,7 @@ def test_a_refused_extension_takes_the_message_away() -> None:
 # --- the end ------------------------------------------------------------------------------
 
 
-def test_closing_deletes_what_is_done_and_gives_the_rest_back(bench: Bench) -> None:
+def test_closing_deletes_what_is_done_and_gives_the_rest_back(bench: SubscriptionSetup) -> None:
     """The next owner need not wait for the visibility timeout."""
     rows = bench.fetched(1, 2, 3)
     bench.subscription.done(rows[0].position)
@@ -220,7 +222,7 @@ def test_closing_deletes_what_is_done_and_gives_the_rest_back(bench: Bench) -> N
     assert bench.requests.deleted == [[1]]
 
 
-def test_what_an_open_poll_brings_after_the_end_is_given_back(bench: Bench) -> None:
+def test_what_an_open_poll_brings_after_the_end_is_given_back(bench: SubscriptionSetup) -> None:
     """It is closed only when that is done."""
     bench.reader.fetch(10)
     until(lambda: bench.requests.open_polls == 1)
@@ -236,7 +238,9 @@ def test_what_an_open_poll_brings_after_the_end_is_given_back(bench: Bench) -> N
 # --- how far behind ---------------------------------------------------------------------------
 
 
-def test_the_first_undone_message_says_how_far_behind_its_queue_is(bench: Bench) -> None:
+def test_the_first_undone_message_gives_the_lag_of_its_queue(
+    bench: SubscriptionSetup,
+) -> None:
     """Its age while there is one, 0 at the tip, nothing before anything is known."""
     assert bench.subscription.behind_seconds() is None
     rows = bench.fetched(1, 2)
@@ -248,9 +252,9 @@ def test_the_first_undone_message_says_how_far_behind_its_queue_is(bench: Bench)
     assert bench.subscription.behind_seconds() == 0
 
 
-def test_what_is_behind_a_lost_message_is_given_back_ten_at_a_time() -> None:
+def test_followers_of_a_lost_message_are_released_ten_at_a_time() -> None:
     """Not each in a request of its own, all of them at once."""
-    bench = Bench(visibility=VISIBILITY)
+    bench = SubscriptionSetup(visibility=VISIBILITY)
     bench.fetched(*range(1, 26))
     bench.requests.refuse = {1}
     until(lambda: len(bench.requests.released) == 24)
@@ -259,9 +263,9 @@ def test_what_is_behind_a_lost_message_is_given_back_ten_at_a_time() -> None:
     bench.end()
 
 
-def test_messages_that_are_not_hidden_any_more_are_not_given_back() -> None:
+def test_messages_that_are_visible_again_are_not_released() -> None:
     """A process that was stopped for long asks for nothing of which SQS knows."""
-    bench = Bench(visibility=VISIBILITY)
+    bench = SubscriptionSetup(visibility=VISIBILITY)
     bench.fetched(1, 2, 3)
     bench.requests.fail_extensions = True
     until(lambda: bench.lost == [1, 2, 3])
@@ -271,7 +275,7 @@ def test_messages_that_are_not_hidden_any_more_are_not_given_back() -> None:
 
 def test_extensions_that_fail_are_not_asked_for_without_pause() -> None:
     """An endpoint that is out of reach is asked a few times until the messages are lost."""
-    bench = Bench(visibility=2.0)
+    bench = SubscriptionSetup(visibility=2.0)
     bench.fetched(1)
     bench.requests.fail_extensions = True
     until(lambda: bench.lost == [1])
@@ -281,7 +285,7 @@ def test_extensions_that_fail_are_not_asked_for_without_pause() -> None:
 
 def test_neither_are_those_that_end_in_a_fault_of_ours(capfd: pytest.CaptureFixture[str]) -> None:
     """It is tried again with pauses, and does not keep a process busy with itself."""
-    bench = Bench(visibility=2.0)
+    bench = SubscriptionSetup(visibility=2.0)
     bench.fetched(1)
     tried = []
 
@@ -296,9 +300,9 @@ def test_neither_are_those_that_end_in_a_fault_of_ours(capfd: pytest.CaptureFixt
     bench.end()
 
 
-def test_a_refusal_of_an_old_receipt_does_not_take_the_message_away() -> None:
+def test_a_refused_old_receipt_does_not_drop_the_message() -> None:
     """It was received again while the request was under way, and is ours by its new receipt."""
-    bench = Bench(visibility=VISIBILITY)
+    bench = SubscriptionSetup(visibility=VISIBILITY)
     (row,) = bench.fetched(1)
     again = message(1)._replace(receipt="newer")
 
@@ -314,7 +318,7 @@ def test_a_refusal_of_an_old_receipt_does_not_take_the_message_away() -> None:
     bench.end()
 
 
-def test_giving_back_does_not_wait_for_deletes(bench: Bench) -> None:
+def test_giving_back_does_not_wait_for_deletes(bench: SubscriptionSetup) -> None:
     """They may have to be tried again for as long as the messages are hidden."""
     first, *_ = bench.fetched(1, 2, 3)
     bench.requests.fail_deletes = 3
@@ -325,7 +329,7 @@ def test_giving_back_does_not_wait_for_deletes(bench: Bench) -> None:
     until(lambda: bench.requests.deleted == [[1]] * 4)
 
 
-def test_what_comes_while_the_claim_ends_is_given_back_once(bench: Bench) -> None:
+def test_what_comes_while_the_claim_ends_is_given_back_once(bench: SubscriptionSetup) -> None:
     """Even while done messages are still being deleted."""
     first, *_ = bench.fetched(1, 2)
     until(lambda: bench.requests.open_polls == 1)
@@ -342,9 +346,9 @@ def test_what_comes_while_the_claim_ends_is_given_back_once(bench: Bench) -> Non
     assert len(bench.holding) == 0
 
 
-def test_all_that_does_not_run_is_given_back_where_nothing_may_be_started() -> None:
+def test_waiting_messages_are_released_where_no_start_is_allowed() -> None:
     """Otherwise, one that was extended later than others of its group would run before them."""
-    bench = Bench(visibility=VISIBILITY)
+    bench = SubscriptionSetup(visibility=VISIBILITY)
     first, *others = bench.fetched(1, 2, 3)
     bench.holding.extensions.extended(bench.holding.undone()[2], time.monotonic() + VISIBILITY)
     bench.subscription.in_flight = lambda: [first.position]

@@ -20,7 +20,7 @@ from qdo.worker.engine.slot import Slot, SlotState
 LAYOUT = Layout.of("test")
 
 
-class Bench:
+class DoorbellSetup:
     """The machine, and the bells as a coordinator would have them.
 
     :ivar versions: of the bells that exist.
@@ -59,13 +59,13 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    made = Bench()
+def bench() -> DoorbellSetup:
+    made = DoorbellSetup()
     made.bells.connected()
     return made
 
 
-def test_a_ring_is_heard_once(bench: Bench) -> None:
+def test_a_ring_is_heard_once(bench: DoorbellSetup) -> None:
     """Then the doorbell of the queue is not watched until the queue is idle again."""
     bench.bells.watch(["a", "b"])
     bench.answer()
@@ -75,7 +75,7 @@ def test_a_ring_is_heard_once(bench: Bench) -> None:
     assert bench.asked == 2
 
 
-def test_rings_while_nobody_listened_are_found_by_their_count(bench: Bench) -> None:
+def test_rings_while_nobody_listened_are_found_by_their_count(bench: DoorbellSetup) -> None:
     """The queue was busy meanwhile; without one nothing is heard."""
     bench.bells.watch(["a"])
     bench.answer()
@@ -90,7 +90,7 @@ def test_rings_while_nobody_listened_are_found_by_their_count(bench: Bench) -> N
     assert bench.rung == ["a"] * 3
 
 
-def test_a_bell_that_was_ever_rung_counts_for_a_new_owner(bench: Bench) -> None:
+def test_a_bell_that_was_ever_rung_counts_for_a_new_owner(bench: DoorbellSetup) -> None:
     """It may have been rung after its first poll. One that does not exist was not."""
     bench.poll_now("old")
     bench.bells.watch(["old", "new"])
@@ -98,7 +98,7 @@ def test_a_bell_that_was_ever_rung_counts_for_a_new_owner(bench: Bench) -> None:
     assert bench.rung == ["old"]
 
 
-def test_a_lost_connection_loses_no_ring(bench: Bench) -> None:
+def test_a_lost_connection_loses_no_ring(bench: DoorbellSetup) -> None:
     """Watches are gone with it; the counts are compared when it is back."""
     bench.bells.watch(["a", "b"])
     bench.answer()
@@ -113,7 +113,7 @@ def test_a_lost_connection_loses_no_ring(bench: Bench) -> None:
     assert bench.rung == ["b", "a", "c"]
 
 
-def test_a_request_without_an_answer_is_made_again(bench: Bench) -> None:
+def test_a_request_without_an_answer_is_made_again(bench: DoorbellSetup) -> None:
     """As soon as the connection is back."""
     bench.bells.watch(["a"])
     bench.lose()
@@ -123,7 +123,7 @@ def test_a_request_without_an_answer_is_made_again(bench: Bench) -> None:
     assert bench.rung == ["a"]
 
 
-def test_queues_that_were_left_are_heard_no_more(bench: Bench) -> None:
+def test_queues_that_were_left_are_heard_no_more(bench: DoorbellSetup) -> None:
     """Also if the answer or the event was under way."""
     bench.poll_now("b")
     bench.bells.watch(["a", "b"])
@@ -134,7 +134,7 @@ def test_queues_that_were_left_are_heard_no_more(bench: Bench) -> None:
     assert bench.rung == []
 
 
-def test_a_bell_that_was_deleted_starts_afresh(bench: Bench) -> None:
+def test_a_bell_that_was_deleted_starts_afresh(bench: DoorbellSetup) -> None:
     """Operators may clean up at any time."""
     for _ in range(5):
         bench.poll_now("a")
@@ -152,7 +152,7 @@ def test_a_bell_that_was_deleted_starts_afresh(bench: Bench) -> None:
     assert bench.rung == ["a", "a"]
 
 
-class Source:
+class FakeSubscription:
     """As much of a subscription as can be rung."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Source:
         self.rings += 1
 
 
-class Member:
+class RecordingMember:
     """Records the queues that it is asked to listen to."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class Member:
 def slot_of(name: str, state: SlotState) -> Slot:
     slot = Slot(name)
     slot.state = state
-    slot.subscription = Source()  # type: ignore[assignment]
+    slot.subscription = FakeSubscription()  # type: ignore[assignment]
     return slot
 
 
@@ -187,7 +187,7 @@ def test_only_queues_that_rest_are_listened_to() -> None:
     slots = {name: slot_of(name, SlotState.IDLE) for name in "ab"}
     slots["busy"] = slot_of("busy", SlotState.RUNNING)
     slots["none"] = Slot("none")
-    doorman, member = DoorbellListener(slots), Member()
+    doorman, member = DoorbellListener(slots), RecordingMember()
     doorman.step(member)
     doorman.step(member)
     assert member.said == [("attend", ["a", "b"])]
@@ -204,7 +204,7 @@ def test_only_queues_that_rest_are_listened_to() -> None:
     doorman.step(member)
     assert member.said[2:] == [("leave", ["b"])]
     doorman.step(None)
-    other = Member()
+    other = RecordingMember()
     doorman.step(other)
     assert other.said == [("attend", ["a"])]
 
@@ -214,7 +214,7 @@ def test_many_queues_are_listened_to_in_parts() -> None:
     slots = {
         f"q{number}": slot_of(f"q{number}", SlotState.IDLE) for number in range(2 * AT_ONCE + 1)
     }
-    doorman, member = DoorbellListener(slots), Member()
+    doorman, member = DoorbellListener(slots), RecordingMember()
     pauses = [doorman.step(member) for _ in range(4)]
     assert [len(queues) for _, queues in member.said] == [AT_ONCE, AT_ONCE, 1]
     assert pauses == [SOON_SECONDS, SOON_SECONDS, LOOK_SECONDS, LOOK_SECONDS]

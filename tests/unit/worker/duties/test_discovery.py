@@ -10,12 +10,12 @@ from qdo.worker.duties.discovery import Discovery
 from qdo.worker.duties.retention import PERIOD_MIN_SECONDS, Retention
 from qdo.worker.engine.slot import Slot
 from tests.support.fakes.member import FakeMember
-from tests.support.fakes.memory_broker import MemoryBroker
+from tests.support.fakes.scripted_broker import ScriptedBroker
 
 LOGGER = "qdo.worker.duties.discovery"
 
 
-class Clock:
+class DiscoveryClock:
     """A clock that the test sets."""
 
     def __init__(self) -> None:
@@ -26,27 +26,27 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> DiscoveryClock:
+    return DiscoveryClock()
 
 
 @pytest.fixture
-def broker() -> MemoryBroker:
-    made = MemoryBroker()
+def broker() -> ScriptedBroker:
+    made = ScriptedBroker()
     made.put("a", b"1")
     made.put("b", b"1")
     return made
 
 
 @pytest.fixture
-def member(clock: Clock) -> FakeMember:
+def member(clock: DiscoveryClock) -> FakeMember:
     made = FakeMember(None, now=clock)
     made.leading = True
     return made
 
 
 def test_discovery_creates_queues_only_as_leader(
-    broker: MemoryBroker, member: FakeMember, clock: Clock
+    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
 ) -> None:
     """A worker that is not sure whether it leads does not lead."""
     discovery = Discovery(broker, clock)
@@ -58,7 +58,7 @@ def test_discovery_creates_queues_only_as_leader(
 
 
 def test_new_leader_creates_every_listed_queue(
-    broker: MemoryBroker, member: FakeMember, clock: Clock
+    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
 ) -> None:
     """Immediately, and nothing again in the next step."""
     discovery = Discovery(broker, clock)
@@ -68,7 +68,7 @@ def test_new_leader_creates_every_listed_queue(
 
 
 def test_queue_that_gets_a_message_is_created_without_a_list(
-    broker: MemoryBroker, member: FakeMember, clock: Clock
+    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
 ) -> None:
     """Once, however often its name arrives."""
     discovery = Discovery(broker, clock)
@@ -81,7 +81,7 @@ def test_queue_that_gets_a_message_is_created_without_a_list(
 
 
 def test_leader_lists_all_queues_periodically(
-    broker: MemoryBroker, member: FakeMember, clock: Clock
+    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
 ) -> None:
     """So a lost node or a missed wake-up is repaired."""
     discovery = Discovery(broker, clock)
@@ -93,7 +93,7 @@ def test_leader_lists_all_queues_periodically(
 
 
 def test_second_term_starts_without_memory_of_the_first(
-    broker: MemoryBroker, member: FakeMember, clock: Clock
+    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
 ) -> None:
     """Another leader may have deleted nodes in the meantime."""
     discovery = Discovery(broker, clock)
@@ -106,7 +106,10 @@ def test_second_term_starts_without_memory_of_the_first(
 
 
 def test_name_that_no_znode_can_have_is_logged_once(
-    broker: MemoryBroker, member: FakeMember, clock: Clock, caplog: pytest.LogCaptureFixture
+    broker: ScriptedBroker,
+    member: FakeMember,
+    clock: DiscoveryClock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The other queues are created."""
     broker.put("bad/name", b"1")
@@ -119,7 +122,10 @@ def test_name_that_no_znode_can_have_is_logged_once(
 
 
 def test_failed_list_is_retried(
-    broker: MemoryBroker, member: FakeMember, clock: Clock, caplog: pytest.LogCaptureFixture
+    broker: ScriptedBroker,
+    member: FakeMember,
+    clock: DiscoveryClock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Discovery continues."""
     broker.faults = [OSError("away")]
@@ -152,7 +158,7 @@ class Silent:
 
 
 def test_retention_spreads_its_deletes_over_a_period(
-    broker: MemoryBroker, member: FakeMember, clock: Clock
+    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
 ) -> None:
     """One queue at a time, up to its processed position; a queue without progress is skipped."""
     slots = owned(member, 10)
@@ -167,7 +173,10 @@ def test_retention_spreads_its_deletes_over_a_period(
 
 
 def test_failed_trim_waits_for_the_next_round(
-    broker: MemoryBroker, member: FakeMember, clock: Clock, caplog: pytest.LogCaptureFixture
+    broker: ScriptedBroker,
+    member: FakeMember,
+    clock: DiscoveryClock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A queue released in the meantime is skipped."""
     caplog.set_level(logging.WARNING)

@@ -49,7 +49,7 @@ class Nodes:
         return SimpleNamespace(set_data=lambda *change: changes.append(change), commit=commit)
 
 
-class Leader:
+class FakeLeader:
     """A leading member with nodes in memory.
 
     :ivar excluded: the queues it last excluded from assignment.
@@ -104,12 +104,12 @@ class Leader:
         return node
 
 
-class Stage:
+class ReconcilerSetup:
     """A discovery, its broker and its leader, on a clock that the test sets."""
 
     def __init__(self, broker: ShardBroker) -> None:
         self.broker = broker
-        self.leader = Leader()
+        self.leader = FakeLeader()
         self.now = 1000.0
         self.discovery = Discovery(broker, lambda: self.now)
 
@@ -124,14 +124,16 @@ class Stage:
 
 
 @pytest.fixture
-def stage() -> Stage:
-    return Stage(ShardBroker())
+def stage() -> ReconcilerSetup:
+    return ReconcilerSetup(ShardBroker())
 
 
 # --- vanishing and returning --------------------------------------------------------
 
 
-def test_a_queue_that_vanishes_is_retired(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_queue_that_vanishes_is_retired(
+    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
+) -> None:
     """After several lists in a row without it; its node stays unchanged otherwise."""
     caplog.set_level("INFO")
     stage.broker.names = ["a", "b"]
@@ -150,7 +152,7 @@ def test_a_queue_that_vanishes_is_retired(stage: Stage, caplog: pytest.LogCaptur
 
 
 def test_only_missing_lists_in_a_row_retire_a_queue(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A failed list is not a miss."""
     stage.broker.names = ["a"]
@@ -171,7 +173,7 @@ def test_only_missing_lists_in_a_row_retire_a_queue(
     assert [r.args for r in caplog.records if r.args and r.args[0] == 1] == [(1, 3)] * 2
 
 
-def test_returned_queue_is_restored(stage: Stage) -> None:
+def test_returned_queue_is_restored(stage: ReconcilerSetup) -> None:
     """From its recorded `last`, even in a later term."""
     stage.leader.put("a", last=7)
     stage.run(60)
@@ -185,7 +187,7 @@ def test_returned_queue_is_restored(stage: Stage) -> None:
     assert stage.leader.excluded == frozenset()
 
 
-def test_queue_deleted_by_an_operator_stays_deleted(stage: Stage) -> None:
+def test_queue_deleted_by_an_operator_stays_deleted(stage: ReconcilerSetup) -> None:
     """Although the broker lists it. It is excluded from assignment."""
     stage.broker.names = ["a"]
     stage.leader.put("a", deleted=True)
@@ -197,7 +199,9 @@ def test_queue_deleted_by_an_operator_stays_deleted(stage: Stage) -> None:
     assert stage.leader.excluded == frozenset()
 
 
-def test_corrupt_node_is_not_changed(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_corrupt_node_is_not_changed(
+    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is logged once, although it is read repeatedly."""
     path = LAYOUT.queue("spoilt")
     stage.leader.nodes.stored[path] = b'{"last": "x"}', 3
@@ -207,7 +211,7 @@ def test_corrupt_node_is_not_changed(stage: Stage, caplog: pytest.LogCaptureFixt
     assert [args[0] for args in errors if args] == ["spoilt"]
 
 
-def test_queues_of_a_broker_without_retirement_stay(stage: Stage) -> None:
+def test_queues_of_a_broker_without_retirement_stay(stage: ReconcilerSetup) -> None:
     """A node without a queue belongs to an app that will send there."""
     stage.broker.can(missing_lists_before_retire=None)
     stage.leader.put("a")
@@ -220,7 +224,7 @@ def test_queues_of_a_broker_without_retirement_stay(stage: Stage) -> None:
 
 @pytest.mark.parametrize("order", [*itertools.permutations(["p1", "p2", "merged", "child"])])
 def test_children_start_after_parents_in_any_discovery_order(
-    stage: Stage, order: Sequence[str]
+    stage: ReconcilerSetup, order: Sequence[str]
 ) -> None:
     """Two parents were merged and split again; names arrive or are listed in every order."""
     stage.broker.descent = {"merged": ("p1", "p2"), "child": ("merged",)}
@@ -244,7 +248,7 @@ def test_children_start_after_parents_in_any_discovery_order(
     assert stage.names() == ["child", "merged", "p1", "p2"]
 
 
-def test_parents_without_list_entry_and_node_are_over(stage: Stage) -> None:
+def test_parents_without_list_entry_and_node_are_over(stage: ReconcilerSetup) -> None:
     """They were finished long ago."""
     stage.broker.add("child", "long-gone")
     stage.run(1)
@@ -252,7 +256,7 @@ def test_parents_without_list_entry_and_node_are_over(stage: Stage) -> None:
 
 
 def test_children_of_a_recreated_queue_wait_for_it(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its node belongs to the finished queue of the same name; an operator starts it."""
     stage.leader.put("parent", position=END)
@@ -271,7 +275,7 @@ def test_children_of_a_recreated_queue_wait_for_it(
     assert stage.names() == ["child", "parent"]
 
 
-def test_recreated_queue_does_not_wait_for_former_parents(stage: Stage) -> None:
+def test_recreated_queue_does_not_wait_for_former_parents(stage: ReconcilerSetup) -> None:
     """It has the name of a queue that waited, and is not a child itself."""
     stage.broker.add("parent")
     stage.broker.add("child", "parent")
@@ -282,7 +286,7 @@ def test_recreated_queue_does_not_wait_for_former_parents(stage: Stage) -> None:
     assert stage.names() == ["child", "parent"]
 
 
-def test_children_start_at_the_child_start_of_the_broker(stage: Stage) -> None:
+def test_children_start_at_the_child_start_of_the_broker(stage: ReconcilerSetup) -> None:
     """Even if their parents are no longer listed, unless the app had no queue before."""
     stage.broker.catalog.child_start = 7
     stage.broker.add("parent", "long-gone")
@@ -296,7 +300,7 @@ def test_children_start_at_the_child_start_of_the_broker(stage: Stage) -> None:
     assert lasts == {"parent": 0, "grandchild": 7, "new": 0}
 
 
-def test_listed_parent_without_a_node_starts_first(stage: Stage) -> None:
+def test_listed_parent_without_a_node_starts_first(stage: ReconcilerSetup) -> None:
     """Listed together with its child, it starts and the child waits."""
     stage.broker.add("child", "parent")
     stage.broker.add("parent", "long-gone")
@@ -304,7 +308,7 @@ def test_listed_parent_without_a_node_starts_first(stage: Stage) -> None:
     assert stage.names() == ["parent"]
 
 
-def test_child_of_a_retired_parent_starts(stage: Stage) -> None:
+def test_child_of_a_retired_parent_starts(stage: ReconcilerSetup) -> None:
     """The parent vanished unfinished: its messages cannot be read any more."""
     stage.broker.add("parent")
     stage.broker.add("child", "parent")
@@ -315,7 +319,9 @@ def test_child_of_a_retired_parent_starts(stage: Stage) -> None:
     assert "child" in stage.names()
 
 
-def test_finished_queue_is_marked_for_good(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_finished_queue_is_marked_for_good(
+    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
+) -> None:
     """It keeps its position, and is neither started again nor restored while it is listed."""
     caplog.set_level("INFO")
     stage.broker.add("alone")
@@ -333,7 +339,7 @@ def test_finished_queue_is_marked_for_good(stage: Stage, caplog: pytest.LogCaptu
     assert stage.leader.writes == 1
 
 
-def test_finished_queue_is_kept_until_all_children_have_nodes(stage: Stage) -> None:
+def test_finished_queue_is_kept_until_all_children_have_nodes(stage: ReconcilerSetup) -> None:
     """One of two children waits for its other parent."""
     stage.broker.add("a")
     stage.broker.add("b")
@@ -350,7 +356,7 @@ def test_finished_queue_is_kept_until_all_children_have_nodes(stage: Stage) -> N
     assert stage.leader["a"].deleted
 
 
-def test_while_children_wait_only_their_parents_are_read(stage: Stage) -> None:
+def test_while_children_wait_only_their_parents_are_read(stage: ReconcilerSetup) -> None:
     """About every second, among a thousand others."""
     for number in range(1000):
         stage.broker.add(f"other{number}")
@@ -363,7 +369,7 @@ def test_while_children_wait_only_their_parents_are_read(stage: Stage) -> None:
     assert all(names == ["parent"] for names in stage.leader.reads)
 
 
-def test_parents_are_read_from_the_broker_once(stage: Stage) -> None:
+def test_parents_are_read_from_the_broker_once(stage: ReconcilerSetup) -> None:
     """A list may be long. Only waiting queues may have other parents in the next list."""
     stage.broker.add("parent")
     stage.broker.add("child", "parent")
@@ -377,7 +383,7 @@ def test_parents_are_read_from_the_broker_once(stage: Stage) -> None:
 
 
 def test_unknown_parents_delay_only_until_the_next_list(
-    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list without parents is ignored, the next one counts."""
     stage.broker.add("child", "parent")
@@ -397,7 +403,7 @@ def test_unknown_parents_delay_only_until_the_next_list(
 # --- the leader -----------------------------------------------------------------------
 
 
-def test_discovery_waits_until_the_nodes_are_known(stage: Stage) -> None:
+def test_discovery_waits_until_the_nodes_are_known(stage: ReconcilerSetup) -> None:
     """The rebalancer lists them first. Until then no retired queue may be started again."""
     stage.broker.names = ["a"]
     stage.leader.listed = False
@@ -409,7 +415,9 @@ def test_discovery_waits_until_the_nodes_are_known(stage: Stage) -> None:
     assert stage.names() == ["a"]
 
 
-def test_unreachable_coordinator_is_retried(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreachable_coordinator_is_retried(
+    stage: ReconcilerSetup, caplog: pytest.LogCaptureFixture
+) -> None:
     """Names that arrive in the meantime are kept."""
     stage.broker.can(end_position_text=None)
     stage.leader.put("known")
@@ -423,7 +431,7 @@ def test_unreachable_coordinator_is_retried(stage: Stage, caplog: pytest.LogCapt
     assert stage.names() == ["known", "new"]
 
 
-def test_excluded_queues_are_repeated_to_the_rebalancer(stage: Stage) -> None:
+def test_excluded_queues_are_repeated_to_the_rebalancer(stage: ReconcilerSetup) -> None:
     """It may have lost and regained leadership between two steps, and have forgotten them."""
     stage.leader.put("a", deleted=True)
     stage.run(1)
@@ -432,7 +440,7 @@ def test_excluded_queues_are_repeated_to_the_rebalancer(stage: Stage) -> None:
     assert stage.leader.excluded == {"a"}
 
 
-def test_many_changes_are_split_into_steps(stage: Stage) -> None:
+def test_many_changes_are_split_into_steps(stage: ReconcilerSetup) -> None:
     """Each step is short: children need not wait for thousands of retirements."""
     stage.broker.names = [f"q{number}" for number in range(CHANGED_AT_ONCE * 2 + 5)]
     stage.run(5)
@@ -448,7 +456,7 @@ def test_many_changes_are_split_into_steps(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_unchanged_hundred_thousand_queues_cost_nothing(stage: Stage) -> None:
+def test_unchanged_hundred_thousand_queues_cost_nothing(stage: ReconcilerSetup) -> None:
     """Known queues are neither checked, created nor read again; a round takes under a second."""
     stage.broker.can(end_position_text=None)
     stage.broker.names = [f"tenant-{number:06}" for number in range(100_000)]

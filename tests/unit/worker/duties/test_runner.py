@@ -36,7 +36,7 @@ class Lasting(Waiting):
     ends_at_drain = False
 
 
-class Broken(Duty):
+class BrokenDuty(Duty):
     """A duty with a bug."""
 
     name = "broken"
@@ -72,9 +72,9 @@ def test_drain_stops_only_the_duties_that_end_with_it(duties: Duties) -> None:
 
 def test_first_dead_duty_is_named(duties: Duties, failures: list[str]) -> None:
     """Each death is passed on; stopping a duty is not one."""
-    for duty in (Waiting(), Broken()):
+    for duty in (Waiting(), BrokenDuty()):
         duties.start(duty)
-    duties.spawn(Broken().run)
+    duties.spawn(BrokenDuty().run)
     gevent.sleep(0)
     duties.end_all()
     assert duties.failed == "broken"

@@ -24,10 +24,10 @@ from qdo.worker.engine.slot import Slot, TurnResult
 from qdo.worker.executors.greenlet import GreenletExecutor
 from qdo.worker.worker import Worker
 from tests.support.fakes.member import FakeMember, FakeRegistrar
-from tests.support.fakes.memory_broker import MemoryBroker, MemoryCatalog
+from tests.support.fakes.scripted_broker import ScriptedBroker, ScriptedCatalog
 
 
-class MixedBroker(MemoryBroker):
+class MixedBroker(ScriptedBroker):
     """A broker whose queues are in order only where their names end in ".fifo"."""
 
     capabilities = Capabilities(
@@ -47,7 +47,7 @@ class MixedBroker(MemoryBroker):
         self.catalog = MixedCatalog(self)
 
 
-class MixedCatalog(MemoryCatalog):
+class MixedCatalog(ScriptedCatalog):
     def order(self, queue: str) -> Order:
         self._broker.fail()
         return "queue" if queue.endswith(".fifo") else "none"
@@ -107,11 +107,11 @@ def test_config_warnings_of_the_broker_are_logged(
 def test_a_broker_with_one_order_may_warn_too(caplog: pytest.LogCaptureFixture) -> None:
     """Its queues are not asked for their order."""
 
-    class Advising(MemoryCatalog):
+    class Advising(ScriptedCatalog):
         def config_warnings(self, policies: Mapping[str, Policy]) -> list[str]:
             return [f"mind {', '.join(policies)}"]
 
-    broker = MemoryBroker()
+    broker = ScriptedBroker()
     broker.capabilities = replace(broker.capabilities, checks_config=True)
     broker.catalog = Advising(broker)
     broker.put("q", b"1")
@@ -138,7 +138,7 @@ def test_queues_of_other_workers_are_not_checked(broker: MixedBroker) -> None:
 
 def test_a_broker_with_one_order_need_not_list_its_queues() -> None:
     """There may be a million of them."""
-    broker = MemoryBroker()
+    broker = ScriptedBroker()
     broker.faults = [OSError("listed")]
     check_jobs(app_of("queue")[0], broker, lambda queue: True, policy)
     assert broker.faults

@@ -14,7 +14,7 @@ from qdo.worker.engine.timers import PAUSE_CHECK_SECONDS
 from tests.support.fakes.member import FakeMember
 
 
-class Bench:
+class DispatcherSetup:
     """A dispatcher whose turns are played by the test."""
 
     def __init__(self, concurrency: int = 10) -> None:
@@ -86,11 +86,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def bench() -> DispatcherSetup:
+    return DispatcherSetup()
 
 
-def test_a_claimed_queue_is_looked_at_once_and_then_idle(bench: Bench) -> None:
+def test_a_claimed_queue_is_looked_at_once_and_then_idle(bench: DispatcherSetup) -> None:
     """claimed -> ready -> running -> idle, without a wake."""
     bench.member.grant("a")
     assert bench.state("a") is SlotState.READY
@@ -100,7 +100,7 @@ def test_a_claimed_queue_is_looked_at_once_and_then_idle(bench: Bench) -> None:
     assert bench.dispatcher.runners == 0
 
 
-def test_a_wake_makes_an_idle_queue_ready(bench: Bench) -> None:
+def test_a_wake_makes_an_idle_queue_ready(bench: DispatcherSetup) -> None:
     """Only the one that was named, and unknown names are ignored."""
     bench.member.grant("a", "b")
     bench.run()
@@ -108,7 +108,7 @@ def test_a_wake_makes_an_idle_queue_ready(bench: Bench) -> None:
     assert bench.run() == ["b"]
 
 
-def test_waking_twice_gives_one_turn(bench: Bench) -> None:
+def test_waking_twice_gives_one_turn(bench: DispatcherSetup) -> None:
     """A queue stands in the ring once."""
     bench.member.grant("a")
     bench.run()
@@ -117,7 +117,7 @@ def test_waking_twice_gives_one_turn(bench: Bench) -> None:
     assert bench.run() == ["a"]
 
 
-def test_a_wake_during_the_last_fetch_is_not_lost(bench: Bench) -> None:
+def test_a_wake_during_the_last_fetch_is_not_lost(bench: DispatcherSetup) -> None:
     """Found at its tip, but woken while running: looked at again."""
     bench.member.grant("a")
     bench.during["a"] = lambda: bench.dispatcher.wake(["a"])
@@ -125,7 +125,7 @@ def test_a_wake_during_the_last_fetch_is_not_lost(bench: Bench) -> None:
     assert bench.state("a") is SlotState.IDLE
 
 
-def test_a_queue_never_runs_twice_at_once(bench: Bench) -> None:
+def test_a_queue_never_runs_twice_at_once(bench: DispatcherSetup) -> None:
     """A wake, and another runner, while it runs: it is not taken."""
     seen = []
 
@@ -140,14 +140,14 @@ def test_a_queue_never_runs_twice_at_once(bench: Bench) -> None:
     assert seen == [["a"]]
 
 
-def test_busy_queues_take_turns(bench: Bench) -> None:
+def test_busy_queues_take_turns(bench: DispatcherSetup) -> None:
     """A long queue goes to the end of the ring after each turn."""
     bench.ends["long"] = [TurnResult.MORE] * 3
     bench.member.grant("long", "b", "c")
     assert bench.run() == ["long", "b", "c", "long", "long", "long"]
 
 
-def test_a_newcomer_waits_for_one_round_at_most(bench: Bench) -> None:
+def test_a_newcomer_waits_for_one_round_at_most(bench: DispatcherSetup) -> None:
     """It gets its turn after those that are ready now, however much they have."""
     bench.ends["a"] = [TurnResult.MORE] * 5
     bench.ends["b"] = [TurnResult.MORE] * 5
@@ -159,13 +159,13 @@ def test_a_newcomer_waits_for_one_round_at_most(bench: Bench) -> None:
 
 def test_no_more_runners_than_allowed() -> None:
     """`concurrency` bounds the greenlets."""
-    bench = Bench(concurrency=2)
+    bench = DispatcherSetup(concurrency=2)
     bench.member.grant("a", "b", "c")
     assert len(bench.spawned) == 2
     assert sorted(bench.run()) == ["a", "b", "c"]
 
 
-def test_a_waiting_queue_comes_back_when_its_time_has_come(bench: Bench) -> None:
+def test_a_waiting_queue_comes_back_when_its_time_has_come(bench: DispatcherSetup) -> None:
     """Backoff: it does not run earlier, and other queues continue."""
     bench.ends["a"] = [TurnResult.WAIT]
 
@@ -188,7 +188,7 @@ def test_a_waiting_queue_comes_back_when_its_time_has_come(bench: Bench) -> None
 
 
 def test_lost_paused_queues_are_not_logged_as_resumed(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    bench: DispatcherSetup, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a long stop the log must not look as if messages were started without a lease."""
     caplog.set_level("INFO")
@@ -204,7 +204,7 @@ def test_lost_paused_queues_are_not_logged_as_resumed(
     assert [each.levelname for each in caplog.records] == ["WARNING"]  # of the pause
 
 
-def test_paused_queues_resume_when_the_lease_is_valid(bench: Bench) -> None:
+def test_paused_queues_resume_when_the_lease_is_valid(bench: DispatcherSetup) -> None:
     """By themselves, all of them, and not before."""
     bench.ends.update(a=[TurnResult.PAUSED], b=[TurnResult.PAUSED])
     lease = bench.member.lease
@@ -224,7 +224,9 @@ def test_paused_queues_resume_when_the_lease_is_valid(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("end", [TurnResult.TIP, TurnResult.WAIT, TurnResult.PAUSED])
-def test_a_queue_that_does_not_run_is_released_at_once(bench: Bench, end: TurnResult) -> None:
+def test_a_queue_that_does_not_run_is_released_at_once(
+    bench: DispatcherSetup, end: TurnResult
+) -> None:
     """Idle, waiting, paused: `finished` comes within `releasing`."""
     bench.ends["a"] = [end]
     bench.member.grant("a")
@@ -238,7 +240,7 @@ def test_a_queue_that_does_not_run_is_released_at_once(bench: Bench, end: TurnRe
     assert bench.run() == []
 
 
-def test_a_ready_queue_that_is_given_back_gets_no_turn(bench: Bench) -> None:
+def test_a_ready_queue_that_is_given_back_gets_no_turn(bench: DispatcherSetup) -> None:
     """Old entries of the ring are skipped."""
     bench.member.grant("a")
     bench.member.take_back("a")
@@ -246,7 +248,7 @@ def test_a_ready_queue_that_is_given_back_gets_no_turn(bench: Bench) -> None:
     assert bench.run() == []
 
 
-def test_a_running_queue_is_released_after_its_message(bench: Bench) -> None:
+def test_a_running_queue_is_released_after_its_message(bench: DispatcherSetup) -> None:
     """`finished` is not reported while it runs."""
     said: list[list[str]] = []
 
@@ -262,7 +264,7 @@ def test_a_running_queue_is_released_after_its_message(bench: Bench) -> None:
     assert "a" not in bench.dispatcher.slots
 
 
-def test_nothing_is_said_of_a_queue_lost_while_running(bench: Bench) -> None:
+def test_nothing_is_said_of_a_queue_lost_while_running(bench: DispatcherSetup) -> None:
     """Neither `finished` nor a further turn."""
     bench.ends["a"] = [TurnResult.MORE]
     bench.during["a"] = lambda: bench.member.lose("a")
@@ -272,7 +274,7 @@ def test_nothing_is_said_of_a_queue_lost_while_running(bench: Bench) -> None:
     assert bench.dispatcher.slots == {}
 
 
-def test_a_reclaimed_queue_begins_after_the_message_in_flight(bench: Bench) -> None:
+def test_a_reclaimed_queue_begins_after_the_message_in_flight(bench: DispatcherSetup) -> None:
     """The new claim waits for the old one's end, then starts from nothing read."""
     claims = bench.member.grant("a")
     started: list[Claim | None] = []
@@ -291,7 +293,7 @@ def test_a_reclaimed_queue_begins_after_the_message_in_flight(bench: Bench) -> N
 
 
 def test_a_next_claim_released_early_is_reported_afterwards(
-    bench: Bench,
+    bench: DispatcherSetup,
 ) -> None:
     """The next owner must not start while the old claim's message still runs here."""
     said: list[list[str]] = []
@@ -310,7 +312,7 @@ def test_a_next_claim_released_early_is_reported_afterwards(
     assert bench.dispatcher.slots == {}
 
 
-def test_a_successor_lost_before_it_began_is_forgotten(bench: Bench) -> None:
+def test_a_successor_lost_before_it_began_is_forgotten(bench: DispatcherSetup) -> None:
     """Lost twice within one message."""
 
     def during() -> None:
@@ -325,7 +327,7 @@ def test_a_successor_lost_before_it_began_is_forgotten(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("end", [TurnResult.TIP, TurnResult.WAIT, TurnResult.PAUSED])
-def test_a_moved_queue_is_checked_again(bench: Bench, end: TurnResult) -> None:
+def test_a_moved_queue_is_checked_again(bench: DispatcherSetup, end: TurnResult) -> None:
     """A seek wakes even an idle queue, and ends a backoff."""
     bench.ends["a"] = [end]
     bench.member.grant("a")
@@ -338,7 +340,7 @@ def test_a_moved_queue_is_checked_again(bench: Bench, end: TurnResult) -> None:
     assert bench.finished() == []
 
 
-def test_a_queue_moved_while_running_goes_on_at_the_new_place(bench: Bench) -> None:
+def test_a_queue_moved_while_running_goes_on_at_the_new_place(bench: DispatcherSetup) -> None:
     """The old claim ends with its message; it is not released."""
     bench.ends["a"] = [TurnResult.MORE]
     bench.during["a"] = lambda: bench.member.seek("a", 5)
@@ -350,7 +352,7 @@ def test_a_queue_moved_while_running_goes_on_at_the_new_place(bench: Bench) -> N
     assert bench.finished() == []
 
 
-def test_a_queue_moved_twice_uses_the_last_position(bench: Bench) -> None:
+def test_a_queue_moved_twice_uses_the_last_position(bench: DispatcherSetup) -> None:
     """The first move never begins."""
 
     def during() -> None:
@@ -365,7 +367,7 @@ def test_a_queue_moved_twice_uses_the_last_position(bench: Bench) -> None:
     assert claim.done == 9
 
 
-def test_progress_under_way_is_noted(bench: Bench) -> None:
+def test_progress_under_way_is_noted(bench: DispatcherSetup) -> None:
     """A turn of slow jobs is checkpointed on the way; idle queues are not looked at."""
     bench.during["a"] = bench.dispatcher.note_progress
     bench.member.grant("a", "b")
@@ -373,7 +375,7 @@ def test_progress_under_way_is_noted(bench: Bench) -> None:
     assert bench.member.events == [("progress", "a")]
 
 
-def test_an_idle_queue_takes_less_than_2_kib(bench: Bench) -> None:
+def test_an_idle_queue_takes_less_than_2_kib(bench: DispatcherSetup) -> None:
     """10,000 idle queues: slot, claim and table entry, without greenlets."""
     bench.member.grant("a")
     bench.run()

@@ -28,7 +28,7 @@ from qdo.worker.engine.slot import Slot, SlotState, TurnResult
 from qdo.worker.executors.base import JobAborted
 from qdo.worker.executors.greenlet import GreenletExecutor
 from tests.support.fakes.member import FakeMember
-from tests.support.fakes.memory_broker import MemoryBroker
+from tests.support.fakes.scripted_broker import ScriptedBroker
 
 
 class Turnstile:
@@ -39,10 +39,10 @@ class Turnstile:
         checkpoint: str = "interval",
         fetch: int = 1000,
         order: Order = "queue",
-        broker: MemoryBroker | None = None,
+        broker: ScriptedBroker | None = None,
     ) -> None:
         self.now = 1000.0
-        self.broker = MemoryBroker() if broker is None else broker
+        self.broker = ScriptedBroker() if broker is None else broker
         self.seen: list[Any] = []
         self.messages: list[Message] = []
         self.contexts: list[Any] = []
@@ -661,13 +661,13 @@ def test_what_runs_can_be_read_from_the_stack(stile: Turnstile) -> None:
 # --- brokers that take messages back ----------------------------------------------------
 
 
-class LendingBroker(MemoryBroker):
+class LendingBroker(ScriptedBroker):
     """Has messages out on loan.
 
     :ivar gone: positions of those that it took back.
     """
 
-    capabilities = replace(MemoryBroker.capabilities, subscriptions=True)
+    capabilities = replace(ScriptedBroker.capabilities, subscriptions=True)
 
     def __init__(self) -> None:
         super().__init__()

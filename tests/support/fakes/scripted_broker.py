@@ -11,7 +11,7 @@ from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore
 Rows = Sequence[tuple[int, bytes, "str | None", "str | None"]]
 
 
-class MemoryBroker(Broker):
+class ScriptedBroker(Broker):
     """Queues as lists; positions count up from 1 within each.
 
     :ivar fetches: (queue, limit) of every fetch.
@@ -34,8 +34,8 @@ class MemoryBroker(Broker):
         self.during_bury: Callable[[], object] = lambda: None
         self.faults: list[BaseException] = []
         self.open_readers = 0
-        self.catalog = MemoryCatalog(self)
-        self.dead_letters = MemoryDeadLetters(self)
+        self.catalog = ScriptedCatalog(self)
+        self.dead_letters = ScriptedDeadLetters(self)
 
     def put(self, queue: str, *bodies: bytes, headers: str | None = None) -> None:
         rows = self.stored.setdefault(queue, [])
@@ -69,10 +69,10 @@ class MemoryBroker(Broker):
         """Nothing is held."""
 
 
-class MemoryCatalog(QueueCatalog):
+class ScriptedCatalog(QueueCatalog):
     """The queues that have messages."""
 
-    def __init__(self, broker: MemoryBroker) -> None:
+    def __init__(self, broker: ScriptedBroker) -> None:
         self._broker = broker
 
     def names(self) -> list[str]:
@@ -84,10 +84,10 @@ class MemoryCatalog(QueueCatalog):
         return Backlog(len(rows), rows[0][0] if rows else None, rows[-1][0] if rows else 0)
 
 
-class MemoryDeadLetters(DeadLetterStore):
+class ScriptedDeadLetters(DeadLetterStore):
     """The broker's list of dead letters."""
 
-    def __init__(self, broker: MemoryBroker) -> None:
+    def __init__(self, broker: ScriptedBroker) -> None:
         self._broker = broker
 
     def store(self, record: DeadLetterRecord) -> None:
@@ -106,7 +106,7 @@ class MemoryDeadLetters(DeadLetterStore):
 
 
 class _Reader:
-    def __init__(self, broker: MemoryBroker, queue: str, after: int) -> None:
+    def __init__(self, broker: ScriptedBroker, queue: str, after: int) -> None:
         self._broker = broker
         self._queue = queue
         self._after = after
