@@ -80,8 +80,8 @@ def histories(request: pytest.FixtureRequest) -> int | None:
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests interrupt their child processes, even in the background of a script.
 
-    A shell without job control has its background jobs ignore SIGINT, and they pass that on to
-    the processes that they start. Also, no test but those for AWS itself may find credentials
+    A shell without job control has its background jobs ignore SIGINT, and nohup ignores SIGHUP;
+    child processes inherit both. Also, no test but those for AWS itself may find credentials
     that mean something.
     """
     for name, meaning in MARKS.items():
@@ -90,6 +90,8 @@ def pytest_configure(config: pytest.Config) -> None:
         clients.stand_in(os.environ)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _require_zookeeper() -> None:

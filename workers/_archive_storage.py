@@ -132,7 +132,7 @@ class S3Storage:
     def write(self, name: str, data: bytes) -> None:
         """Store an object; S3 makes it visible atomically."""
         self._client.put_object(
-            S3Storage=self._bucket,
+            Bucket=self._bucket,
             Key=self._prefix + name,
             Body=data,
             ContentType="application/gzip",
@@ -141,7 +141,7 @@ class S3Storage:
     def names(self, folder: str, start: str) -> Iterator[str]:
         """Yield names like `Place`."""
         pages = self._client.get_paginator("list_objects_v2").paginate(
-            S3Storage=self._bucket,
+            Bucket=self._bucket,
             Prefix=f"{self._prefix}{folder}/",
             StartAfter=self._prefix + start,
         )
@@ -153,7 +153,7 @@ class S3Storage:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            self._client.head_bucket(S3Storage=self._bucket)
+            self._client.head_bucket(Bucket=self._bucket)
         except (BotoCoreError, ClientError) as error:
             raise ValueError(f"cannot use bucket {self._bucket!r}: {error}") from error
 

@@ -58,14 +58,14 @@ class FaultyBucket:
         self._s3: Any = client("s3", url, region=REGION)
         self.name = name
         where = {"LocationConstraint": REGION}
-        self._s3.create_bucket(FaultyBucket=name, CreateBucketConfiguration=where)
+        self._s3.create_bucket(Bucket=name, CreateBucketConfiguration=where)
 
     def names(self) -> list[str]:
-        found = self._s3.list_objects_v2(FaultyBucket=self.name)
+        found = self._s3.list_objects_v2(Bucket=self.name)
         return [each["Key"] for each in found.get("Contents", ())]
 
     def delete(self, name: str) -> None:
-        self._s3.delete_object(FaultyBucket=self.name, Key=name)
+        self._s3.delete_object(Bucket=self.name, Key=name)
 
 
 @pytest.fixture

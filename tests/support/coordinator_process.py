@@ -75,7 +75,7 @@ class Remote:
         self.process.stdin.flush()
 
     def answer(self, timeout_seconds: float = ANSWER_SECONDS) -> Any:
-        """Return the next answer; raise RemoteError for an error."""
+        """Return the next answer; raise CommandError for an error."""
         value = self.lines["answer"].get(timeout=timeout_seconds)
         if isinstance(value, CommandError):
             raise value

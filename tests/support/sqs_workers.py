@@ -123,7 +123,7 @@ class SqsWorkers:
         self.proxy = proxy
 
     def spoil(self, fault: str, action: str, queue: str = "", **terms: Any) -> None:
-        """Have the proxy spoil requests, of this queue or of all; see `Rule`."""
+        """Have the proxy spoil requests, of this queue or of all; see `FaultRule`."""
         if self.proxy is not None:
             name = self.prefix + queue if queue else ""
             self.proxy.spoil(fault, action, name=name, **terms)

@@ -10,7 +10,6 @@ is repeated. Then its records may be stored twice, directly after one another wi
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import OrderedDict, deque
@@ -19,20 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdo.backoff import Backoff
-from qdo.brokers.aws.errors import BOTO_ERRORS, is_throttling_code, is_transient, translation
+from qdo.brokers.aws.errors import BOTO_ERRORS, is_transient, translation
+from qdo.brokers.aws.sending import SendAttempts, rejection, unsent_error
 from qdo.brokers.base import NO_DEDUP, NO_DELAY, Outgoing
 from qdo.brokers.kinesis.codec import RECORD_BYTES, check_size, encoded, partition_key
 from qdo.brokers.kinesis.shards import Shards
 from qdo.brokers.kinesis.url import KinesisAddress
-from qdo.errors import (
-    AwsUnreachableError,
-    PartialSendError,
-    QdoError,
-    ThrottledError,
-    UnsupportedError,
-)
+from qdo.errors import QdoError, UnsupportedError
 from qdo.queues import check_queue_name
-from qdo.text import join_some
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +33,6 @@ MOST_RECORDS = 500
 REQUEST_BYTES = 5 * 1024 * 1024
 """Size of all records of a request. Newer streams accept twice as much; all accept this."""
 SEND_BACKOFF = Backoff(0.1, 5.0)
-PATIENCE_SECONDS = 30.0
-"""How long sending is retried without any record being stored, before an error is raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +95,7 @@ class KinesisSender:
         try:
             self._send(lanes, stored)
         except QdoError as error:
-            raise _outcome(stored, error) from error
+            raise unsent_error(stored, error) from error
         return [number for number in stored if number is not None]
 
     # --- preparing ---
@@ -127,7 +118,7 @@ class KinesisSender:
     # --- sending ---
 
     def _send(self, lanes: _Lanes, stored: list[int | None]) -> None:
-        tries, since = 0, self._clock()
+        attempts = SendAttempts(SEND_BACKOFF, self._stopped, clock=self._clock)
         while lanes:
             batch = _heads(lanes)
             error = self._try(batch, stored)
@@ -135,12 +126,8 @@ class KinesisSender:
             for each in accepted:
                 _remove_stored(lanes, each)
             if accepted:
-                tries, since = 0, self._clock()
-            if error is None:
-                continue
-            tries += 1
-            late = self._clock() - since > PATIENCE_SECONDS
-            if late or self._stopped.wait(SEND_BACKOFF.delay(tries, random.random())):
+                attempts.progress()
+            if error is not None and not attempts.wait():
                 raise error
 
     def _try(self, batch: Sequence[_Ready], stored: list[int | None]) -> QdoError | None:
@@ -163,7 +150,10 @@ class KinesisSender:
             else:
                 stored[each.index] = int(result["SequenceNumber"])
                 self._check_shard(each, str(result["ShardId"]))
-        return None if failed is None else self._failure(failed)
+        if failed is None:
+            return None
+        stream = f"stream {self._address.stream!r}"
+        return rejection(self._address.place, "kinesis:PutRecords", stream, failed)
 
     def _check_shard(self, ready: _Ready, found: str) -> None:
         """List the shards again if a message went to another shard than requested."""
@@ -176,24 +166,6 @@ class KinesisSender:
             found,
         )
         self._shards.forget()
-
-    def _failure(self, failed: Mapping[str, Any]) -> QdoError:
-        """Return the error for a rejected record."""
-        code = str(failed["ErrorCode"])
-        reason = " ".join(str(failed.get("ErrorMessage") or "no reason given").split())
-        if is_throttling_code(code):
-            return ThrottledError(
-                service="Kinesis",
-                action="kinesis:PutRecords",
-                resource=f"stream {self._address.stream!r}",
-                reason=f"{code}: {reason}",
-            )
-        return AwsUnreachableError(
-            service="Kinesis",
-            region=self._address.region,
-            reason=f"it rejected a record: {code}: {reason}",
-            hint="",
-        )
 
 
 def _heads(lanes: _Lanes) -> list[_Ready]:
@@ -216,20 +188,6 @@ def _remove_stored(lanes: _Lanes, done: _Ready) -> None:
         lanes.move_to_end(done.lane)
     else:
         del lanes[done.lane]
-
-
-def _outcome(stored: Sequence[int | None], error: QdoError) -> QdoError:
-    """Return the error to raise: `error` itself if no message was stored."""
-    unsent = tuple(index for index, number in enumerate(stored) if number is None)
-    if len(unsent) == len(stored):
-        return error
-    return PartialSendError(
-        done=len(stored) - len(unsent),
-        total=len(stored),
-        rest=join_some(unsent),
-        reason=str(error),
-        unsent=unsent,
-    )
 
 
 def _check_options(message: Outgoing) -> None:

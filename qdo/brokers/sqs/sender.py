@@ -9,37 +9,26 @@ change places, also within a FIFO group.
 from __future__ import annotations
 
 import logging
-import random
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from qdo.backoff import Backoff
 from qdo.brokers.aws.address import BodyPointer
-from qdo.brokers.aws.errors import (
-    BOTO_ERRORS,
-    is_not_found,
-    is_throttling_code,
-    is_transient,
-    translation,
-)
+from qdo.brokers.aws.errors import BOTO_ERRORS, is_not_found, is_transient, translation
 from qdo.brokers.aws.http import Calls
 from qdo.brokers.aws.s3 import MAX_S3_BODY, Objects
+from qdo.brokers.aws.sending import SendAttempts, rejection, unsent_error
 from qdo.brokers.base import Outgoing
 from qdo.brokers.sqs.codec import entry, pointing, size_of
 from qdo.brokers.sqs.queues import SqsQueues
 from qdo.brokers.sqs.send_options import check_options, delay_seconds
 from qdo.brokers.sqs.url import FIFO, MAX_SQS_MESSAGE, SqsAddress
 from qdo.errors import (
-    AwsError,
-    AwsUnreachableError,
     MessageTooLargeError,
-    PartialSendError,
     QdoError,
     SqsTooLargeError,
-    ThrottledError,
     UnreachableError,
 )
 from qdo.system.parallel import run_parallel
@@ -53,10 +42,6 @@ BATCH = 10
 TRIES = 6
 """Attempts to send a message before the sender gets an error."""
 SEND_BACKOFF = Backoff(0.1, 3.0)
-
-SEND_SECONDS = 30.0
-"""No further attempt begins after this time."""
-
 _UNSAID = {"Message": "its answer does not mention it"}
 _POINTER_BYTES = 2048
 """Upper limit of the size of a pointer to a body in S3, in bytes."""
@@ -88,32 +73,6 @@ class Sent(NamedTuple):
     sequence: int
 
 
-@dataclass(slots=True)
-class _Results:
-    """The results of one call."""
-
-    sent: list[Sent | None]
-    error: QdoError | None = None
-    """The error of the first message that was not sent."""
-
-    def outcome(self) -> list[Sent]:
-        """Return the results of all messages; raise if one was not sent."""
-        sent = [each for each in self.sent if each is not None]
-        if self.error is None:
-            return sent
-        if not sent:
-            raise self.error
-        unsent = tuple(index for index, each in enumerate(self.sent) if each is None)
-        raise PartialSendError(
-            done=len(sent),
-            total=len(self.sent),
-            rest=f"those with the numbers {join_some(unsent)}, counted from 0",
-            reason=str(self.error),
-            unsent=unsent,
-            sent=tuple(self.sent),
-        ) from self.error
-
-
 class SqsSender:
     """Sends messages. Safe to use from several threads or greenlets.
 
@@ -141,22 +100,26 @@ class SqsSender:
 
         Nothing is sent if one of them cannot be sent at all.
 
-        :raises PartlySentError: some were sent; it says which were not.
+        :raises PartialSendError: some were sent; the error lists the others.
+        :raises QdoError: none was sent.
         """
         by_queue: dict[str, list[_PreparedMessage]] = {}
         for index, message in enumerate(messages):
             self._check(message)
             by_queue.setdefault(message.queue, []).append(self._ready(index, message))
-        results = _Results([None] * len(messages))
+        sent: list[Sent | None] = [None] * len(messages)
+        errors: list[QdoError] = []
 
         def send(queue: str) -> None:
             try:
-                self._send_queue(queue, by_queue[queue], results.sent)
+                self._send_queue(queue, by_queue[queue], sent)
             except QdoError as error:
-                results.error = results.error or error
+                errors.append(error)
 
         run_parallel(send, list(by_queue))
-        return results.outcome()
+        if errors:
+            raise unsent_error(sent, errors[0]) from errors[0]
+        return [each for each in sent if each is not None]
 
     # --- preparing messages ---
 
@@ -204,15 +167,16 @@ class SqsSender:
     def _stored(self, queue: str, body: bytes, objects: Objects) -> BodyPointer:
         """Store a body, as long as sending it would be tried; return where it is."""
         self._queues.url(queue, create=True)  # a body without its queue would be useless
-        started = time.monotonic()
-        for tries in range(1, TRIES):
+        attempts = self._attempts()
+        while True:
             try:
                 return objects.put(queue, body)
             except UnreachableError:
-                late = time.monotonic() - started > SEND_SECONDS
-                if late or self._stopped.wait(SEND_BACKOFF.delay(tries, random.random())):
+                if not attempts.wait():
                     raise
-        return objects.put(queue, body)
+
+    def _attempts(self) -> SendAttempts:
+        return SendAttempts(SEND_BACKOFF, self._stopped, TRIES)
 
     # --- sending it ---
 
@@ -221,17 +185,10 @@ class SqsSender:
     ) -> None:
         for batch in _batches(ready):
             entries = [self._entry(queue, each) for each in batch]
-            started = time.monotonic()
-            for tries in range(1, TRIES + 1):
+            attempts = self._attempts()
+            while entries:
                 entries, error = self._try(queue, entries, sent)
-                if error is None:
-                    break
-                late = time.monotonic() - started > SEND_SECONDS
-                if (
-                    tries == TRIES
-                    or late
-                    or self._stopped.wait(SEND_BACKOFF.delay(tries, random.random()))
-                ):
+                if error is not None and not attempts.wait():
                     raise error
 
     def _try(
@@ -260,27 +217,19 @@ class SqsSender:
         left = [each for each in entries if sent[int(each["Id"])] is None]
         _warn_order_lost(name, entries, left)
         failed = {each["Id"]: each for each in answer.get("Failed", ())}
-        failures = [self._failure(name, failed.get(each["Id"], _UNSAID)) for each in left]
+        failures = [
+            rejection(
+                self._address.place,
+                "sqs:SendMessage",
+                f"queue {name!r}",
+                failed.get(each["Id"], _UNSAID),
+            )
+            for each in left
+        ]
         for failure in failures:
             if not isinstance(failure, UnreachableError):
                 raise failure
         return left, failures[0] if failures else None
-
-    def _failure(self, name: str, failed: Mapping[str, Any]) -> QdoError:
-        """Return the error for one message of a batch that SQS did not store."""
-        code = str(failed.get("Code", "no code"))
-        reason = " ".join(str(failed.get("Message") or "no reason was given").split()).rstrip(".")
-        where = {"service": "SQS", "action": "sqs:SendMessage", "resource": f"queue {name!r}"}
-        if is_throttling_code(code):
-            return ThrottledError(**where, reason=f"{code}: {reason}")
-        if failed.get("SenderFault"):
-            return AwsError(**where, code=code, reason=reason)
-        return AwsUnreachableError(
-            service="SQS",
-            region=self._address.region,
-            reason=f"it did not take a message: {code}: {reason}",
-            hint="",
-        )
 
 
 def _warn_order_lost(

@@ -424,7 +424,7 @@ def test_an_error_that_cannot_be_shown_ends_as_any_other(engine: EngineSetup, th
     until(lambda: any(each.queue == "other" for each in events))
     outcomes = [each.outcome for each in events if each.queue == "q"]
     assert outcomes == ["retry", then, *(["done"] if then != "block" else [])]
-    assert "Unspeakable" in str(next(each for each in events if each.queue == "q").error)
+    assert "UnprintableError" in str(next(each for each in events if each.queue == "q").error)
 
 
 def test_observers_keep_nothing_of_a_released_queue(engine: EngineSetup) -> None:

@@ -4,7 +4,7 @@
 Clients use it like the server. Requests to S3 go to another server, if one is configured. Control
 requests in JSON:
 
-- ``POST /_proxy/rule``: add a rule, see `Rule`; the first one that fits is applied;
+- ``POST /_proxy/rule``: add a rule, see `FaultRule`; the first one that fits is applied;
 - ``POST /_proxy/clear``: forget all rules;
 - ``GET /_proxy/log``: every request: time, service, action, name, fault, status, attempt;
 - ``POST /_proxy/reset_log``: forget these.

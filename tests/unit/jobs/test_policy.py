@@ -137,7 +137,7 @@ def test_an_error_that_cannot_be_shown_is_described_all_the_same() -> None:
     """An app's __str__ may be broken."""
     with pytest.raises(UnspeakableError) as caught:
         raise UnspeakableError
-    assert describe(caught.value).startswith("Unspeakable: (its text cannot be shown")
+    assert describe(caught.value).startswith("UnspeakableError: (its text cannot be shown")
     assert "test_policy.py" in describe_traceback(caught.value)
 
 

@@ -87,16 +87,16 @@ class FolderStore(ArchiveSetup):
 class BucketStore(ArchiveSetup):
     def __init__(self, client: Any, prefix: str) -> None:
         self._client, self._bucket, self._prefix = client, f"b-{uuid.uuid4().hex}", prefix
-        client.create_bucket(S3Storage=self._bucket)
+        client.create_bucket(Bucket=self._bucket)
         self.place = S3Storage(self._bucket, prefix, client)
 
     def files(self) -> dict[str, bytes]:
-        listed = self._client.list_objects_v2(S3Storage=self._bucket).get("Contents", [])
+        listed = self._client.list_objects_v2(Bucket=self._bucket).get("Contents", [])
         start = f"{self._prefix}/" if self._prefix else ""
         assert all(each["Key"].startswith(start) for each in listed)
         return {
             each["Key"].removeprefix(start): self._client.get_object(
-                S3Storage=self._bucket, Key=each["Key"]
+                Bucket=self._bucket, Key=each["Key"]
             )["Body"].read()
             for each in listed
         }

@@ -169,9 +169,9 @@ def test_a_command_ends_with_its_worker(tmp_path: Path) -> None:
     """A worker that is killed leaves no command behind that works beside the next owner's."""
     program = (
         "from qdo import Message\n"
-        "from workers.shell import Options, Runner\n"
+        "from workers.shell import Runner, ShellOptions\n"
         f"command = 'echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 60'\n"
-        "Runner(Options(command=command)).run(Message('q', 1, None))\n"
+        "Runner(ShellOptions(command=command)).run(Message('q', 1, None))\n"
     )
     worker = subprocess.Popen([sys.executable, "-c", program])
     try:

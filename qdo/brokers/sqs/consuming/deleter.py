@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gevent
 
-from qdo.brokers.sqs.api import BATCH, SqsApi
-from qdo.brokers.sqs.consuming.in_flight import InFlightMessage, InFlightMessages
-from qdo.brokers.sqs.consuming.poll_backoff import RETRY_BACKOFF, Timing
+from qdo.brokers.sqs.api import BATCH
+from qdo.brokers.sqs.consuming.consumed_queue import ConsumedQueue
+from qdo.brokers.sqs.consuming.in_flight import InFlightMessage
 
 LINGER_SECONDS = 0.5
 """How long a done message waits at most for others to be deleted with it."""
 
 
 class Deleter:
-    """Deletes done messages.
+    """Deletes done messages."""
 
-    :param begin: runs a task in a greenlet of its own.
-    """
-
-    def __init__(
-        self,
-        queue: str,
-        requests: SqsApi,
-        holding: InFlightMessages,
-        begin: Callable[[Callable[[], None]], None],
-        timing: Timing,
-    ) -> None:
+    def __init__(self, queue: ConsumedQueue) -> None:
         self._queue = queue
-        self._requests = requests
-        self._holding = holding
-        self._begin = begin
-        self._clock = timing.clock
-        self._jitter = timing.jitter
+        self._holding = queue.holding
         self._waiting: list[InFlightMessage] = []
         self._timer: Any = None
 
@@ -44,13 +30,13 @@ class Deleter:
             return
         self._waiting += held
         if len(self._waiting) >= BATCH or not len(self._holding) or at_once:
-            self._begin(self.flush)
+            self._queue.begin(self.flush)
         elif self._timer is None:
             self._timer = gevent.spawn_later(LINGER_SECONDS, self._lingered)
 
     def _lingered(self) -> None:
         self._timer = None
-        self._begin(self.flush)
+        self._queue.begin(self.flush)
 
     def flush(self) -> None:
         """Delete all done messages; returns when each is deleted or undeletable."""
@@ -64,7 +50,7 @@ class Deleter:
     def _delete(self, batch: list[InFlightMessage]) -> None:
         failures = 0
         while batch:
-            answer = self._requests.delete(self._queue, batch)
+            answer = self._queue.requests.delete(self._queue.name, batch)
             for held in answer.done:
                 self._holding.confirmed(held)
             for held in answer.refused:
@@ -74,8 +60,9 @@ class Deleter:
             if not batch:
                 return
             failures += 1
-            now = self._clock()
+            now = self._queue.timing.clock()
             for held in [each for each in batch if each.until <= now]:
                 batch.remove(held)
                 self._holding.undeletable(held)
-            gevent.sleep(RETRY_BACKOFF.delay(failures, self._jitter()) if batch else 0)
+            if batch:
+                self._queue.pause(failures)

@@ -12,6 +12,7 @@ import gevent
 from qdo.brokers.base import Row
 from qdo.brokers.sqs.api import SqsApi
 from qdo.brokers.sqs.codec import Received
+from qdo.brokers.sqs.consuming.consumed_queue import ConsumedQueue
 from qdo.brokers.sqs.consuming.deleter import Deleter
 from qdo.brokers.sqs.consuming.in_flight import InFlightMessage, InFlightMessages
 from qdo.brokers.sqs.consuming.memory_budget import MemoryBudget
@@ -59,17 +60,10 @@ class SqsSubscription(Subscription):
         self._running = 0
         self._closed = False
         self._poller = Poller(self, requests, holding, budget, idle_seconds, timing)
-        self._deletes = Deleter(queue, requests, holding, self.begin, timing)
-        self._extensions = VisibilityExtender(
-            queue,
-            requests,
-            holding,
-            self.begin,
-            choose=self._choose,
-            lose=self._lose,
-            timing=timing,
-        )
-        self._release = Releaser(queue, requests, holding, self.begin, timing).release
+        consumed = ConsumedQueue(queue, requests, holding, self.begin, timing)
+        self._deletes = Deleter(consumed)
+        self._extensions = VisibilityExtender(consumed, choose=self._choose, lose=self._lose)
+        self._release = Releaser(consumed).release
 
     # --- for the engine -----------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from typing import Any
 import gevent
 
 from qdo.backoff import Backoff
-from qdo.brokers.sqs.api import BATCH, SqsApi
-from qdo.brokers.sqs.consuming.in_flight import InFlightMessage, InFlightMessages
-from qdo.brokers.sqs.consuming.poll_backoff import RETRY_BACKOFF, Timing
+from qdo.brokers.sqs.api import BATCH
+from qdo.brokers.sqs.consuming.consumed_queue import ConsumedQueue
+from qdo.brokers.sqs.consuming.in_flight import InFlightMessage
 
 EXTEND_BACKOFF = Backoff(0.2, 2.0)
 """Short delays after extensions that failed: the visibility timeout is running."""
@@ -19,30 +19,22 @@ EXTEND_BACKOFF = Backoff(0.2, 2.0)
 class VisibilityExtender:
     """Extends the visibility timeout of the messages that one owner holds.
 
-    :param begin: runs a task in a greenlet of its own.
     :param choose: returns which due messages to hold.
     :param lose: called with messages that another owner may have received.
     """
 
     def __init__(
         self,
-        queue: str,
-        requests: SqsApi,
-        holding: InFlightMessages,
-        begin: Callable[[Callable[[], None]], None],
+        queue: ConsumedQueue,
         *,
         choose: Callable[[Sequence[InFlightMessage]], Sequence[InFlightMessage]],
         lose: Callable[[Sequence[InFlightMessage]], None],
-        timing: Timing,
     ) -> None:
         self._queue = queue
-        self._requests = requests
-        self._holding = holding
-        self._begin = begin
+        self._holding = queue.holding
         self._choose = choose
         self._lose = lose
-        self._clock = timing.clock
-        self._jitter = timing.jitter
+        self._clock = queue.timing.clock
         self._timer: Any = None
         self._under_way = False
         self._failures = 0
@@ -56,7 +48,9 @@ class VisibilityExtender:
         if due != float("inf"):
             pause = max(0.0, due - self._clock())
             if self._failures:
-                pause = max(pause, EXTEND_BACKOFF.delay(self._failures, self._jitter()))
+                pause = max(
+                    pause, EXTEND_BACKOFF.delay(self._failures, self._queue.timing.jitter())
+                )
             self._timer = gevent.spawn_later(pause, self._due)
 
     def stop(self) -> None:
@@ -68,7 +62,7 @@ class VisibilityExtender:
 
     def _due(self) -> None:
         self._timer = None
-        self._begin(self._extend)
+        self._queue.begin(self._extend)
 
     def _extend(self) -> None:
         self._under_way = True
@@ -100,7 +94,7 @@ class VisibilityExtender:
         """Make one request; return whether every entry was answered."""
         asked_at = self._clock()
         receipts = [held.receipt for held in batch]
-        answer = self._requests.extend(self._queue, batch)
+        answer = self._queue.requests.extend(self._queue.name, batch)
         for held in answer.done:
             self._holding.extensions.extended(held, asked_at)
         # A message that was received again meanwhile is held by a new receipt.
@@ -114,24 +108,10 @@ TRIES = 4
 
 
 class Releaser:
-    """Releases messages of one queue.
+    """Releases messages of one queue."""
 
-    :param begin: runs a task in a greenlet of its own.
-    """
-
-    def __init__(
-        self,
-        queue: str,
-        requests: SqsApi,
-        holding: InFlightMessages,
-        begin: Callable[[Callable[[], None]], None],
-        timing: Timing,
-    ) -> None:
+    def __init__(self, queue: ConsumedQueue) -> None:
         self._queue = queue
-        self._requests = requests
-        self._holding = holding
-        self._begin = begin
-        self._jitter = timing.jitter
 
     def release(self, held: Sequence[InFlightMessage]) -> None:
         """Make messages visible again; returns at once.
@@ -140,15 +120,15 @@ class Releaser:
         become visible does not matter.
         """
         for each in held:
-            self._holding.released(each)
+            self._queue.holding.released(each)
         for start in range(0, len(held), BATCH):
             batch = held[start : start + BATCH]
-            self._begin(lambda batch=batch: self._release_batch(batch))  # type: ignore[misc]
+            self._queue.begin(lambda batch=batch: self._release_batch(batch))  # type: ignore[misc]
 
     def _release_batch(self, batch: Sequence[InFlightMessage]) -> None:
         """Release messages; retry failures, because the messages would wait otherwise."""
         for failures in range(1, TRIES + 1):
-            batch = self._requests.release(self._queue, batch).failed
+            batch = self._queue.requests.release(self._queue.name, batch).failed
             if not batch:
                 return
-            gevent.sleep(RETRY_BACKOFF.delay(failures, self._jitter()))
+            self._queue.pause(failures)

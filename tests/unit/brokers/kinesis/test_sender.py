@@ -219,7 +219,7 @@ def test_patience_ends_where_nothing_is_stored(stream: FakeStream, sender: Kines
     details = partial.value.details
     assert (details["done"], details["total"]) == (7, 20)
     assert details["unsent"] == tuple(range(7, 20))
-    assert details["rest"].startswith("7, 8, ")
+    assert "7, 8, 9" in details["rest"]
 
 
 def test_what_does_not_pass_is_told_at_once(stream: FakeStream, sender: KinesisSender) -> None:

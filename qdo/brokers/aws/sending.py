@@ -1,0 +1,106 @@
+"""The common part of senders to SQS and Kinesis: repeated requests, and errors of unsent messages.
+
+Both services may store some messages of a request and reject others. A sender repeats the request
+with the rejected ones as long as `SendAttempts.wait` returns True.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from qdo.backoff import Backoff
+from qdo.brokers.aws.address import ServiceAddress
+from qdo.brokers.aws.errors import SERVICES, is_throttling_code
+from qdo.errors import (
+    AwsError,
+    AwsUnreachableError,
+    PartialSendError,
+    QdoError,
+    ThrottledError,
+)
+from qdo.text import join_some
+
+PATIENCE_SECONDS = 30.0
+"""No further attempt begins this long after the first one, or after the last progress."""
+
+
+class SendAttempts:
+    """The attempts of one request.
+
+    :param stopped: ends the delays, and with them the attempts.
+    :param most: maximum of attempts without progress; None for no maximum.
+    """
+
+    def __init__(
+        self,
+        backoff: Backoff,
+        stopped: threading.Event,
+        most: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backoff = backoff
+        self._stopped = stopped
+        self._most = most
+        self._clock = clock
+        self.progress()
+
+    def progress(self) -> None:
+        """Start counting again, because some messages were stored."""
+        self._failures = 0
+        self._since = self._clock()
+
+    def wait(self) -> bool:
+        """Wait after a failed attempt; return False if no other should follow."""
+        self._failures += 1
+        if self._failures == self._most or self._clock() - self._since > PATIENCE_SECONDS:
+            return False
+        return not self._stopped.wait(self._backoff.delay(self._failures, random.random()))
+
+
+def rejection(
+    place: ServiceAddress, action: str, resource: str, failed: Mapping[str, object]
+) -> QdoError:
+    """Return the error for one message of a request that was rejected.
+
+    An `UnreachableError` means that a retry can succeed.
+
+    :param failed: the entry of the response, from SQS or Kinesis.
+    """
+    code = str(failed.get("Code") or failed.get("ErrorCode") or "no code")
+    text = failed.get("Message") or failed.get("ErrorMessage") or "no reason was given"
+    reason = " ".join(str(text).split()).rstrip(".")
+    service = SERVICES[place.service]
+    if is_throttling_code(code):
+        return ThrottledError(
+            service=service, action=action, resource=resource, reason=f"{code}: {reason}"
+        )
+    if failed.get("SenderFault"):
+        return AwsError(service=service, action=action, resource=resource, code=code, reason=reason)
+    return AwsUnreachableError(
+        service=service,
+        region=place.region,
+        reason=f"it rejected a message: {code}: {reason}",
+        hint="",
+    )
+
+
+def unsent_error(sent: Sequence[object], error: QdoError) -> QdoError:
+    """Return the error for a call that stored only some of its messages, or none.
+
+    :param sent: the id of each message, None for unsent messages.
+    :param error: the reason; it is the result if nothing was sent.
+    """
+    unsent = tuple(index for index, each in enumerate(sent) if each is None)
+    if len(unsent) == len(sent):
+        return error
+    return PartialSendError(
+        done=len(sent) - len(unsent),
+        total=len(sent),
+        rest=f"those with the numbers {join_some(unsent)}, counted from 0",
+        reason=str(error),
+        unsent=unsent,
+        sent=tuple(sent),
+    )
