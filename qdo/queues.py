@@ -22,6 +22,10 @@ class QueueFilter:
         """Whether it takes every queue, whatever its name."""
         return "*" in self.queues and not self.exclude
 
+    def canonical(self) -> QueueFilter:
+        """Return the same filter for every spelling of "all queues"."""
+        return EVERYTHING if self.everything else self
+
     def matcher(self) -> Callable[[str], bool]:
         """Return a predicate that tells whether a queue is taken; for many names."""
         if self.everything:

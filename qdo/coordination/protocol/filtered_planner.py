@@ -1,7 +1,8 @@
 """The plan if workers take only some of the queues.
 
-Workers with equal filters are a group. Queues that match the same groups are a class. First each
-class is distributed over the groups, then each group over its workers (`planner.plan`).
+Workers with equal filters are a group; all filters that take every queue are equal. Queues that
+match the same groups are a class. First each class is distributed over the groups, then each group
+over its workers (`planner.plan`).
 
 The shares of the groups are an optimal semi-matching (Harvey, Ladner, Lovasz, Tamir: Semi-
 matchings for bipartite graphs and load balancing, 2006). As long as a queue can be passed on, from
@@ -76,7 +77,7 @@ def _sorted_out(
     """Return the workers of each group, and the classes by the groups that take them."""
     groups: dict[QueueFilter, list[str]] = {}
     for name in sorted(workers):
-        groups.setdefault(workers[name], []).append(name)
+        groups.setdefault(workers[name].canonical(), []).append(name)
     matchers = [each.matcher() for each in groups]
     classes: dict[tuple[int, ...], _Class] = {}
     for queue in dict.fromkeys(queues):

@@ -315,7 +315,7 @@ class SqsWorld:
     def tell(self, events: int) -> None:
         """Let a story happen, and look whether everything held.
 
-        :raises Broken: something did not.
+        :raises BrokenInvariant: something did not.
         """
         for _ in range(2):
             self.begin_worker()
