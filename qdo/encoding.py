@@ -77,7 +77,9 @@ def _checked(headers: Mapping[str, str]) -> dict[str, str]:
     """
     plain = dict(headers)
     if not all(isinstance(item, str) for pair in plain.items() for item in pair):
-        raise UsageError(reason=f"headers must map text to text, got {plain!r}")
+        raise UsageError(
+            reason=f"headers must map text to text, got {plain!r}; convert names and values to str"
+        )
     return {
         CONTENT_TYPE if name.lower() == CONTENT_TYPE else name: text
         for name, text in plain.items()

@@ -66,7 +66,11 @@ def record_crash_attempt(
                 break
         if left:
             names = ", ".join(each.queue for each in left)
-            _log.warning("cannot count the attempt that ended with its process for %s", names)
+            _log.warning(
+                "queues %s: cannot count the attempts that a dead process had begun; their "
+                "messages may get one attempt more than their policy allows",
+                names,
+            )
     return counted
 
 

@@ -119,7 +119,8 @@ class Member:
         if not self.name:
             self.stop()
             raise CoordinatorUnreachableError(
-                url=self._layout.root, reason="the worker could not be registered in time"
+                url=self._client.address.url,
+                reason=f"the worker was not registered within {timeout_seconds:g} s",
             )
 
     def _registration(self, session: int) -> Registration:

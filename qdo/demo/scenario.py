@@ -127,7 +127,10 @@ class Scenario:
         os.kill(pid, signal.SIGKILL)
         owned_at = self._fleet.wait_owned(queues, PATIENCE_SECONDS, but=worker)
         if owned_at is None:
-            raise DemoError(reason=f"the queues of {worker} did not get new owners")
+            raise DemoError(
+                reason=f"the queues of {worker} did not get new owners within "
+                f"{PATIENCE_SECONDS:g} s\n{self._sandbox.last_log()}"
+            )
         killed.owned_seconds = owned_at - killed.at
         self._display.tell(
             f"all {len(queues)} queues have a new owner {killed.owned_seconds * 1000:.0f} ms "

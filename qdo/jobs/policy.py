@@ -57,7 +57,7 @@ class Rule:
             _check_kind(kind)
         if not any(value is not None for _, value in self.options()):
             raise PolicyError(
-                where=self.name, reason="it has no options; add attempts, a backoff or then"
+                where=self.name, reason=f"it must have at least one of {', '.join(OPTIONS)}"
             )
         check_options(self.name, dict(self.options()))
 

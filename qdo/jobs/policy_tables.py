@@ -120,7 +120,7 @@ def _table(value: Any, origin: str) -> QueuePolicy:
     rules = given.get("rules")
     if not options and rules is None:
         raise PolicyError(
-            where=where, reason="it has no options; add attempts, a backoff, then or rules"
+            where=where, reason=f"it must have at least one of {', '.join(OPTIONS)}, rules"
         )
     if rules is not None and not isinstance(rules, (list, tuple)):
         raise PolicyError(where=where, reason="rules must be tables; write [[policies.rules]]")
@@ -141,7 +141,7 @@ def _rule(value: Any, where: str) -> RuleTable:
     if not options:
         raise PolicyError(
             where=f"{where}: the rule for {exception}",
-            reason="it has no options; add attempts, a backoff or then",
+            reason=f"it must have at least one of {', '.join(OPTIONS)}",
         )
     check_options(f"{where}: the rule for {exception}", options)
     return RuleTable(exception, **options)

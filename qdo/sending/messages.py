@@ -134,7 +134,10 @@ def _dedup_key(key: Any) -> str:
     try:
         key.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(reason=f"dedup_key {key!r} cannot be encoded in UTF-8") from error
+        raise UsageError(
+            reason="dedup_key must not contain surrogate characters, which UTF-8 cannot encode, "
+            f"got {key!r}"
+        ) from error
     return key
 
 

@@ -327,8 +327,8 @@ def _check(message: Outgoing) -> None:
     for word, text in (("key", message.key), ("headers", message.headers)):
         if text is not None and text != _storable(text):
             raise UsageError(
-                reason=f"the {word} of a message for queue {message.queue!r} cannot be"
-                f" encoded in UTF-8: {text!r}"
+                reason=f"the {word} of a message for queue {message.queue!r} must not "
+                f"contain surrogate characters, which UTF-8 cannot encode, got {text!r}"
             )
     size = len(message.body)
     if size > MAX_STORED_BODY_BYTES:

@@ -175,8 +175,8 @@ class EmbeddedBroker(Broker):
         for word, text in (("key", message.key), ("headers", message.headers)):
             if text is not None and not _is_storable(text):
                 raise UsageError(
-                    reason=f"the {word} of a message for queue {message.queue!r} cannot be"
-                    f" encoded in UTF-8: {text!r}"
+                    reason=f"the {word} of a message for queue {message.queue!r} must not "
+                    f"contain surrogate characters, which UTF-8 cannot encode, got {text!r}"
                 )
         size = len(message.body)
         if size > MAX_BODY_BYTES:

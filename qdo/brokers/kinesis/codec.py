@@ -78,8 +78,8 @@ def encoded(body: bytes, headers: str | None, queue: str) -> bytes:
     text = headers or "{}"
     if not _is_storable(text):
         raise UsageError(
-            reason=f"the headers of a message for queue {queue!r} cannot be encoded in UTF-8:"
-            f" {text[:300]!r}"
+            reason=f"the headers of a message for queue {queue!r} must not contain surrogate "
+            f"characters, which UTF-8 cannot encode, got {text[:300]!r}"
         )
     if not _is_object(text):
         text = json.dumps(text)  # headers that are not a JSON object are stored as a string

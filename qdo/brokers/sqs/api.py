@@ -276,7 +276,8 @@ class SqsApi:
             objects.delete(pointers)
         except Exception as error:  # noqa: BLE001 - their messages are done
             _log.warning(
-                "queue %s: %d bodies of deleted messages stay in S3, the first as %s: %s",
+                "queue %s: %d bodies of deleted messages stay in S3, the first as %s; delete "
+                "them, or let a lifecycle rule expire them: %s",
                 queue,
                 len(pointers),
                 pointers[0].key,

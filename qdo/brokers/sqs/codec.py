@@ -221,7 +221,8 @@ def json_text(value: Any) -> dict[str, Any]:
 
 def _not_text(word: str, queue: str, text: str) -> UsageError:
     return UsageError(
-        reason=f"the {word} of a message for queue {queue!r} cannot be encoded in UTF-8: {text!r}"
+        reason=f"the {word} of a message for queue {queue!r} must not contain surrogate "
+        f"characters, which UTF-8 cannot encode, got {text!r}"
     )
 
 

@@ -268,7 +268,8 @@ class SqsDeadLetters(DeadLetterStore):
                 self._objects.delete(pointers)
             except QdoError as error:  # their dead letters are deleted, and the others must follow
                 log.warning(
-                    "%d bodies of deleted dead letters stay in S3, the first as %s: %s",
+                    "%d bodies of deleted dead letters stay in S3, the first as %s; delete them, "
+                    "or let a lifecycle rule expire them: %s",
                     len(pointers),
                     pointers[0].key,
                     error,

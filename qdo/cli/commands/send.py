@@ -102,11 +102,15 @@ def send(
 
 def _headers(pairs: tuple[str, ...]) -> dict[str, str]:
     split = [pair.partition("=") for pair in pairs]
-    for name, equals, _ in split:
+    for name, equals, text in split:
         if not name or not equals:
-            raise UsageError(reason=f"a header must have the form NAME=TEXT, got {name!r}")
+            given = name + equals + text
+            raise UsageError(reason=f"--header must have the form NAME=TEXT, got {given!r}")
         if name.startswith(RESERVED):
-            raise UsageError(reason=f"header {name!r}: names with {RESERVED} are reserved for qdo")
+            raise UsageError(
+                reason=f"header {name!r}: names that begin with {RESERVED} are reserved for qdo; "
+                "choose another name"
+            )
     return {name: text for name, _, text in split}
 
 

@@ -90,7 +90,7 @@ def _decision(retry: bool, skip: bool, dead_letter: bool) -> Decision:
     )
     chosen = [name for name, given in options if given]
     if len(chosen) != 1:
-        raise UsageError(reason="one decision is required: --retry, --skip or --dead-letter")
+        raise UsageError(reason="give exactly one of --retry, --skip and --dead-letter")
     return chosen[0]
 
 

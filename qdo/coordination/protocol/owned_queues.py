@@ -158,7 +158,8 @@ class OwnedQueues:
     def lost(self, slot: OwnedQueue) -> None:
         """Drop a queue whose node names another owner or none."""
         log.warning(
-            "%s: lost queue %s: its node does not name this worker as owner",
+            "%s: lost queue %s: its node does not name this worker as owner; the next owner "
+            "resumes after the recorded `last`",
             self._worker.name,
             slot.queue,
         )

@@ -233,7 +233,7 @@ class Rebalancer(Machine):
 
     def _recreate(self, path: str) -> None:
         """Create a deleted folder again: without it no queue can be assigned."""
-        log.warning("rebalancer: %s was deleted; recreating it", path)
+        log.warning("rebalancer: %s was deleted; recreating it to assign queues again", path)
         self._fenced((CreateOp(path, b""),), lambda answer: None)
 
     def _read_assignment(self, worker: str) -> None:
@@ -299,13 +299,13 @@ class Rebalancer(Machine):
         if unmatched:
             shown = ", ".join(unmatched[:NAMES_SHOWN])
             log.warning(
-                "rebalancer: %d queues match no worker's --queues and --exclude and are not "
-                "processed; start a worker that takes them: %s",
+                "rebalancer: %d queues are excluded by all workers (--queues, --exclude) and are "
+                "not processed; start a worker that takes them: %s",
                 len(unmatched),
                 shown + ("" if len(unmatched) <= NAMES_SHOWN else ", ..."),
             )
         else:
-            log.info("rebalancer: every queue matches a worker again")
+            log.info("rebalancer: no queue is excluded by all workers any longer")
         self._unmatched = unmatched
 
     # --- publishing -------------------------------------------------------------------

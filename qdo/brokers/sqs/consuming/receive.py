@@ -141,7 +141,8 @@ class BodyReader:
                 self._hide(queue, [each.receipt for each in messages], self._visibility_seconds)
             except Exception as error:  # noqa: BLE001 - retried
                 _log.warning(
-                    "queue %s: ChangeMessageVisibilityBatch failed, retrying: %s",
+                    "queue %s: cannot extend the visibility timeout of messages whose bodies are "
+                    "being read, retrying; SQS delivers them again if the timeout ends first: %s",
                     queue,
                     describe(error),
                 )
