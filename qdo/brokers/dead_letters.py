@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qdo.encoding import ID, RETRIED, parsed, with_header
+from qdo.errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,39 @@ class DeadLetterStore(abc.ABC):
 
         :param keys: queue and position of each.
         """
+
+
+class NoDeadLetters(DeadLetterStore):
+    """The store of a broker that cannot keep dead letters: it is empty.
+
+    :param broker: its name in errors.
+    :param remedy: how to get a store, or what to do instead.
+    """
+
+    def __init__(self, broker: str, remedy: str) -> None:
+        self._broker = broker
+        self._remedy = remedy
+
+    def check(self) -> None:
+        """Raise nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def store(self, record: DeadLetterRecord) -> None:
+        raise self._unsupported()
+
+    def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
+        return []
+
+    def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
+        raise self._unsupported()
+
+    def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
+        raise self._unsupported()
+
+    def _unsupported(self) -> UnsupportedError:
+        return UnsupportedError(broker=self._broker, what="keep dead letters", remedy=self._remedy)
 
 
 def matches(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qdo.brokers.base import Broker
+from qdo.errors import SettingsError
 from qdo.positions import TIME_POSITIONS, Positions
 
 
@@ -14,12 +15,23 @@ class BrokerKind:
     """One kind of broker.
 
     :ivar open: opens a broker, given its address and the app's name; see `registry.open_broker`.
+    :ivar address_error: returns why an address is invalid, None if it is valid.
     :ivar positions: meaning of its positions.
     :ivar closing_seconds: how long the broker at an address may take to close.
     :ivar keeps_dead_letters: whether the broker at an address can store dead letters.
     """
 
     open: Callable[[str, str], Broker]
+    address_error: Callable[[str], str | None]
     positions: Positions = TIME_POSITIONS
     closing_seconds: Callable[[str], float] = lambda url: 0.0
     keeps_dead_letters: Callable[[str], bool] = lambda url: True
+
+
+def parse_error(parse: Callable[[str], object], url: str) -> str | None:
+    """Return the reason of the `SettingsError` that a parser of addresses raises, else None."""
+    try:
+        parse(url)
+    except SettingsError as error:
+        return str(error.details["reason"])
+    return None

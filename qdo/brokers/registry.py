@@ -32,16 +32,12 @@ def _kind_of(url: str) -> BrokerKind | None:
 
 
 def address_error(url: str) -> str | None:
-    """Return the fault in the address of an AWS broker; None if it is valid."""
-    from qdo.brokers.kinesis.url import kinesis_address
-    from qdo.brokers.sqs.url import sqs_address
-
-    parse = sqs_address if url.startswith("sqs:") else kinesis_address
-    try:
-        parse(url)
-    except SettingsError as error:
-        return str(error.details["reason"])
-    return None
+    """Return why the address of a broker is invalid, None if it is valid. Opens nothing."""
+    kind = _kind_of(url)
+    if kind is None:
+        forms = " or ".join(form for form, _ in KINDS.values())
+        return f"it must have the form {forms}, got {url!r}"
+    return kind.address_error(url)
 
 
 def positions_of(url: str) -> Positions:
@@ -91,7 +87,5 @@ def open_broker(url: str, app: str) -> Broker:
         raise SettingsError(name="app", reason=f"{app!r} cannot be a znode name: {reason}")
     kind = _kind_of(url)
     if kind is None:
-        *forms, last = [form for form, _ in KINDS.values()]
-        reason = f"{url!r} is not a broker; write {', '.join(forms)} or {last}"
-        raise SettingsError(name="broker", reason=reason)
+        raise SettingsError(name="broker", reason=address_error(url))
     return kind.open(url, app)

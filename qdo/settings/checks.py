@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from qdo.brokers.registry import address_error
 from qdo.queues import name_error
+from qdo.system.sqlite import sqlite_address_error
 
 Check = Callable[[Any], "str | None"]
 
@@ -62,10 +63,7 @@ def import_reference(value: str) -> str | None:
 
 def broker_url(value: str) -> str | None:
     """Check the address of a broker; nothing is opened."""
-    known = ("sqlite:PATH", "sqs://REGION/PREFIX", "kinesis://REGION/STREAM")
-    if value.startswith(("sqs:", "kinesis:")):
-        return address_error(value)
-    return _sqlite_fault(value) or _scheme_fault(value, known)
+    return address_error(value)
 
 
 def coordinator_url(value: str) -> str | None:
@@ -73,26 +71,9 @@ def coordinator_url(value: str) -> str | None:
     if value.startswith("zookeeper://"):
         hosts, _, chroot = value.removeprefix("zookeeper://").partition("/")
         return _hosts_fault(hosts) or _chroot_fault(chroot)
-    known = ("sqlite:PATH", "zookeeper://HOST:PORT,.../CHROOT")
-    return _sqlite_fault(value) or _scheme_fault(value, known)
-
-
-def _scheme_fault(value: str, known: Iterable[str]) -> str | None:
-    schemes = {form.partition(":")[0] for form in known}
-    if value.partition(":")[0] in schemes and ":" in value:
-        return None
-    return f"it must have the form {' or '.join(known)}, got {value!r}"
-
-
-def _sqlite_fault(value: str) -> str | None:
-    if not value.startswith("sqlite:"):
-        return None
-    path = value.removeprefix("sqlite:")
-    if not path or path.endswith("/"):
-        return f"it must name a file as sqlite:PATH, got {value!r}"
-    if path.startswith("//") or path == ":memory:" or "\0" in path:
-        return f"it must name a file as sqlite:some/path or sqlite:/some/path, got {value!r}"
-    return None
+    if value.startswith("sqlite:"):
+        return sqlite_address_error(value)
+    return f"it must have the form sqlite:PATH or zookeeper://HOST:PORT,.../CHROOT, got {value!r}"
 
 
 def _hosts_fault(hosts: str) -> str | None:

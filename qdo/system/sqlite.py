@@ -169,6 +169,16 @@ def _version(connection: sqlite3.Connection, path: str, kind: Format) -> int:
     return int(version)
 
 
+def sqlite_address_error(url: str) -> str | None:
+    """Return why a ``sqlite:PATH`` is invalid, None if it is valid."""
+    path = url.removeprefix("sqlite:")
+    if not path or path.endswith("/"):
+        return f"it must name a file as sqlite:PATH, got {url!r}"
+    if path.startswith("//") or path == ":memory:" or "\0" in path:
+        return f"it must name a file as sqlite:some/path or sqlite:/some/path, got {url!r}"
+    return None
+
+
 def absolute(url: str) -> str:
     """Return an address with its file's absolute path, for the log."""
     path = url.removeprefix("sqlite:")

@@ -1,4 +1,8 @@
-"""The brokers that the contract tests run on, by name."""
+"""The brokers that the contract tests run on, by name.
+
+A new broker is one entry of `ADDRESSES`. `test_consuming.py` then runs with it. Add its name to
+`LOGS`, too, if its positions are times and it keeps keys, headers, delays and dead letters.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,44 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from qdo.brokers.base import Broker, Row
 from qdo.brokers.registry import open_broker
 from qdo.errors import NotFoundError
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 
-KINDS = ["embedded", "memory"]
+
+def _sqlite(folder: Path, name: str, request: pytest.FixtureRequest) -> str:
+    return f"sqlite:{folder / 'messages.db'}"
+
+
+def _sqs(folder: Path, name: str, request: pytest.FixtureRequest, kind: str) -> str:
+    options = f"create={kind}&wait_seconds=0&idle_seconds=0"
+    return f"sqs://us-east-1/{name}-?endpoint={request.getfixturevalue('sqs_url')}&{options}"
+
+
+def _kinesis(folder: Path, name: str, request: pytest.FixtureRequest) -> str:
+    from tests.support.aws.clients import client  # boto3 takes a while to import
+
+    endpoint = request.getfixturevalue("kinesis").url
+    client("kinesis", endpoint).create_stream(StreamName=name, ShardCount=2)
+    return f"kinesis://us-east-1/{name}?endpoint={endpoint}&reads_per_second=5"
+
+
+ADDRESSES: dict[str, Callable[[Path, str, pytest.FixtureRequest], str]] = {
+    "embedded": _sqlite,
+    "sqs-standard": partial(_sqs, kind="standard"),
+    "sqs-fifo": partial(_sqs, kind="fifo"),
+    "kinesis": _kinesis,
+}
+"""By kind: a function that returns an address, given a folder and a unique name."""
+KINDS = [*ADDRESSES, "memory"]
+LOGS = ["embedded", "memory"]
+"""Brokers whose positions are times, with every feature."""
 MAILBOXES = ["sqs"]
 """Brokers whose messages only the owner of their queue may see."""
 TICK_SECONDS = 0.005
@@ -35,8 +69,10 @@ def opening(kind: str, folder: Path, endpoint: str = "") -> Iterator[Callable[..
         elif kind == "sqs":
             options = f"endpoint={endpoint}&create=standard&wait_seconds=0"
             opened.append(open_broker(f"sqs://eu-west-1/{prefix}-{app}-?{options}", app))
-        else:
+        elif kind == "embedded":
             opened.append(open_broker(f"sqlite:{folder / 'messages.db'}", app))
+        else:
+            raise ValueError(f"kind must be one of {[*LOGS, *MAILBOXES]}, got {kind!r}")
         return opened[-1]
 
     with _ticking(store) if kind == "memory" else contextlib.nullcontext():

@@ -15,9 +15,8 @@ from qdo.brokers.base import Broker, Outgoing, Row
 from qdo.brokers.registry import open_broker
 from qdo.brokers.subscription import Reader, Subscription
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
-from tests.support.aws.clients import client
+from tests.support.brokers import ADDRESSES
 
-KINDS = ["embedded", "memory", "sqs-standard", "sqs-fifo", "kinesis"]
 WAIT_SECONDS = 20.0
 
 
@@ -154,15 +153,7 @@ def bench(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[B
     """Give a broker of a kind, with two queues that may be used."""
     name = f"test-{uuid.uuid4().hex[:12]}"
     store = MemoryStore() if kind == "memory" else None
-    url = f"sqlite:{folder / 'messages.db'}"
-    if kind.startswith("sqs"):
-        options = f"create={kind.partition('-')[2]}&wait_seconds=0&idle_seconds=0"
-        endpoint = request.getfixturevalue("sqs_url")
-        url = f"sqs://us-east-1/{name}-?endpoint={endpoint}&{options}"
-    elif kind == "kinesis":
-        endpoint = request.getfixturevalue("kinesis").url
-        client("kinesis", endpoint).create_stream(StreamName=name, ShardCount=2)
-        url = f"kinesis://us-east-1/{name}?endpoint={endpoint}&reads_per_second=5"
+    url = "" if kind == "memory" else ADDRESSES[kind](folder, name, request)
     made = BrokerSetup(kind, url, store)
     try:
         yield made

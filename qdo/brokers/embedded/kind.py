@@ -5,16 +5,16 @@ from __future__ import annotations
 from qdo.brokers.base import Broker
 from qdo.brokers.kind import BrokerKind
 from qdo.errors import SettingsError
+from qdo.system.sqlite import sqlite_address_error
 
 
 def _open(url: str, app: str) -> Broker:
-    path = url.removeprefix("sqlite:")
-    if not path or path == ":memory:" or (path.startswith("//") and not path.startswith("///")):
-        reason = f"{url!r} does not name a file; write sqlite:PATH"
+    reason = sqlite_address_error(url)
+    if reason is not None:
         raise SettingsError(name="broker", reason=reason)
     from qdo.brokers.embedded.broker import EmbeddedBroker
 
-    return EmbeddedBroker(path, app)
+    return EmbeddedBroker(url.removeprefix("sqlite:"), app)
 
 
-KIND = BrokerKind(open=_open)
+KIND = BrokerKind(open=_open, address_error=sqlite_address_error)

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from qdo.brokers.aws.clients import make_calls, make_client
 from qdo.brokers.base import Broker, Capabilities, Outgoing
 from qdo.brokers.catalog import Backlog
-from qdo.brokers.dead_letters import DeadLetterRecord, retried_headers
+from qdo.brokers.dead_letters import DeadLetterRecord, NoDeadLetters, retried_headers
 from qdo.brokers.kinesis.api import METHODS, SEEKERS, TARGET, KinesisApi, ShardReadLimiter
 from qdo.brokers.kinesis.catalog import KinesisCatalog
 from qdo.brokers.kinesis.codec import MAX_BODY_BYTES
-from qdo.brokers.kinesis.dead_letters import KinesisDeadLetters, NoDeadLetters
+from qdo.brokers.kinesis.dead_letters import NO_STORE_REMEDY, KinesisDeadLetters
 from qdo.brokers.kinesis.peek import PeekReader
 from qdo.brokers.kinesis.positions import CHILD_START, FINISHED, POSITIONS, pack
 from qdo.brokers.kinesis.requests import StartPosition
@@ -91,7 +91,7 @@ class KinesisBroker(Broker):
             self._writes, address, self.shards, self._source.record_bytes, self._stopped
         )
         self.catalog = KinesisCatalog(address, self.shards, self._peek, self._own_backlog)
-        self.dead_letters = NoDeadLetters()
+        self.dead_letters = NoDeadLetters("Kinesis", NO_STORE_REMEDY)
         if address.dead_letters is not None:
             self.dead_letters = KinesisDeadLetters(
                 address.place, *address.dead_letters, app, self._resend

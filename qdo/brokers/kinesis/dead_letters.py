@@ -21,7 +21,7 @@ from qdo.brokers.aws.clients import make_client
 from qdo.brokers.aws.errors import BOTO_ERRORS, code_of, is_not_found, translate, translation
 from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore
 from qdo.brokers.kinesis.positions import POSITIONS
-from qdo.errors import AwsError, QdoError, UnsupportedError
+from qdo.errors import AwsError, QdoError
 from qdo.system.parallel import run_parallel
 
 log = logging.getLogger(__name__)
@@ -159,32 +159,6 @@ class KinesisDeadLetters(DeadLetterStore):
                 code=type(error).__name__,
                 reason="it is not a dead letter of qdo: move it elsewhere",
             ) from error
-
-
-class NoDeadLetters(DeadLetterStore):
-    """The store of a stream whose address does not name a bucket: it is empty."""
-
-    def check(self) -> None:
-        """Raise nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def store(self, record: DeadLetterRecord) -> None:
-        raise self._unsupported()
-
-    def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
-        return []
-
-    def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
-        raise self._unsupported()
-
-    def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
-        raise self._unsupported()
-
-    def _unsupported(self) -> UnsupportedError:
-        what = "keep dead letters"
-        return UnsupportedError(broker="Kinesis", what=what, remedy=NO_STORE_REMEDY)
 
 
 def written(letter: DeadLetterRecord) -> bytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from qdo.brokers.base import Broker
-from qdo.brokers.kind import BrokerKind
+from qdo.brokers.kind import BrokerKind, parse_error
 from qdo.brokers.kinesis.positions import POSITIONS
 from qdo.brokers.kinesis.url import kinesis_address
 
@@ -19,4 +21,9 @@ def _keeps_dead_letters(url: str) -> bool:
     return kinesis_address(url).dead_letters is not None
 
 
-KIND = BrokerKind(open=_open, positions=POSITIONS, keeps_dead_letters=_keeps_dead_letters)
+KIND = BrokerKind(
+    open=_open,
+    address_error=partial(parse_error, kinesis_address),
+    positions=POSITIONS,
+    keeps_dead_letters=_keeps_dead_letters,
+)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from qdo.brokers.base import Broker
-from qdo.brokers.kind import BrokerKind
+from qdo.brokers.kind import BrokerKind, parse_error
 from qdo.brokers.sqs.positions import SQS_POSITIONS
 from qdo.brokers.sqs.url import sqs_address
 
@@ -20,4 +22,9 @@ def _closing_seconds(url: str) -> float:
     return float(sqs_address(url).wait_seconds)
 
 
-KIND = BrokerKind(open=_open, positions=SQS_POSITIONS, closing_seconds=_closing_seconds)
+KIND = BrokerKind(
+    open=_open,
+    address_error=partial(parse_error, sqs_address),
+    positions=SQS_POSITIONS,
+    closing_seconds=_closing_seconds,
+)

@@ -1,7 +1,7 @@
 """The contract of every broker that is a log; runs over the `broker` fixture.
 
 The same tests run a second time in a process that gevent has patched: see
-test_broker_gevent.py.
+test_under_gevent.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.errors import MessageTooLargeError, QueueNameError, UsageError
 from qdo.positions import message_id, position_now, time_of_position
-from tests.support.brokers import KINDS, opening
+from tests.support.brokers import LOGS, opening
 
 WAIT_SECONDS = 20.0
 
@@ -36,7 +36,7 @@ ODD_NAMES = [
 BAD_NAMES = ["", ".", "..", "a/b", "tab\t", "nul\0", "zookeeper", "x" * 201, "\ud800"]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=LOGS)
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Open further connections to the broker, as other processes would."""
     with opening(request.param, tmp_path) as connect:

@@ -1,7 +1,7 @@
 """The contract of a broker with a store for dead letters.
 
 The same tests run a second time in a process that gevent has patched: see
-test_broker_gevent.py.
+test_under_gevent.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pytest
 
 from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord
-from tests.support.brokers import KINDS, MAILBOXES, opening, rows
+from tests.support.brokers import LOGS, MAILBOXES, opening, rows
 
 START = 1_700_000_000.0
 
 
-@pytest.fixture(params=[*KINDS, *MAILBOXES])
+@pytest.fixture(params=[*LOGS, *MAILBOXES])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Open further connections to the broker, as other processes would."""
     endpoint = request.getfixturevalue("moto_url") if request.param in MAILBOXES else ""

@@ -1,7 +1,7 @@
 """The contract of a broker that can delay and deduplicate.
 
 The same tests run a second time in a process that gevent has patched: see
-test_broker_gevent.py.
+test_under_gevent.py.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from qdo.brokers.embedded.listener import LOOK_SECONDS
 from qdo.encoding import ID
 from qdo.message import Message
 from qdo.positions import time_of_position
-from tests.support.brokers import KINDS, opening
+from tests.support.brokers import LOGS, opening
 
 WAIT_SECONDS = 20.0
 SOON_SECONDS = LOOK_SECONDS / 2
 """Less than the interval at which a listener without a wakeup would check."""
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=LOGS)
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Open further connections to the broker, as other processes would."""
     with opening(request.param, tmp_path) as connect:

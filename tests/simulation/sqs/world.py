@@ -16,20 +16,19 @@ it comes to an end          a closed receiver leaves nothing behind
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import random
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 
 import pytest
 
 import qdo.brokers.sqs.consuming.consumer
-import qdo.brokers.sqs.consuming.deleter
-import qdo.brokers.sqs.consuming.poller
-import qdo.brokers.sqs.consuming.subscription
-import qdo.brokers.sqs.consuming.visibility
 import qdo.worker.engine.lanes.lanes
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.sqs.positions import SQS_POSITIONS
@@ -382,16 +381,16 @@ def world(seed: int, kind: str, order: Order, batch: int | None = None) -> Itera
     """Give a world in which the engine runs, in place of gevent's time."""
     made = SqsWorld(seed, kind, order, batch)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (
-            qdo.brokers.sqs.consuming.deleter,
-            qdo.brokers.sqs.consuming.consumer,
-            qdo.brokers.sqs.consuming.visibility,
-            qdo.brokers.sqs.consuming.poller,
-            qdo.brokers.sqs.consuming.subscription,
-            qdo.worker.engine.lanes.lanes,
-        ):
-            patch.setattr(module, "gevent", made.moments)
+        for module in (*_modules_of(qdo.brokers.sqs.consuming), qdo.worker.engine.lanes.lanes):
+            if hasattr(module, "gevent"):
+                patch.setattr(module, "gevent", made.moments)
         patch.setattr(qdo.worker.engine.lanes.lanes, "Event", made.moments.event)
         patch.setattr(qdo.brokers.sqs.consuming.consumer, "Event", made.moments.event)
         yield made
         made.moments.drop()
+
+
+def _modules_of(package: ModuleType) -> list[ModuleType]:
+    """Return all modules of a package."""
+    found = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+    return [importlib.import_module(each.name) for each in found]
