@@ -18,7 +18,7 @@ from qdo.backoff import Backoff
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.sqs import sender as sqs_sending
-from qdo.brokers.sqs.codec import pointer_of
+from qdo.brokers.sqs.pointers import pointer_of
 from qdo.brokers.sqs.queues import SqsQueues
 from qdo.brokers.sqs.sender import MAX_SQS_MESSAGE, SqsSender
 from qdo.brokers.sqs.url import SqsAddress, sqs_address
@@ -345,7 +345,8 @@ def test_bodies_over_the_limit_go_to_s3() -> None:
     assert bucket.bodies == [b"x" * 11]
     first, second = service.entries
     assert first["MessageBody"] == "x" * 10
-    assert pointer_of(second["MessageBody"]) == BodyPointer("large-bodies", "a/1")
+    pointer = pointer_of(second["MessageBody"], second["MessageAttributes"])
+    assert pointer == BodyPointer("large-bodies", "a/1")
     assert second["MessageAttributes"]["ExtendedPayloadSize"]["StringValue"] == "11"
     assert second["MessageAttributes"]["qdo-key"]["StringValue"] == "k"
     sender(service, ADDRESS, bucket).send([Outgoing("a", b"x" * MAX_SQS_MESSAGE, key="k")])
