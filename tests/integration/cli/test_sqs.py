@@ -177,11 +177,14 @@ def test_faults_of_the_service(
     assert len(proxy.log("SendMessageBatch")) == 4
 
 
+@pytest.mark.slow
 def test_throttling_without_end(send: Send, proxy: Proxy, made: Callable[[str], str]) -> None:
-    """The error names it."""
+    """Sending is attempted for half a minute; the error names the reason."""
     made("a")
     proxy.spoil("throttle", "SendMessageBatch", count=0)
     line = said(send("a", "1"), 3)
+    times = [entry.time for entry in proxy.log("SendMessageBatch")]
+    assert 29 < times[-1] - times[0] < 35
     assert "sqs:SendMessage on queue" in line
     assert "RequestThrottled: Rate exceeded" in line
 
