@@ -25,7 +25,7 @@ from qdo.brokers.base import Outgoing
 from qdo.brokers.sqs.codec import entry, pointing, size_of
 from qdo.brokers.sqs.queues import SqsQueues
 from qdo.brokers.sqs.send_options import check_options, delay_seconds
-from qdo.brokers.sqs.url import FIFO, MAX_SQS_MESSAGE, SqsAddress
+from qdo.brokers.sqs.url import BATCH, FIFO, MAX_SQS_MESSAGE, SqsAddress
 from qdo.errors import (
     MessageTooLargeError,
     QdoError,
@@ -39,8 +39,6 @@ from qdo.text import join_some
 log = logging.getLogger(__name__)
 
 ACTION = "SendMessageBatch"
-BATCH = 10
-"""Maximum of messages in one request."""
 SEND_BACKOFF = Backoff(0.1, 3.0)
 _UNSAID = {"Message": "its answer does not mention it"}
 _POINTER_BYTES = 2048
