@@ -49,6 +49,8 @@ class Subscription(abc.ABC):
     """Whether jobs may start: not while the queue is blocked, nor after the end of the lease, when
     another worker may own the queue. Set by the engine. While it returns False, a mailbox must not
     receive messages that another owner could have."""
+    on_confirmed: Callable[[], None] = staticmethod(lambda: None)
+    """Called when `unconfirmed` no longer returns any name; set by the engine, which records it."""
     in_flight: Callable[[], Collection[int]] = staticmethod(lambda: ())
     """Returns the positions of the messages whose jobs run; set by the engine."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import time
 from dataclasses import dataclass
 
 from qdo.brokers.aws.address import (
@@ -82,4 +83,9 @@ def _start(name: str, text: str) -> str | float:
         ) from error
     if moment.tzinfo is None:
         raise _fault(f"{name} must have a time zone, got {text!r}; append Z for UTC")
+    if moment.timestamp() > time.time():
+        raise _fault(
+            f"{name} must be a time in the past, got {text!r}; messages before it would never run;"
+            " use latest to begin with new messages"
+        )
     return moment.timestamp()

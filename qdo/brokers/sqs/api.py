@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,10 +19,12 @@ from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
 from qdo.brokers.sqs.consuming.receive import BodyReader
 from qdo.brokers.sqs.url import BATCH, FIFO
 from qdo.errors import AwsNotFoundError
-from qdo.text import describe
+from qdo.text import describe, pluralize
 
 MOST_POLLS = 1000
 """Maximum of open polls; further queues wait for one to end."""
+MOST_REASON = 200
+"""Length to which reasons of SQS are cut in the log, in characters."""
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",
@@ -257,17 +259,7 @@ class SqsApi:
             for at, held in enumerate(batch)
             if at not in named and not _is_refused(faults.get(at))
         ]
-        for at, fault in faults.items():
-            # A done message may be deleted before it is extended.
-            expected = batch[at].done and action != "DeleteMessageBatch"
-            _log.log(
-                logging.DEBUG if expected else logging.WARNING,
-                "queue %s: SQS rejected %s of a message: %s %s",
-                queue,
-                action,
-                fault.get("Code"),
-                fault.get("Message", ""),
-            )
+        _log_rejected(queue, action, batch, faults)
         return ReceiveResponse(done, refused, failed)
 
     def _delete_bodies(self, queue: str, pointers: list[BodyPointer], objects: Objects) -> None:
@@ -282,6 +274,27 @@ class SqsApi:
                 pointers[0].key,
                 describe(error),
             )
+
+
+def _log_rejected(
+    queue: str, action: str, batch: Sequence[InFlightMessage], faults: Mapping[int, Any]
+) -> None:
+    """Log rejected entries of a request: a line for each reason, with its number of messages.
+
+    The messages of SQS contain receipt handles of hundreds of characters, which help nobody.
+    """
+    reasons: Counter[tuple[int, str, str]] = Counter()
+    for at, fault in faults.items():
+        # A done message may be deleted before it is extended.
+        expected = batch[at].done and action != "DeleteMessageBatch"
+        level = logging.DEBUG if expected else logging.WARNING
+        reason = str(fault.get("Message") or "").replace(batch[at].receipt, "...")
+        reasons[level, str(fault.get("Code")), reason[:MOST_REASON]] += 1
+    for (level, code, reason), count in reasons.items():
+        messages = pluralize(count, "message")
+        _log.log(
+            level, "queue %s: SQS rejected %s of %s: %s %s", queue, action, messages, code, reason
+        )
 
 
 def _name(url: str) -> str:

@@ -40,6 +40,7 @@ class Subscriptions:
         )
         slot.subscription = subscription
         claim.refresh = refresher(claim, subscription)
+        subscription.on_confirmed = lambda: _record(slot, claim)
         subscription.may_start = lambda: _may_start(slot, claim, self._clock())
         subscription.in_flight = lambda: _all_in_flight(slot, batch)
 
@@ -70,6 +71,12 @@ def advance_to_end(slot: Slot, claim: Claim) -> None:
     end = subscription.fetched_through if subscription.end is None else subscription.end
     if end is not None and claim.done < end:
         claim.done = end
+
+
+def _record(slot: Slot, claim: Claim) -> None:
+    """Checkpoint a claim again, because its subscription has changed since the last checkpoint."""
+    if slot.claim is claim and claim.open and slot.member is not None:
+        slot.member.progress(claim)
 
 
 def _expired(slot: Slot, position: int, batch: int) -> None:

@@ -641,7 +641,7 @@ def test_trap_15_shards_begin_with_the_oldest_unless_told(
     middle = broker.reader(SHARD, 0).fetch(1)[0][0]
     assert ShardOwner(broker, SHARD).read_to_tip() == [b"0"]
     broker.close()
-    for start in ("latest", "2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"):
+    for start in ("latest", "2020-01-01T00:00:00Z"):
         broker = opened(kinesis.url, stream, f"{BRISK}&start={start}")
         broker.send(Outgoing(SHARD, b"1"))
         assert ShardOwner(broker, SHARD, recorded(broker, middle)).read_to_tip()[:1] == [b"1"]

@@ -177,6 +177,7 @@ def test_a_stream_that_does_not_exist(proxy: Proxy, tmp_path: Path) -> None:
     [
         ("starts=latest", 2, "'start'"),
         ("start=yesterday", 2, "'yesterday'"),
+        ("start=2226-01-01T00:00Z", 2, "in the past"),
         ("reads_per_second=9", 2, "reads_per_second"),
         ("dead_letters=bucket", 2, "s3://BUCKET/PREFIX"),
     ],

@@ -71,6 +71,19 @@ def test_trap_11_what_is_done_and_not_deleted_is_recognised(
     sqs_stage.until(lambda: not sqs_stage.node(queue).unconfirmed, "nothing is left to record")
 
 
+def test_trap_11_an_idle_queue_records_late_deletes(sqs_stage: SqsWorkers) -> None:
+    """Deletes that succeed after the last checkpoint, without another message."""
+    sqs_stage.make("t.fifo")
+    sqs_stage.job()
+    sqs_stage.fail_entries("DeleteMessageBatch", "t.fifo", 1000)
+    sqs_stage.send("t.fifo", {"n": 0}, {"n": 1})
+    sqs_stage.start()
+    sqs_stage.until(lambda: len(sqs_stage.node("t.fifo").unconfirmed) == 2, "both are recorded")
+    sqs_stage.server.ask("/_fail_entries", {})
+    sqs_stage.wait_empty()
+    sqs_stage.until(lambda: not sqs_stage.node("t.fifo").unconfirmed, "nothing is left to record")
+
+
 def test_trap_11_what_cannot_be_deleted_survives_a_graceful_end(sqs_stage: SqsWorkers) -> None:
     """The worker stops although deletes fail, and the next one finishes its work."""
     sqs_stage.make("t.fifo")

@@ -93,6 +93,7 @@ def test_every_kinesis_option() -> None:
         ("kinesis://eu-west-1/", "kinesis://REGION/STREAM"),
         ("kinesis://eu-west-1/a?start=yesterday", "yesterday"),
         ("kinesis://eu-west-1/a?start=2026-01-01T00:00", "time zone"),
+        ("kinesis://eu-west-1/a?start=2226-01-01T00:00Z", "in the past"),
         ("kinesis://eu-west-1/a?reads_per_second=6", "not a number from 0.01 to 5"),
         ("kinesis://eu-west-1/a?dead_letters=bucket", "not s3://BUCKET/PREFIX"),
         ("kinesis://eu-west-1/a?wait_seconds=1", "unknown option 'wait_seconds'"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gevent
@@ -16,10 +16,14 @@ LINGER_SECONDS = 0.5
 
 
 class Deleter:
-    """Deletes done messages."""
+    """Deletes done messages.
 
-    def __init__(self, queue: ConsumedQueue) -> None:
+    :param deleted: called after messages were deleted.
+    """
+
+    def __init__(self, queue: ConsumedQueue, deleted: Callable[[], None]) -> None:
         self._queue = queue
+        self._deleted = deleted
         self._holding = queue.holding
         self._waiting: list[InFlightMessage] = []
         self._timer: Any = None
@@ -53,6 +57,8 @@ class Deleter:
             answer = self._queue.requests.delete(self._queue.name, batch)
             for held in answer.done:
                 self._holding.confirmed(held)
+            if answer.done:
+                self._deleted()
             for held in answer.refused:
                 # A newer receipt is valid; SQS delivers the message again, and it is recognized.
                 self._holding.undeletable(held)

@@ -60,9 +60,10 @@ class SqsSubscription(Subscription):
         self._fetched = 0
         self._running = 0
         self._closed = False
+        self._has_told_names = bool(holding.unconfirmed())
         self._poller = Poller(self, requests, holding, budget, idle_seconds, timing)
         consumed = ConsumedQueue(queue, requests, holding, self.begin, timing)
-        self._deletes = Deleter(consumed)
+        self._deletes = Deleter(consumed, self._check_confirmed)
         self._extensions = VisibilityExtender(consumed, choose=self._choose, lose=self._lose)
         self._release = Releaser(consumed).release
 
@@ -111,7 +112,9 @@ class SqsSubscription(Subscription):
         return any(held.has_followers for held in self._holding.undone())
 
     def unconfirmed(self) -> tuple[str, ...]:
-        return self._holding.unconfirmed()
+        names = self._holding.unconfirmed()
+        self._has_told_names = bool(names)
+        return names
 
     def poll_now(self) -> None:
         self._poller.poll_now()
@@ -147,9 +150,16 @@ class SqsSubscription(Subscription):
 
     def poll_ended(self) -> None:
         """Report the end of a closed subscription when nothing of it runs any more."""
+        self._check_confirmed()  # an empty answer may prove that messages were deleted
         if self._closed and not self._running and not self._poller.open:
             self._holding.poll.opened(None)
             self._callbacks.closed(self)
+
+    def _check_confirmed(self) -> None:
+        """Tell the engine when the names that it may have recorded are no longer needed."""
+        if self._has_told_names and not self._holding.unconfirmed():
+            self._has_told_names = False
+            self.on_confirmed()
 
     def received(self, messages: Sequence[Received], asked_at: float) -> int | None:
         """Store the messages of a poll.

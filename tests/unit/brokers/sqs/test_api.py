@@ -169,6 +169,32 @@ def test_a_done_message_may_be_gone_before_it_is_extended(
     assert "MessageNotInflight" in record.args
 
 
+def test_rejected_messages_are_one_line_without_receipts(
+    calls: FakeCalls, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQS repeats the receipt handle of each message, which has hundreds of characters."""
+    batch = held(*range(10))
+    for each in batch:
+        each.receipt *= 200
+    calls.say = lambda action, value: {
+        "Failed": [
+            {
+                "Id": each["Id"],
+                "SenderFault": True,
+                "Code": "ReceiptHandleIsInvalid",
+                "Message": f"Value {each['ReceiptHandle']} is invalid: expired.",
+            }
+            for each in value["Entries"]
+        ]
+    }
+    made(calls).delete("q", batch)
+    (record,) = [each for each in caplog.records if each.name == "qdo.brokers.sqs.api"]
+    line = record.getMessage()
+    assert "10 messages" in line
+    assert "expired" in line
+    assert len(line) < 200
+
+
 def test_bodies_in_s3_for_which_there_is_no_room_are_not_read(calls: FakeCalls) -> None:
     """Their messages, the last ones of the answer, are released."""
     objects = FakeObjects()
