@@ -118,6 +118,33 @@ def is_json(kind: str) -> bool:
     return name == "application/json" or name.endswith("+json")
 
 
+def with_body_kind(body: bytes, headers: str | None) -> str | None:
+    """Return the stored headers of a message that another program may have sent.
+
+    A body that is not JSON is bytes, unless a header says what it is.
+    """
+    if _is_json_text(body):
+        return headers
+    found = parsed(headers)
+    if found is None or CONTENT_TYPE in found:
+        return headers
+    return _dumps({**found, CONTENT_TYPE: RAW})
+
+
+_JSON_STARTS = frozenset(b'{["-0123456789tfnNI \t\r\n')
+
+
+def _is_json_text(body: bytes) -> bool:
+    """Return whether a worker can decode a body; the first byte rules out most non-JSON."""
+    if not body or body[0] not in _JSON_STARTS:
+        return False
+    try:
+        ujson.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def parsed(text: str | None) -> dict[str, str] | None:
     """Return stored headers as a dict, None if they cannot be decoded."""
     if text is None:

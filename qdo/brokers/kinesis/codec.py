@@ -19,9 +19,7 @@ import binascii
 import json
 import uuid
 
-import ujson
-
-from qdo.encoding import CONTENT_TYPE, RAW, is_raw, parsed
+from qdo.encoding import is_raw, parsed, with_body_kind
 from qdo.errors import MessageTooLargeError, UsageError
 
 MAX_KEY = 256
@@ -35,8 +33,6 @@ _KEYLESS = "qdo-no-key-"
 _OPENING = b'{"qdo-headers":'
 _JSON_PART = b',"body":'
 _RAW_PART = b',"base64":"'
-_JSON_STARTS = frozenset(b'{["-0123456789tfnNI \t\r\n')
-_RAW_HEADERS = ujson.dumps({CONTENT_TYPE: RAW}, escape_forward_slashes=False)
 _decoder = json.JSONDecoder()
 
 
@@ -105,7 +101,7 @@ def decoded(data: bytes) -> tuple[bytes, str | None]:
         found = _unwrap(data)
         if found is not None:
             return found
-    return (data, None) if _is_json(data) else (data, _RAW_HEADERS)
+    return data, with_body_kind(data, None)
 
 
 def _unwrap(data: bytes) -> tuple[bytes, str | None] | None:
@@ -141,17 +137,6 @@ def _body(rest: bytes) -> bytes | None:
         except binascii.Error:
             return None
     return None
-
-
-def _is_json(data: bytes) -> bool:
-    """Return whether the engine can decode a body; the first byte rules out most non-JSON."""
-    if not data or data[0] not in _JSON_STARTS:
-        return False
-    try:
-        ujson.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _is_storable(text: str) -> bool:

@@ -29,7 +29,7 @@ import ujson
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import Outgoing
 from qdo.brokers.sqs.pointers import SIZE_MARKERS, pointer_entry, pointer_of, stated_size
-from qdo.encoding import CONTENT_TYPE, RESERVED, is_raw, parsed
+from qdo.encoding import CONTENT_TYPE, RESERVED, is_raw, parsed, with_body_kind
 from qdo.errors import UsageError
 from qdo.positions import GREGORIAN_OFFSET
 
@@ -228,12 +228,13 @@ def _digest(text: str) -> str:
 # --- receiving ---
 
 
-def decode_received(raw: Mapping[str, Any]) -> Received:
+def decode_received(raw: Mapping[str, Any], *, own: bool = False) -> Received:
     """Decode one message of a ReceiveMessage response.
 
     Accepts any content from other producers. A body that cannot be decoded is returned
     unchanged.
 
+    :param own: qdo wrote the message, so its headers tell what the body is.
     :param raw: received with `RECEIVED_ATTRIBUTES` and all message attributes.
     """
     system = raw["Attributes"]
@@ -241,11 +242,14 @@ def decode_received(raw: Mapping[str, Any]) -> Received:
     group = system.get("MessageGroupId")
     if not given:  # the common case
         key = None if group == NO_GROUP else group
-        body, headers, pointer = raw["Body"].encode(), None, None
+        body, pointer = raw["Body"].encode(), None
+        headers = None
     else:
         key = _key(given, group)
         body, pointer = _body(raw["Body"], given)
         headers = _headers(given)
+    if not own and pointer is None and ENCODING not in given:
+        headers = with_body_kind(body, headers)
     return Received(
         int(system["SentTimestamp"]) * _MILLISECOND + GREGORIAN_OFFSET,
         int(system.get("SequenceNumber") or 0),

@@ -136,7 +136,7 @@ def letter_of(raw: Mapping[str, Any]) -> FoundDeadLetter | None:
     given = raw.get("MessageAttributes") or {}
     try:
         fields = json.loads(given[LETTER]["StringValue"])
-        message = decode_received(raw)
+        message = decode_received(raw, own=True)
         record = DeadLetterRecord(
             queue=fields["queue"],
             position=int(fields["position"]),

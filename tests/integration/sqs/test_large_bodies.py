@@ -118,6 +118,32 @@ def test_bodies_from_the_java_client_reach_their_job(
     assert stored() == 0
 
 
+def test_plain_text_reaches_its_job(
+    run: Run,
+    stored: Callable[[], int],
+    proxy: Proxy,
+    aws_prefix: str,
+    aws_bucket: str,
+    tmp_path: Path,
+) -> None:
+    """Most producers do not send JSON; the text may be in S3, too."""
+    send(run, "1st")  # creates the queue
+    sqs, s3 = (client(service, proxy.url, region=REGION) for service in ("sqs", "s3"))
+    s3.put_object(Bucket=aws_bucket, Key="some-uuid", Body=b"plain text" * 100)
+    place = {"s3BucketName": aws_bucket, "s3Key": "some-uuid"}
+    url = sqs.get_queue_url(QueueName=f"{aws_prefix}q")["QueueUrl"]
+    sqs.send_message(QueueUrl=url, MessageBody="plain text")
+    sqs.send_message(
+        QueueUrl=url,
+        MessageBody=json.dumps(["software.amazon.payloadoffloading.PayloadS3Pointer", place]),
+        MessageAttributes={"ExtendedPayloadSize": {"DataType": "Number", "StringValue": "1000"}},
+    )
+    work(run)
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert sorted(seen) == ["10 None", "1000 None", "3 None"]
+    assert stored() == 0
+
+
 def test_trap_20_an_object_stays_until_its_message_is_deleted(
     run: Run, stored: Callable[[], int], proxy: Proxy
 ) -> None:

@@ -11,6 +11,7 @@ import gevent
 from qdo.brokers.aws.s3 import Objects
 from qdo.brokers.sqs.codec import Received, without_body
 from qdo.brokers.sqs.url import FIFO
+from qdo.encoding import with_body_kind
 from qdo.errors import QdoError, UnreachableError
 from qdo.text import describe
 
@@ -163,7 +164,7 @@ class BodyReader:
         if body is None:
             _log.error("queue %s: the body of a message is missing from S3: %s", queue, pointer.key)
             return without_body(message)
-        return message._replace(body=body)
+        return message._replace(body=body, headers=with_body_kind(body, message.headers))
 
 
 def _stop_if_unreachable(faults: Sequence[QdoError]) -> None:

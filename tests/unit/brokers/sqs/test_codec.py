@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import Outgoing
+from qdo.brokers.kinesis.codec import decoded
 from qdo.brokers.sqs.codec import Received, decode_received, entry, is_storable, pointing, size_of
 from qdo.encoding import CONTENT_TYPE, RAW, encoded, is_raw, parsed
 from qdo.errors import UsageError
@@ -142,6 +143,19 @@ def test_other_producers_say_what_their_bodies_are() -> None:
     found = as_received(made)
     assert found.body == b"hello"
     assert is_raw(parsed(found.headers) or {})
+
+
+@pytest.mark.parametrize("body", ["hello", "{broken", "tomorrow", "<xml/>", "12 monkeys"])
+def test_text_of_other_producers_is_bytes(body: str) -> None:
+    """As a record of Kinesis; unless they claim that it is JSON."""
+    found = as_received({"MessageBody": body})
+    assert found.body == body.encode()
+    assert parsed(found.headers) == {CONTENT_TYPE: RAW}
+    assert decoded(body.encode()) == (found.body, found.headers)
+    made: dict[str, Any] = {"MessageBody": body, "MessageAttributes": {"colour": text("red")}}
+    assert parsed(as_received(made).headers) == {"colour": "red", CONTENT_TYPE: RAW}
+    made["MessageAttributes"] = {"content-type": text("application/json")}
+    assert not is_raw(parsed(as_received(made).headers) or {})
 
 
 def test_groups_of_standard_queues_are_keys() -> None:
