@@ -40,10 +40,10 @@ check: $(STAMP)
 	$(BIN)/dmypy run
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(or $(FILES),$(QUICK))
 
-# The tests come last, so that their own summary closes the output. Two processes run them, because
-# more of them on two processors starve tests that time real processes. The longest come first.
+# The tests come last, so that their own summary closes the output. Four processes run them, the
+# longest first: most tests wait for other processes, and two left half of two processors idle.
 test: zookeeper lint docs
-	QDO_REQUIRE_ZOOKEEPER=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder \
+	QDO_REQUIRE_ZOOKEEPER=1 $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder \
 		--durations 20
 
 lint: $(STAMP)
