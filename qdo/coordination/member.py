@@ -84,7 +84,7 @@ class Member:
         self._ended = self._handler.event_object()
         self._released = self._handler.event_object()
         self._recording: list[tuple[Claim, Any]] = []
-        self._leaving = False
+        self._leaving = self._lost_queues = False
         self._ownership: Ownership | None = None
         self._component: Component | None = None
 
@@ -206,9 +206,9 @@ class Member:
         return self._ownership is not None and self._ownership.settled()
 
     def wait_released(self, timeout_seconds: float) -> bool:
-        """Wait until all queues are released or lost; return False on timeout."""
+        """Wait until all queues are released or lost; return whether all are released."""
         self._released.wait(timeout_seconds)
-        return bool(self._released.is_set())
+        return bool(self._released.is_set()) and not self._lost_queues
 
     def unreleased(self) -> list[str]:
         """Return the names of the queues that are still owned."""
@@ -328,8 +328,7 @@ class Member:
             self.leader.election.resign(reason)
 
     def _evicted(self) -> None:
-        """Leave because the worker node is gone, though the session answers."""
-        self._loop.put(self._end)
+        self._loop.put(self._end)  # the worker node is gone, though the session answers
 
     def _end(self) -> None:
         """End for good: the session is lost, or the member was stopped."""
@@ -339,6 +338,7 @@ class Member:
         if self._loop.lease is not None:
             self._loop.lease.end()
         if self._ownership is not None:
+            self._lost_queues = not self._ownership.empty()
             self._ownership.expire()
         self._released.set()
         for _, done in self._recording:
