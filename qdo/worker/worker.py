@@ -180,7 +180,8 @@ class Worker:
             watchdog.stop()
         if self._membership.start_error is not None:
             raise self._membership.start_error
-        return 0 if clean and self._duties.failed is None else 1
+        failed = self._duties.failed or self._stop.dead_thread
+        return 0 if clean and failed is None else 1
 
     # --- the parts --------------------------------------------------------------------
 
@@ -278,7 +279,7 @@ class Worker:
             mailbox.close()
 
     def _should_stop(self) -> bool:
-        failed = self._duties.failed or self._membership.start_error
+        failed = self._duties.failed or self._stop.dead_thread or self._membership.start_error
         return bool(self._stop.signals or self._stop.finished or failed)
 
     def _registered(self) -> None:
