@@ -16,10 +16,8 @@ REPEAT_SECONDS = 30.0
 
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s[%(process)d] %(message)s"
 _DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
-
-
-class _Handler(logging.StreamHandler[TextIO]):
-    """The handler that `configure` adds, and replaces when it is called again."""
+_HANDLER_NAME = "qdo.system.logs"
+"""The handler that `configure` adds, and replaces when it is called again."""
 
 
 class RateLimitRepeats(logging.Filter):
@@ -62,9 +60,10 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
         reason = f"must be one of {', '.join(LEVELS)}, got {level!r}"
         raise SettingsError(name="log_level", reason=reason)
     root = logging.getLogger()
-    for old in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
+    for old in [each for each in root.handlers if each.name == _HANDLER_NAME]:
         root.removeHandler(old)
-    handler = _Handler(stream if stream is not None else sys.stderr)
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.name = _HANDLER_NAME
     formatter = logging.Formatter(_FORMAT, _DATE_FORMAT)
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
