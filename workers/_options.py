@@ -17,6 +17,7 @@ from gevent.monkey import is_module_patched
 from qdo import Stop
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.settings.checks import Check
+from qdo.settings.sources import is_service_variable
 from qdo.text import did_you_mean
 
 
@@ -53,7 +54,11 @@ def read(kind: type[_Options], environ: Mapping[str, str] | None = None) -> _Opt
     fields = {kind.PREFIX + name.upper(): each for name, each in kind.__dataclass_fields__.items()}
     fields.pop(f"{kind.PREFIX}PREFIX", None)
     for name in sorted(environ):
-        if name.startswith(kind.PREFIX) and name not in fields:
+        if (
+            name.startswith(kind.PREFIX)
+            and name not in fields
+            and not is_service_variable(name, environ[name])
+        ):
             hint = did_you_mean(name, fields)
             raise UnknownSettingError(name=name, origin="the environment", hint=hint)
     return kind(**{each.name: _value(name, each, environ) for name, each in fields.items()})

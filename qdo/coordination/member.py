@@ -180,8 +180,7 @@ class Member:
             self._recording.append((claim, done))
 
         self._loop.put(begin)
-        done.wait(timeout_seconds)
-        return bool(done.is_set())
+        return bool(done.wait(timeout_seconds))
 
     def finished(self, claim: Claim) -> None:
         """Called when no message of a claim that is being released runs any more."""
@@ -207,8 +206,7 @@ class Member:
 
     def wait_released(self, timeout_seconds: float) -> bool:
         """Wait until all queues are released or lost; return whether all are released."""
-        self._released.wait(timeout_seconds)
-        return bool(self._released.is_set()) and not self._lost_queues
+        return bool(self._released.wait(timeout_seconds)) and not self._lost_queues
 
     def unreleased(self) -> list[str]:
         """Return the names of the queues that are still owned."""
@@ -277,8 +275,10 @@ class Member:
     def _suspended(self) -> None:
         if not self._loop.up:
             return
-        name = self.name or "worker"
-        log.warning("%s: lost the coordinator; processing until the lease expires", name)
+        leased = self._loop.lease is not None and clock() < self._loop.lease.until
+        text = "processing until the lease expires" if leased else "no message starts"
+        place = self._client.server
+        log.warning("%s: lost the connection to %s; %s", self.name or "worker", place, text)
         self._loop.suspended()
 
     def _worker_registered(self, path: str) -> None:

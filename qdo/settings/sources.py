@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +37,23 @@ SPECIAL_PREFIXES = (
     "QDO_WEBHOOK_",  # likewise
 )
 """Prefixes of further variables that are not settings."""
+
+_SERVICE_VARIABLE = re.compile(
+    r"[A-Z0-9_]+_("
+    r"SERVICE_HOST=|SERVICE_PORT(_[A-Z0-9_]+)?=\d|"
+    r"PORT=(tcp|udp|sctp)://|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?="
+    r")",
+    re.ASCII,
+)
+"""What Kubernetes sets in every pod beside a service, as NAME=VALUE."""
+
+
+def is_service_variable(name: str, value: str) -> bool:
+    """Return whether Kubernetes sets this variable, for a service such as ``qdo`` or ``qdo-web``.
+
+    `_PORT` alone could be somebody's idea of a setting, so its value must be an address, too.
+    """
+    return _SERVICE_VARIABLE.match(f"{name}={value}") is not None
 
 
 def load(
@@ -98,6 +116,8 @@ def _environment_values(environ: Mapping[str, str]) -> list[tuple[str, Any, str]
         if not variable.startswith(ENVIRONMENT_PREFIX) or _is_special(variable):
             continue
         if variable not in known:
+            if is_service_variable(variable, environ[variable]):
+                continue
             raise UnknownSettingError(
                 name=variable,
                 origin="the environment",

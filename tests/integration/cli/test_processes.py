@@ -180,3 +180,25 @@ def test_echo(tmp_path: Path) -> None:
     listed = command(*QDO, "queues", "--app", "hello", "-o", "jsonl", cwd=tmp_path)
     assert '"backlog": 0,' in listed.out
     assert '"owner": null' in listed.out
+
+
+def test_commands_run_beside_a_kubernetes_service_named_qdo(tmp_path: Path) -> None:
+    """Workers, senders and commands; a typo in a setting is still found."""
+    service = {
+        "QDO_SERVICE_HOST": "10.0.0.1",
+        "QDO_SERVICE_PORT": "80",
+        "QDO_PORT": "tcp://10.0.0.1:80",
+        "QDO_PORT_80_TCP_ADDR": "10.0.0.1",
+        "QDO_WEB_SERVICE_HOST": "10.0.0.2",
+    }
+    (tmp_path / "k8s.py").write_text(
+        "import qdo\napp = qdo.App('k')\n@app.job()\ndef j(message, context):\n"
+        "    print('got', message.body, flush=True)\n"
+    )
+    sent = command("-c", "import k8s; k8s.app.send('x', 1)", cwd=tmp_path, env=service)
+    assert (sent.code, sent.err) == (0, "")
+    worked = command(*WORKER, "k8s:app", "--burst", cwd=tmp_path, env=service)
+    assert (worked.code, worked.out) == (0, "got 1\n")
+    typo = command(*QDO, "config", cwd=tmp_path, env={**service, "QDO_BURTS": "1"})
+    assert typo.code == 2
+    assert "QDO_BURTS" in typo.err

@@ -314,6 +314,12 @@ def test_an_option_that_does_not_exist() -> None:
         read(WebhookOptions, {**GOOD, "QDO_WEBHOOK_SECRETS": "x"})
 
 
+def test_variables_of_a_service_are_no_options() -> None:
+    """Kubernetes sets these in every pod beside a service named qdo-webhook."""
+    service = {"QDO_WEBHOOK_SERVICE_HOST": "10.0.0.1", "QDO_WEBHOOK_PORT": "tcp://10.0.0.1:80"}
+    assert read(WebhookOptions, {**GOOD, **service}) == read(WebhookOptions, GOOD)
+
+
 def test_a_job_without_its_context() -> None:
     """The worker stops and names the setting to make; the message is not touched."""
     with pytest.raises(Stop, match="QDO_JOB_CONTEXT"):
