@@ -82,6 +82,7 @@ class LinkClient:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.address = Address.parse("zookeeper://modeled")
+        self.server = "a modeled server"
         self.lose: Callable[[], None] = lambda: None
         self.handler = _Handler(wake)
         self.client_id = (0, b"")
