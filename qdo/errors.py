@@ -157,7 +157,7 @@ class DatabaseNewerError(DatabaseError):
 
 class DatabaseFullError(DatabaseError):
     """database {path} cannot grow ({reason}), so nothing of this call was stored; free disk space,
-    and repeat a command that failed. Workers continue by themselves"""
+    then repeat the command; workers continue by themselves"""
 
     exit_code = 1
 

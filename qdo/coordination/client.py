@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import time
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,8 +28,6 @@ from kazoo.security import OPEN_ACL_UNSAFE
 
 from qdo.errors import CoordinatorUnreachableError, SettingsError
 from qdo.system.clock import clock
-
-log = logging.getLogger(__name__)
 
 _NETWORK = "zookeeper://"
 _FILE = "sqlite:"
@@ -98,7 +95,7 @@ class Client(KazooClient):
         self.negotiated_timeout_seconds: float | None = None
         self.heard_at: float | None = None
         self.session_over = False
-        self.drop_reason = "Testing"
+        self.drop_reason = ""
         # kazoo has no types: here and below, super() is cast to Any.
         cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
         self._calling: Any = self.handler.lock_object()
@@ -127,13 +124,17 @@ class Client(KazooClient):
         The session continues if the client connects within the session timeout.
         """
         self.drop_reason = reason
-        log.warning("%s: %s; connecting again", self.server, reason)
         self._call(_CONNECTION_DROP, self.handler.async_result())
 
     @property
     def server(self) -> str:
         """The server that the client is connected to, or was last."""
         return self._connection.server or self.address.url
+
+    def lost_server(self) -> str:
+        """Return the server of the lost connection, and the reason if the client dropped it."""
+        reason, self.drop_reason = self.drop_reason, ""
+        return f"{self.server} ({reason})" if reason else self.server
 
     def _session_callback(self, state: Any) -> None:
         if state is KeeperState.EXPIRED_SESSION:

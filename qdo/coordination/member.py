@@ -277,7 +277,7 @@ class Member:
             return
         leased = self._loop.lease is not None and clock() < self._loop.lease.until
         text = "processing until the lease expires" if leased else "no message starts"
-        place = self._client.server
+        place = self._client.lost_server()
         log.warning("%s: lost the connection to %s; %s", self.name or "worker", place, text)
         self._loop.suspended()
 

@@ -82,12 +82,15 @@ class LinkClient:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.address = Address.parse("zookeeper://modeled")
-        self.server = "a modeled server"
         self.lose: Callable[[], None] = lambda: None
         self.handler = _Handler(wake)
         self.client_id = (0, b"")
         self.negotiated_timeout_seconds: float | None = None
         self.heard_at: float | None = None
+
+    def lost_server(self) -> str:
+        """Return the server of the lost connection."""
+        return "a modeled server"
 
     def drop_connection(self, reason: str) -> None:
         """Give the connection up, as a client does whose server is silent."""
