@@ -25,7 +25,7 @@ FOLDER = ROOT / ".smoke"
 SOURCES = ("qdo", "workers", "setup.py", "pyproject.toml", "README.rst")
 
 IMPORTS = """
-import importlib, pkgutil, warnings
+import importlib.util, pkgutil, warnings
 warnings.simplefilter("error")
 import qdo
 names = [each.name for each in pkgutil.walk_packages(qdo.__path__, "qdo.")]
@@ -33,6 +33,8 @@ for name in names:
     if not name.endswith("__main__"):
         importlib.import_module(name)
 assert len(names) > 250, names
+assert "qdo.programs.webhook" in names, names
+assert importlib.util.find_spec("workers") is None
 """
 APP = """
 import qdo
@@ -111,7 +113,8 @@ def build(folder: Path) -> Path:
     copy.mkdir()
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            caches = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=caches)
         else:
             shutil.copy(ROOT / name, copy / name)
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder)
