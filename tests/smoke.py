@@ -37,37 +37,43 @@ assert "qdo.programs.webhook" in names, names
 assert importlib.util.find_spec("workers") is None
 """
 APP = """
+import os
 import qdo
 
 app = qdo.App("smoke")
 
 
+def report(message):
+    # One write: the executors' threads share the standard output.
+    os.write(1, f"done {message.queue} {message.body}\\n".encode())
+
+
 @app.job("greenlet")
 def in_greenlet(message, context):
     if message.attempt == 1:
-        raise qdo.Retry("once more", after=0.01)
-    print("done", message.queue, message.body, flush=True)
+        raise qdo.Retry(after=0.01)
+    report(message)
 
 
 @app.job("thread", executor="thread", timeout_seconds=30)
 def in_thread(message, context):
-    print("done", message.queue, message.body, flush=True)
+    report(message)
 
 
 @app.job("process", executor="process", timeout_seconds=30)
 def in_process(message, context):
-    print("done", message.queue, message.body, flush=True)
+    report(message)
 
 
 @app.job("coroutine", timeout_seconds=30)
 async def in_coroutine(message, context):
-    print("done", message.queue, message.body, flush=True)
+    report(message)
 
 
 @app.job("batch", batch=2)
 def in_batch(messages, context):
     for message in messages:
-        print("done", message.queue, message.body, flush=True)
+        report(message)
 
 
 if __name__ == "__main__":
