@@ -25,7 +25,7 @@ FOLDER = ROOT / ".smoke"
 SOURCES = ("qdo", "workers", "setup.py", "pyproject.toml", "README.rst")
 
 IMPORTS = """
-import importlib, pkgutil, warnings
+import importlib.util, pkgutil, warnings
 warnings.simplefilter("error")
 import qdo
 names = [each.name for each in pkgutil.walk_packages(qdo.__path__, "qdo.")]
@@ -33,39 +33,47 @@ for name in names:
     if not name.endswith("__main__"):
         importlib.import_module(name)
 assert len(names) > 250, names
+assert "qdo.programs.webhook" in names, names
+assert importlib.util.find_spec("workers") is None
 """
 APP = """
+import os
 import qdo
 
 app = qdo.App("smoke")
 
 
+def report(message):
+    # One write: the executors' threads share the standard output.
+    os.write(1, f"done {message.queue} {message.body}\\n".encode())
+
+
 @app.job("greenlet")
 def in_greenlet(message, context):
     if message.attempt == 1:
-        raise qdo.Retry("once more", after=0.01)
-    print("done", message.queue, message.body, flush=True)
+        raise qdo.Retry(after=0.01)
+    report(message)
 
 
 @app.job("thread", executor="thread", timeout_seconds=30)
 def in_thread(message, context):
-    print("done", message.queue, message.body, flush=True)
+    report(message)
 
 
 @app.job("process", executor="process", timeout_seconds=30)
 def in_process(message, context):
-    print("done", message.queue, message.body, flush=True)
+    report(message)
 
 
 @app.job("coroutine", timeout_seconds=30)
 async def in_coroutine(message, context):
-    print("done", message.queue, message.body, flush=True)
+    report(message)
 
 
 @app.job("batch", batch=2)
 def in_batch(messages, context):
     for message in messages:
-        print("done", message.queue, message.body, flush=True)
+        report(message)
 
 
 if __name__ == "__main__":
@@ -111,7 +119,8 @@ def build(folder: Path) -> Path:
     copy.mkdir()
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            caches = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=caches)
         else:
             shutil.copy(ROOT / name, copy / name)
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder)

@@ -97,8 +97,9 @@ def expect(context: Any, kind: type[_Context], program: str) -> _Context:
     if isinstance(context, kind):
         return context
     raise Stop(
-        f"workers.{program}:job runs without its context: start qdo-worker workers.{program}:app, "
-        f"or also set job_context (QDO_JOB_CONTEXT) to workers.{program}:job_context"
+        f"qdo.programs.{program}:job runs without its context: start qdo-worker "
+        f"qdo.programs.{program}:app, or also set job_context (QDO_JOB_CONTEXT) to "
+        f"qdo.programs.{program}:job_context"
     )
 
 
@@ -113,6 +114,6 @@ def require_greenlet(program: str) -> None:
     # On Linux the native id of the main thread is the process id.
     if is_module_patched("socket") and threading.get_native_id() != os.getpid():
         raise Stop(
-            f"workers.{program}:job runs in a native thread, where it cannot wait: set executor "
-            "to 'greenlet'"
+            f"qdo.programs.{program}:job runs in a native thread, where it cannot wait: set "
+            "executor to 'greenlet'"
         )

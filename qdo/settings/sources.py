@@ -22,7 +22,7 @@ SPECIAL_VARIABLES = frozenset(
         CONFIG_VARIABLE,
         "QDO_CHILD",  # a parent passes its settings to a worker process in it
         "QDO_EXECUTOR",  # a worker process passes its settings to a job's process in it
-        "QDO_CHURN_DB",  # database with the totals of workers.churn
+        "QDO_CHURN_DB",  # database with the totals of qdo.programs.churn
         "QDO_REQUIRE_ZOOKEEPER",  # without ZooKeeper tests fail instead of being skipped
     }
 )
@@ -31,8 +31,8 @@ SPECIAL_VARIABLES = frozenset(
 
 SPECIAL_PREFIXES = (
     "QDO_TEST_",  # for tests
-    "QDO_MESSAGE_",  # workers.shell describes the message to its commands in them
-    "QDO_ARCHIVE_",  # options of workers.archive, which rejects unknown ones itself
+    "QDO_MESSAGE_",  # qdo.programs.shell describes the message to its commands in them
+    "QDO_ARCHIVE_",  # options of qdo.programs.archive, which rejects unknown ones itself
     "QDO_SHELL_",  # likewise
     "QDO_WEBHOOK_",  # likewise
 )

@@ -139,7 +139,7 @@ def test_worker_without_zookeeper(tmp_path: Path) -> None:
         "--app",
         "a",
         "--job",
-        "workers.echo:job",
+        "qdo.programs.echo:job",
         "--coordinator",
         url,
         cwd=tmp_path,
@@ -155,7 +155,7 @@ def test_worker_without_zookeeper(tmp_path: Path) -> None:
     ("job", "reason"),
     [
         ("no_such_module:job", "'no_such_module:job'"),
-        ("workers.echo:jbo", "did you mean 'job'"),
+        ("qdo.programs.echo:jbo", "did you mean 'job'"),
         ("broken:job", "ZeroDivisionError: division by zero"),
     ],
 )
@@ -173,7 +173,9 @@ def test_jobs_that_cannot_be_imported(tmp_path: Path, job: str, reason: str) -> 
 def test_echo(tmp_path: Path) -> None:
     """Send, work, done: the shortest way through everything."""
     command(*QDO, "send", "--app", "hello", "greetings", '{"name": "Ada"}', cwd=tmp_path)
-    ended = command(*WORKER, "--app", "hello", "--job", "workers.echo:job", "--burst", cwd=tmp_path)
+    ended = command(
+        *WORKER, "--app", "hello", "--job", "qdo.programs.echo:job", "--burst", cwd=tmp_path
+    )
     assert ended.code == 0, ended.err
     [line] = ended.out.splitlines()
     assert line.endswith('greetings - {"name":"Ada"}')

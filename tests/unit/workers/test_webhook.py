@@ -17,12 +17,9 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from qdo import DeadLetter, Message, Retry, Stop
 from qdo.errors import SettingsError, UnknownSettingError
-from tests.support.cli import clean_environment
-from tests.support.paths import ROOT
-from tests.support.webhook_receiver import Answer, Receiver, receiving
-from workers import webhook
-from workers._options import read
-from workers.webhook import (
+from qdo.programs import webhook
+from qdo.programs._options import read
+from qdo.programs.webhook import (
     Courier,
     UndeliveredError,
     WebhookOptions,
@@ -30,6 +27,9 @@ from workers.webhook import (
     new_secret,
     retry_after,
 )
+from tests.support.cli import clean_environment
+from tests.support.paths import ROOT
+from tests.support.webhook_receiver import Answer, Receiver, receiving
 
 SECRET = new_secret()
 NOW = 1_800_000_000.0
@@ -155,9 +155,9 @@ def test_a_secret_can_be_replaced(receiver: Receiver) -> None:
 
 
 def test_a_secret_is_made_by_the_module() -> None:
-    """`python -m workers.webhook` prints one that will do."""
+    """`python -m qdo.programs.webhook` prints one that will do."""
     made = subprocess.run(
-        [sys.executable, "-m", "workers.webhook"],
+        [sys.executable, "-m", "qdo.programs.webhook"],
         cwd=ROOT,
         env=clean_environment(),
         capture_output=True,
@@ -291,7 +291,7 @@ def test_options_come_from_the_environment() -> None:
         ("URL", "http://{queue}.example.com/", "host"),
         ("URL", "http://a/{name}", "'http://a/{name}'"),
         ("SECRET", "", "signs requests"),
-        ("SECRET", "hunter2", "`python -m workers.webhook`"),
+        ("SECRET", "hunter2", "`python -m qdo.programs.webhook`"),
         ("SECRET", "whsec_c2hvcnQ=", "16 to 128 bytes"),
         ("SECRET", "whsec_!", "16 to 128 bytes"),
         ("TIMEOUT_SECONDS", "soon", "'soon'"),
