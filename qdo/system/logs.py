@@ -6,9 +6,10 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
 from qdo.errors import SettingsError
+from qdo.text import describe_traceback
 
 LEVELS = ("debug", "info", "warning", "error")
 REPEAT_SECONDS = 30.0
@@ -16,6 +17,14 @@ REPEAT_SECONDS = 30.0
 
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s[%(process)d] %(message)s"
 _DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
+
+
+class _Formatter(logging.Formatter):
+    """Limits the length of tracebacks."""
+
+    def formatException(self, ei: Any) -> str:
+        error = ei[1]
+        return super().formatException(ei) if error is None else describe_traceback(error).rstrip()
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -65,7 +74,7 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
     for old in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
         root.removeHandler(old)
     handler = _Handler(stream if stream is not None else sys.stderr)
-    formatter = logging.Formatter(_FORMAT, _DATE_FORMAT)
+    formatter = _Formatter(_FORMAT, _DATE_FORMAT)
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     kazoo, botocore = logging.NOTSET, logging.INFO
