@@ -156,6 +156,14 @@ ID = "qdo-id"
 """Id of a message whose position has changed since it was sent."""
 
 
+SENT = "qdo-sent"
+"""Unix time at which a message was sent whose position is later: delayed, or from an outbox."""
+
+
+DUE = "qdo-due"
+"""Unix time until which a message was delayed."""
+
+
 RETRIED = "qdo-retried"
 """How often a dead letter was sent again."""
 
@@ -190,14 +198,23 @@ def parsed(text: str | None) -> dict[str, str] | None:
     return found if isinstance(found, dict) else None
 
 
-def with_header(text: str | None, **added: str) -> str | None:
-    """Return stored headers with additional ones; text that cannot be decoded is unchanged.
+def stored_time(headers: Mapping[str, str], name: str) -> float | None:
+    """Return the Unix time in one of qdo's headers, None if it is missing or invalid."""
+    try:
+        found = float(headers[name])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
 
-    :param added: by name, with `_` instead of `-`.
 
+def with_header(text: str | None, **changed: str | None) -> str | None:
+    """Return stored headers with changed ones; text that cannot be decoded is unchanged.
+
+    :param changed: by name, with `_` instead of `-`; None removes a header.
     """
     found = parsed(text)
     if found is None:
         return text
-    found.update((name.replace("_", "-"), value) for name, value in added.items())
+    new = {name.replace("_", "-"): value for name, value in changed.items()}
+    found = {name: value for name, value in {**found, **new}.items() if value is not None}
     return ujson.dumps(found, ensure_ascii=False, escape_forward_slashes=False)

@@ -59,6 +59,10 @@ class JobModuleError(JobImportError):
     or install what it needs"""
 
 
+class NotSettledError(UsageError):
+    """the app must {goal}, but {waiting}; {remedy}"""
+
+
 class PolicyError(UsageError):
     """{where}: {reason}"""
 

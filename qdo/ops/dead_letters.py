@@ -13,9 +13,9 @@ from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord
-from qdo.encoding import ID, decode_strictly, is_raw, parsed
+from qdo.encoding import DUE, ID, SENT, decode_strictly, is_raw, parsed, stored_time
 from qdo.errors import NotFoundError, UsageError
-from qdo.positions import TIME_POSITIONS, Positions, format_position
+from qdo.positions import TIME_POSITIONS, Positions, format_position, position_of_time
 
 CHUNK_LETTERS = 100
 CHUNK_BYTES = 16 * 1024 * 1024
@@ -160,6 +160,10 @@ def sent_time(position: int, positions: Positions) -> str:
     return format_position(positions.to_time(position))
 
 
+def _iso(seconds: float) -> str:
+    return format_position(position_of_time(seconds))
+
+
 def exported(
     letter: Letter, record: DeadLetterRecord, positions: Positions = TIME_POSITIONS
 ) -> dict[str, Any]:
@@ -168,11 +172,13 @@ def exported(
     The key of the body is `body` if it is JSON that a copy can hold, and `body_base64` otherwise.
     """
     headers = parsed(record.headers)
+    sent, due = (stored_time(headers or {}, name) for name in (SENT, DUE))
     item: dict[str, Any] = {
         "queue": record.queue,
         "id": letter.id,
         "position": str(record.position),
-        "time": sent_time(record.position, positions),
+        "time": sent_time(record.position, positions) if sent is None else _iso(sent),
+        "due_time": None if due is None else _iso(due),
         "dead_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.dead_at)),
         "attempts": record.attempts,
         "error": record.error,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Capabilities, Outgoing, SendOptions
-from qdo.encoding import encoded
+from qdo.encoding import encoded, with_header
 from qdo.errors import UnsupportedError, UsageError
 from qdo.positions import position_now, time_of_position
 from qdo.queues import check_queue_name
@@ -49,7 +49,16 @@ def build_outgoing(message: NewMessage) -> Outgoing:
     if delay is None and at is None and dedup_key is None and message.dedup_seconds is None:
         return Outgoing(message.queue, data, message.key, head)
     options = build_send_options(delay, at, dedup_key, message.dedup_seconds)
+    if options is not None and options.due is not None:
+        now = time_of_position(position_now())
+        if options.due > now:
+            head = with_header(head, qdo_sent=time_text(now), qdo_due=time_text(options.due))
     return Outgoing(message.queue, data, message.key, head, options)
+
+
+def time_text(seconds: float) -> str:
+    """Return a Unix time as it is stored in a header."""
+    return f"{seconds:.6f}"
 
 
 def outgoing_of(message: AnyMessage) -> Outgoing:

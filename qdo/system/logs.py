@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 from qdo.errors import SettingsError
+from qdo.text import describe_traceback
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -15,6 +16,14 @@ _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s[%(process)d] %(mess
 _DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
 _HANDLER_NAME = "qdo.system.logs"
 """The handler that `configure` adds, and replaces when it is called again."""
+
+
+class _Formatter(logging.Formatter):
+    """Limits the length of tracebacks."""
+
+    def formatException(self, ei: Any) -> str:
+        error = ei[1]
+        return super().formatException(ei) if error is None else describe_traceback(error).rstrip()
 
 
 def configure(level: str = "info", stream: TextIO | None = None) -> None:
@@ -35,7 +44,7 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.name = _HANDLER_NAME
-    formatter = logging.Formatter(_FORMAT, _DATE_FORMAT)
+    formatter = _Formatter(_FORMAT, _DATE_FORMAT)
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     kazoo, botocore = logging.NOTSET, logging.INFO

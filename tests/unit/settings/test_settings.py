@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from qdo import App
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.settings.settings import Settings, declarations
 from qdo.settings.sources import SPECIAL_VARIABLES, is_service_variable, load
@@ -275,12 +277,20 @@ def test_a_worker_that_takes_nothing_is_refused(queues: str, exclude: str) -> No
         Settings(queues=queues, exclude=exclude)  # type: ignore[arg-type]
 
 
-def test_sample_file_holds_every_setting_at_its_default() -> None:
-    """config/qdo.toml is complete, in the order of declaration, and changes nothing."""
+def test_sample_file_holds_every_setting_at_its_default(file: Path) -> None:
+    """config/qdo.toml is complete, in the order of declaration, when its settings are set."""
     lines = SAMPLE.read_text().splitlines()
-    names = [line.partition(" = ")[0] for line in lines if line and not line.startswith("#")]
-    assert names == [each.name for each in declarations()]
-    assert load(environ={}, config=str(SAMPLE)) == Settings()
+    found = [line.removeprefix("# ") for line in lines if re.match(r"# [a-z_]+ = ", line)]
+    assert [line.partition(" = ")[0] for line in found] == [each.name for each in declarations()]
+    file.write_text("\n".join(found))
+    assert load(environ={}, config=str(file)) == Settings()
+
+
+def test_sample_file_overrides_nothing_in_the_code() -> None:
+    """Used as it is, it leaves the app's own settings in force."""
+    app = App("welcome", attempts=2, backoff_seconds=0.05)
+    used = app.use(load(environ={}, config=str(SAMPLE)))
+    assert (used.attempts, used.backoff_seconds) == (2, 0.05)
 
 
 def test_sample_file_explains_every_setting() -> None:
