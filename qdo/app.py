@@ -28,6 +28,8 @@ class OutboxTable(Protocol):
 
     def relay(self, broker: Broker) -> int: ...
 
+    def next_due(self) -> float | None: ...
+
 
 class App(Sender):
     """A named application: its jobs and access to its messages.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qdo.encoding import ID
+from qdo.encoding import DUE, ID, SENT, stored_time
 from qdo.positions import IdScheme, message_id, time_of_position
 from qdo.system.clock import clock
 from qdo.system.stop_flag import SIGN
@@ -117,10 +117,18 @@ class Message:
     @property
     def time(self) -> float:
         """Unix time in seconds at which the message was sent."""
+        sent = stored_time(self.headers, SENT)
+        if sent is not None:
+            return sent
         known = self._id
         if isinstance(known, (str, int)):
             return time_of_position(self.position)
         return time_of_position(known.to_time(self.position))
+
+    @property
+    def due(self) -> float | None:
+        """Unix time in seconds until which the message was delayed, None without a delay."""
+        return stored_time(self.headers, DUE)
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.queue!r}, attempt {self.attempt}>"

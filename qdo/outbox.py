@@ -21,7 +21,6 @@ Needs SQLAlchemy (``pip install 'qdo[sql]'``), and a broker that deduplicates.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -49,8 +48,8 @@ from qdo.app import App
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.encoding import MAX_STORED_BODY_BYTES, with_header
 from qdo.errors import MessageTooLargeError, UsageError
-from qdo.positions import new_id
-from qdo.sending.messages import Moment, NewMessage, build_outgoing
+from qdo.positions import new_id, position_now, time_of_position
+from qdo.sending.messages import Moment, NewMessage, build_outgoing, time_text
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class Outbox:
         *,
         table: str = "qdo_outbox",
         metadata: MetaData | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = lambda: time_of_position(position_now()),
     ) -> None:
         self._engine = engine
         self._clock = clock
@@ -120,11 +119,12 @@ class Outbox:
         if len(message.body) > limit:
             raise MessageTooLargeError(queue=queue, size=len(message.body), limit=limit)
         id = new_id()
+        sent = time_text(time_of_position(position_now()))
         row = {
             "id": id,
             "queue": message.queue,
             "key": message.key,
-            "headers": message.headers,
+            "headers": with_header(message.headers, qdo_sent=sent),
             "body": message.body,
             "due": None if message.terms is None else message.terms.due,
         }
@@ -141,6 +141,12 @@ class Outbox:
             broker.send_many([_outgoing(row) for row in rows])
             self._delete([row.place for row in rows])
         return len(rows)
+
+    def next_due(self) -> float | None:
+        """Return the Unix time at which the first delayed row is due, None without one."""
+        with self._engine.connect() as connection:
+            found: float | None = connection.execute(select(func.min(self.table.c.due))).scalar()
+        return found
 
     def _oldest(self) -> Sequence[Any]:
         columns = self.table.c

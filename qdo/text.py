@@ -10,15 +10,24 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+ERROR_CHARACTERS = 1000
+"""Limit of the text of an error: it is part of log lines, tables and dead letters."""
+TRACEBACK_CHARACTERS = 16_000
+"""Limit of a traceback: its beginning and its end are kept."""
 UNPRINTABLE = "(its text cannot be shown: str() of it raises)"
 
 
 def one_line(value: Any) -> str:
-    """Return ``str(value)`` as one line, even if it raises."""
+    """Return ``str(value)`` as one line of limited length, even if it raises."""
     try:
-        return " ".join(str(value).split())
+        return shorten(" ".join(str(value).split()))
     except BaseException:  # noqa: BLE001 - it is the app's code, and only its text is needed
         return UNPRINTABLE
+
+
+def shorten(text: str, limit: int = ERROR_CHARACTERS) -> str:
+    """Return a text with at most about `limit` characters, and its length if it was longer."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
 def pluralize(count: int, noun: str) -> str:
@@ -52,8 +61,13 @@ def describe(error: BaseException) -> str:
 
 
 def describe_traceback(error: BaseException) -> str:
-    """Return the traceback of an error."""
+    """Return the traceback of an error, of limited length."""
     try:
-        return "".join(traceback.format_exception(error))
+        text = "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 - see `one_line`
-        return "".join(traceback.format_tb(error.__traceback__)) + describe(error)
+        text = "".join(traceback.format_tb(error.__traceback__)) + describe(error)
+    omitted = len(text) - TRACEBACK_CHARACTERS
+    if omitted <= 0:
+        return text
+    half = TRACEBACK_CHARACTERS // 2
+    return f"{text[:half]}\n... {omitted} characters omitted ...\n{text[-half:]}"

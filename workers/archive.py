@@ -1,7 +1,7 @@
 """Stores every message in gzip files of JSON lines, in a folder or in S3.
 
     export QDO_ARCHIVE_URL=file:/srv/archive       # or s3://BUCKET/PREFIX
-    qdo-worker workers.archive:app
+    qdo-worker qdo.programs.archive:app
     qdo send --app archive orders '{"order": 1}'
 
 A file holds consecutive messages of one queue. Its name consists of the queue, the day, and the
@@ -37,9 +37,9 @@ import ujson
 
 from qdo import App, Message
 from qdo.errors import SettingsError
-from qdo.positions import format_position, position_of_time
-from workers._archive_storage import Place, folder_of, open_place
-from workers._options import expect, option, read
+from qdo.positions import format_position, position_of_time, time_of_position
+from qdo.programs._archive_storage import Place, folder_of, open_place
+from qdo.programs._options import expect, option, read
 
 SUFFIX = ".jsonl.gz"
 
@@ -95,13 +95,15 @@ def _digits(position: int) -> str:
 
 def _sent(message: Message) -> str:
     """Return the time at which a message was sent, in ISO 8601."""
-    is_time = message.position < MAX_TIME
-    return format_position(message.position if is_time else position_of_time(message.time))
+    if message.position < MAX_TIME and message.time == time_of_position(message.position):
+        return format_position(message.position)  # a float is less exact
+    return format_position(position_of_time(message.time))
 
 
 def day_of(message: Message) -> str:
-    """Return the day on which a message was sent, in UTC."""
-    return _sent(message)[:10]
+    """Return the day in UTC of a message's position, or on which it was sent."""
+    is_time = message.position < MAX_TIME
+    return format_position(message.position if is_time else position_of_time(message.time))[:10]
 
 
 def line_of(message: Message) -> bytes:

@@ -161,8 +161,17 @@ def matches(
 
 
 def retried_headers(headers: str | None, own_id: str) -> str | None:
-    """Return the headers of a message that is retried: its first id and its retry count."""
+    """Return the headers of a message that is retried: its first id and its retry count.
+
+    Its sending time is that of the retry, and it is not delayed again.
+    """
     known = parsed(headers) or {}
     before = known.get(RETRIED, "")
     times = int(before) if before.isdecimal() else 0
-    return with_header(headers, qdo_id=known.get(ID, own_id), qdo_retried=str(times + 1))
+    return with_header(
+        headers,
+        qdo_id=known.get(ID, own_id),
+        qdo_retried=str(times + 1),
+        qdo_sent=None,
+        qdo_due=None,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import binascii
-import json
 import re
 import time
 import uuid
@@ -14,9 +13,9 @@ from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord
-from qdo.encoding import ID, decode_strictly, is_raw, parsed
+from qdo.encoding import DUE, ID, SENT, decode_strictly, is_raw, parsed, stored_time
 from qdo.errors import NotFoundError, UsageError
-from qdo.positions import TIME_POSITIONS, Positions, format_position
+from qdo.positions import TIME_POSITIONS, Positions, format_position, position_of_time
 
 CHUNK_LETTERS = 100
 CHUNK_BYTES = 16 * 1024 * 1024
@@ -161,20 +160,25 @@ def sent_time(position: int, positions: Positions) -> str:
     return format_position(positions.to_time(position))
 
 
+def _iso(seconds: float) -> str:
+    return format_position(position_of_time(seconds))
+
+
 def exported(
     letter: Letter, record: DeadLetterRecord, positions: Positions = TIME_POSITIONS
 ) -> dict[str, Any]:
     """Return a complete dead letter as a JSON value.
 
-    The key of the body is `body` if it is JSON, and `body_base64` if it is bytes or cannot be
-    decoded.
+    The key of the body is `body` if it is JSON that a copy can hold, and `body_base64` otherwise.
     """
     headers = parsed(record.headers)
+    sent, due = (stored_time(headers or {}, name) for name in (SENT, DUE))
     item: dict[str, Any] = {
         "queue": record.queue,
         "id": letter.id,
         "position": str(record.position),
-        "time": sent_time(record.position, positions),
+        "time": sent_time(record.position, positions) if sent is None else _iso(sent),
+        "due_time": None if due is None else _iso(due),
         "dead_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.dead_at)),
         "attempts": record.attempts,
         "error": record.error,
@@ -187,7 +191,6 @@ def exported(
     if not (headers and is_raw(headers)):
         try:
             value = decode_strictly(record.body.decode())
-            json.dumps(value, allow_nan=False)  # 1e999 is JSON, and infinite in Python
         except (ValueError, RecursionError):
             pass
         else:

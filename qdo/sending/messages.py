@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Capabilities, Outgoing, SendOptions
-from qdo.encoding import encoded
+from qdo.encoding import encoded, with_header
 from qdo.errors import UnsupportedError, UsageError
 from qdo.positions import position_now, time_of_position
 from qdo.queues import check_queue_name
@@ -42,7 +41,7 @@ AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
 
 def build_outgoing(message: NewMessage) -> Outgoing:
     """Return a checked message in the form that brokers take; see `App.send`."""
-    _check_queue(message.queue)
+    check_queue_name(message.queue)
     if message.key is not None and not isinstance(message.key, str):
         raise UsageError(reason=f"the key of a message must be text, got {message.key!r}")
     data, head = encoded(message.queue, message.body, message.headers)
@@ -50,7 +49,16 @@ def build_outgoing(message: NewMessage) -> Outgoing:
     if delay is None and at is None and dedup_key is None and message.dedup_seconds is None:
         return Outgoing(message.queue, data, message.key, head)
     options = build_send_options(delay, at, dedup_key, message.dedup_seconds)
+    if options is not None and options.due is not None:
+        now = time_of_position(position_now())
+        if options.due > now:
+            head = with_header(head, qdo_sent=time_text(now), qdo_due=time_text(options.due))
     return Outgoing(message.queue, data, message.key, head, options)
+
+
+def time_text(seconds: float) -> str:
+    """Return a Unix time as it is stored in a header."""
+    return f"{seconds:.6f}"
 
 
 def outgoing_of(message: AnyMessage) -> Outgoing:
@@ -157,8 +165,3 @@ def check_terms(capabilities: Capabilities, wanted: SendOptions | None, broker: 
         raise UnsupportedError(broker=broker, what="delay messages", remedy=NO_DELAY)
     if wanted.dedup_key is not None and not capabilities.dedup:
         raise UnsupportedError(broker=broker, what="deduplicate messages", remedy=NO_DEDUP)
-
-
-@functools.lru_cache(maxsize=4096)
-def _check_queue(queue: str) -> str:
-    return check_queue_name(queue)

@@ -14,7 +14,7 @@ from typing import Any
 from qdo.app import App
 from qdo.coordination.queue_admin import Which, with_seek, with_unblock
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.errors import UsageError
+from qdo.errors import NotSettledError, UsageError
 from qdo.jobs.options import is_async
 from qdo.ops.unblock import Decision
 from qdo.settings.settings import Settings
@@ -23,6 +23,7 @@ from qdo.testing.fault_injection import SendingBroker
 from qdo.testing.fault_points import Crashed, Point
 from qdo.testing.inline_executor import NO_JOB, check_no_loop
 from qdo.testing.memory_broker import MemoryStore
+from qdo.testing.outboxes import KitRelay
 from qdo.testing.process import Process
 from qdo.testing.results import Results
 from qdo.testing.state import State
@@ -65,6 +66,7 @@ class TestKit(Results):
         store = MemoryStore(self.clock.position)
         world = State(app, chosen, self.clock, store, chance, most=most_attempts)
         super().__init__(world, SendingBroker(store, app.name, self._reach))
+        self._relay = KitRelay(app, self.broker)
         self._process: Process | None = None
         self._stack: list[Process] = []
         self._dead: list[Process] = []
@@ -111,9 +113,10 @@ class TestKit(Results):
 
         Messages that wait for a backoff, for their due time or for an operator keep waiting.
         After a crash or a lost lease the next worker continues at once. `qdo.Stop` ends the run;
-        the next run begins with a new worker.
+        the next run begins with a new worker. Messages in an outbox are sent at once.
 
-        :raises UsageError: the run does not end, or a job used the kit incorrectly.
+        :raises NotSettledError: the run does not end; names the queue that runs most.
+        :raises UsageError: a job used the kit incorrectly.
         """
         self.advance(0.0)
 
@@ -134,15 +137,16 @@ class TestKit(Results):
         """Let time pass until messages wait for nothing, or only for an operator.
 
         :return: the seconds that passed.
-        :raises UsageError: it would take longer than `most_seconds`.
+        :raises NotSettledError: it would take longer than `most_seconds`; names what waits.
         """
         began = self.clock.passed()
         self.run_until_idle()
         while (due := self._due()) is not None:
             if due - began > most_seconds:
-                raise UsageError(
-                    reason=f"the app must settle within {most_seconds:g} s, but something waits "
-                    f"until {due - began:g} s; allow more with most_seconds="
+                raise NotSettledError(
+                    goal=f"settle within {most_seconds:g} s",
+                    waiting=f"{self._describe_waiting()} would wait until {due - began:g} s",
+                    remedy="allow more with most_seconds=",
                 )
             self._go_to(due)
         return self.clock.passed() - began
@@ -172,9 +176,9 @@ class TestKit(Results):
         """Return the time on the clock when something is due next, None for never."""
         if self._process is None:
             return None  # the worker stopped: without a worker nothing becomes due
-        delayed = self._world.store.next_due()
-        at = float("inf") if delayed is None else self.clock.passed_at(delayed)
-        due = min(at, self._process.due())
+        delayed = (self._world.store.next_due(), self._relay.next_due())
+        moments = [self.clock.passed_at(each) for each in delayed if each is not None]
+        due = min([self._process.due(), *moments])
         return None if due == float("inf") else due
 
     def _run(self) -> None:
@@ -200,7 +204,7 @@ class TestKit(Results):
                 self._process = None
                 process.close()
                 return
-            else:
+            elif not self._relay.relay():
                 return
 
     def _keep_dead(self, process: Process) -> None:

@@ -17,7 +17,7 @@ from qdo.coordination.protocol.claims import Claim, QueueState
 from qdo.coordination.protocol.claims import OwnedQueue as Owned
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.errors import UsageError
+from qdo.errors import NotSettledError
 from qdo.events import Event
 from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import check_policies
@@ -34,8 +34,8 @@ from qdo.worker.shared_memory import in_flight as hands
 LEASE_SECONDS = 1e9
 """The kit keeps the session alive: a lease ends only when the test ends it."""
 GIVE_UP = (
-    "the queues must become idle within {most} attempts; check for a job that always sends another"
-    " message or retries immediately, or allow more with most_attempts="
+    "check for a job that always sends another message or retries immediately, or allow more with "
+    "most_attempts="
 )
 
 
@@ -98,6 +98,7 @@ class Process:
     def run(self) -> None:
         """Run turns until no queue is ready, or this process ends.
 
+        :raises NotSettledError: it does not end.
         :raises UsageError: the kit was used incorrectly.
         """
         self.running = True
@@ -147,7 +148,13 @@ class Process:
         world = self._world
         self._began[message.queue, message.position] = self.clock.passed()
         if not world.left:
-            self.fail(UsageError(reason=f"{GIVE_UP.format(most=world.most)}"))
+            self.fail(
+                NotSettledError(
+                    goal=f"become idle within {world.most} attempts",
+                    waiting=world.busiest(),
+                    remedy=GIVE_UP,
+                )
+            )
         world.left -= 1
 
     def ended(self, event: Event) -> None:

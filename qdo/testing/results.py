@@ -11,6 +11,7 @@ from qdo.coordination.znodes.progress import FailureRecord
 from qdo.events import OutcomeName
 from qdo.testing.fault_points import Step
 from qdo.testing.state import Attempt, State, body_of
+from qdo.text import join_some, pluralize
 
 
 class Results:
@@ -82,6 +83,20 @@ class Results:
     def backlog(self, queue: str) -> Backlog:
         """Return the backlog after `last`, and the number of delayed messages."""
         return self.broker.catalog.backlog(queue, self.last(queue))
+
+    def _describe_waiting(self) -> str:
+        """Return what waits for a time, for an error."""
+        retries = [
+            f"a message of queue {queue!r} after {pluralize(failure.attempts, 'attempt')} "
+            f"({failure.error or 'crashed'})"
+            for queue, failure in self.failing().items()
+        ]
+        delayed = [
+            f"{pluralize(count, 'delayed message')} of queue {queue!r}"
+            for queue in self.broker.catalog.names()
+            if (count := self.backlog(queue).delayed)
+        ]
+        return join_some([*retries, *delayed] or ["a message in an outbox, or an incomplete batch"])
 
     def _marks(self) -> dict[str, FailureRecord]:
         record = self._world.record

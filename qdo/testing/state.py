@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import reprlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +72,19 @@ class State:
     def broker(self) -> MemoryBroker:
         """Return a new broker on the store."""
         return MemoryBroker(self.store, self.app.name)
+
+    def busiest(self) -> str:
+        """Return which queue had most attempts in a run that does not end, for an error."""
+        recent = self.attempts[-self.most :]
+        ((queue, count),) = Counter(each.queue for each in recent).most_common(1) or [("", 0)]
+        last = next((each for each in reversed(recent) if each.queue == queue), None)
+        if last is None:
+            return "no attempt ended"
+        error = "" if last.error is None else f": {last.error}"
+        return (
+            f"{count} of them were of queue {queue!r}; its last one, of the message "
+            f"{reprlib.repr(last.body)}, ended with {last.outcome!r}{error}"
+        )
 
     def rows(self, queue: str, after: int) -> Iterator[Row]:
         """Yield the messages of a queue after a position."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -100,6 +101,7 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
         ("idempotency", 6),
         ("programs", 5),
         ("outbox", 2),
+        ("jobs", 2),
     ],
 )
 def test_a_page_happens_as_shown(shell: Shell, page: str, least: int) -> None:
@@ -199,7 +201,7 @@ def test_positions_move_to_another_coordinator(shell: Shell) -> None:
     """With the script of the operations page, queues resume at their recorded positions."""
     (script,) = [each for each in blocks(read("operations")) if each.language == "python"]
     shell.write(script.options["caption"], script.text)
-    worker = f"qdo-worker --app hello --job workers.echo:job {WORK}"
+    worker = f"qdo-worker --app hello --job qdo.programs.echo:job {WORK}"
     shell.run("qdo send --app hello greetings 1")
     assert "greetings" in shell.run(worker)
     shell.run("python move.py sqlite:qdo-data/coordination.db sqlite:new.db hello")
@@ -220,3 +222,65 @@ def test_a_worker_runs_in_a_process_of_ones_own(shell: Shell) -> None:
         "office: hello, Edsger!",
         "office: hello, Grace!",
     ]
+
+
+TWO_JOBS = """
+import pathlib
+import time
+
+import {module}
+
+app = {module}.app
+stored, failed = pathlib.Path("stored"), pathlib.Path("failed")
+
+
+def wait_for(path):
+    for _ in range(2000):
+        if path.exists():
+            return
+        time.sleep(0.01)
+    raise SystemExit(f"there is no {{path}}")
+
+
+@app.job("good")
+def good(message, context):
+    context["db"].{execute}("INSERT INTO greeted VALUES ('good')")
+    stored.touch()
+    wait_for(failed)
+
+
+@app.job("bad", policy={module}.qdo.Policy(attempts=1))
+def bad(message, context):
+    wait_for(stored)
+    raise ValueError("this one fails")
+
+
+@app.failure
+def note(message, context, error):
+    failed.touch()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "setting", "execute"),
+    [
+        ("welcome", "", "execute"),
+        ("pooled", "QDO_EXECUTOR=thread WELCOME_DB=sqlite:///welcome.db", "exec_driver_sql"),
+    ],
+)
+def test_a_failing_job_rolls_back_only_its_own_work(
+    shell: Shell, module: str, setting: str, execute: str
+) -> None:
+    """The transaction middleware of the page about hooks, with two jobs at once."""
+    (page,) = [
+        each for each in blocks(read("hooks")) if each.options.get("caption") == f"{module}.py"
+    ]
+    shell.write(f"{module}.py", page.text)
+    shell.write("two.py", TWO_JOBS.format(module=module, execute=execute))
+    with sqlite3.connect(shell.folder / "welcome.db") as database:
+        database.execute("CREATE TABLE greeted (message TEXT)")
+    for queue in ("good", "bad"):
+        shell.run(f"qdo send --app welcome {queue} 1")
+    shell.run(f"{setting} qdo-worker two:app {WORK}")
+    assert database.execute("SELECT message FROM greeted").fetchall() == [("good",)]
+    database.close()

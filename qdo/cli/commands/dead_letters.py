@@ -174,6 +174,7 @@ def _page(item: dict[str, Any], body_bytes: int) -> str:
         "id": item["id"],
         "position": item["position"],
         "sent": item["time"],
+        **({"due": item["due_time"]} if item["due_time"] else {}),
         "dead since": item["dead_time"],
         "attempts": item["attempts"],
         "worker": item["worker"],

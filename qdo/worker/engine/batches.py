@@ -31,7 +31,7 @@ from qdo.outcomes import FailedAt, Retry, Stop
 from qdo.text import describe
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.decoder import NO_HEADERS
-from qdo.worker.engine.outcomes import Outcomes
+from qdo.worker.engine.outcomes import Outcomes, traceback_for_log
 from qdo.worker.engine.prefetch import Row
 from qdo.worker.engine.resume import FailureResumer
 from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult
@@ -228,6 +228,7 @@ class Batches:
             len(batch),
             delay,
             describe(error),
+            exc_info=traceback_for_log(error),
         )
         slot.not_before = engine.clock() + max(0.0, delay)
         return TurnResult.WAIT

@@ -34,7 +34,7 @@ from qdo.jobs.decisions import (
     decide,
 )
 from qdo.message import Message
-from qdo.outcomes import Skip, Stop
+from qdo.outcomes import Outcome, Skip, Stop
 from qdo.text import describe, describe_traceback, pluralize
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.prefetch import Row
@@ -122,9 +122,9 @@ class Outcomes:
             case DeadLetterMessage():
                 return self._dead_letter(turn, row, message, error, decision)
             case SkipMessage():
-                return self._skip(turn, message, decision)
+                return self._skip(turn, message, error, decision)
             case BlockQueue():
-                return self._block(turn, message, decision)
+                return self._block(turn, message, error, decision)
             case StopWorker():
                 return self._stop(turn.slot, message, decision)
 
@@ -164,7 +164,7 @@ class Outcomes:
             message.id,
             decision.after_seconds,
             reason,
-            exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,
+            exc_info=traceback_for_log(error, message.attempt == 1),
         )
         return self.wait(slot, decision.after_seconds)
 
@@ -174,7 +174,9 @@ class Outcomes:
         self._fetcher.clear(slot)
         return TurnResult.WAIT
 
-    def _skip(self, turn: Turn, message: Message, decision: SkipMessage) -> TurnResult:
+    def _skip(
+        self, turn: Turn, message: Message, error: BaseException, decision: SkipMessage
+    ) -> TurnResult:
         """Mark a message as done, as the job, the policy or an operator decided."""
         self._counters.skipped += 1
         turn.claim.done = message.position
@@ -185,10 +187,13 @@ class Outcomes:
             message.id,
             message.attempt,
             decision.reason,
+            exc_info=traceback_for_log(error),
         )
         return TurnResult.MORE
 
-    def _block(self, turn: Turn, message: Message, decision: BlockQueue) -> TurnResult:
+    def _block(
+        self, turn: Turn, message: Message, error: BaseException, decision: BlockQueue
+    ) -> TurnResult:
         """Keep the message and its queue as they are until an operator decides."""
         slot = turn.slot
         self._counters.blocked += 1
@@ -206,6 +211,7 @@ class Outcomes:
             slot.queue,
             f" --position {message.position}" if slot.in_lane else "",
             decision.reason,
+            exc_info=traceback_for_log(error),
         )
         return TurnResult.HELD
 
@@ -248,16 +254,18 @@ class Outcomes:
             dead_at=time.time(),
         )
         slot.dead_letter_message = message
-        return self.store_dead_letter(turn, slot.pending_dead_letter)
+        return self.store_dead_letter(turn, slot.pending_dead_letter, error)
 
-    def store_dead_letter(self, turn: Turn, dead_letter: DeadLetterRecord) -> TurnResult:
+    def store_dead_letter(
+        self, turn: Turn, dead_letter: DeadLetterRecord, error: BaseException | None = None
+    ) -> TurnResult:
         """Store a dead letter, and only then mark its message as done: no message gets lost."""
         slot = turn.slot
         slot.message = slot.message or slot.dead_letter_message  # in flight until it is stored
         try:
             self._broker.dead_letters.store(dead_letter)
-        except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-            return self.broker_failed(slot, "cannot store the dead letter", error)
+        except Exception as failure:  # noqa: BLE001 - brokers raise what their libraries raise
+            return self.broker_failed(slot, "cannot store the dead letter", failure)
         message, slot.dead_letter_message = slot.dead_letter_message, None
         if not turn.in_force:
             return TurnResult.ENDED
@@ -273,6 +281,7 @@ class Outcomes:
             self._message_id(dead_letter.position) if message is None else message.id,
             pluralize(dead_letter.attempts, "attempt"),
             dead_letter.error,
+            exc_info=traceback_for_log(error),
         )
         return TurnResult.MORE
 
@@ -293,6 +302,18 @@ def _traceback(error: BaseException) -> str:
     """Return the traceback of an error; nothing for an error that was never raised."""
     raised = error.__traceback__ is not None or error.__cause__ is not None
     return describe_traceback(error) if raised else ""
+
+
+def traceback_for_log(error: BaseException | None, important: bool = True) -> BaseException | None:
+    """Return an error whose traceback belongs into the log, None if it does not.
+
+    A message is logged with it at its first failure and at its last, and each time at level debug.
+    The traceback of an outcome that the job chose says nothing, unless it has a cause.
+    """
+    if error is None or not (important or _log.isEnabledFor(logging.DEBUG)):
+        return None
+    chosen = isinstance(error, Outcome) and error.__cause__ is None
+    return None if chosen or error.__traceback__ is None else error
 
 
 def where(slot: Slot) -> str:

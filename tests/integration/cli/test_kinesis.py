@@ -205,7 +205,7 @@ def test_without_what_it_needs(tmp_path: Path, module: str) -> None:
 def test_a_worker_that_cannot_begin(proxy: Proxy, tmp_path: Path) -> None:
     """The same error and the same exit code."""
     url = kinesis_url(proxy.url, "nowhere")
-    arguments = ("--app", "a", "--job", "workers.echo:job", "--broker", url)
+    arguments = ("--app", "a", "--job", "qdo.programs.echo:job", "--broker", url)
     ended = command(*WORKER, *arguments, cwd=tmp_path)
     assert ended.code == 6, ended.err
     assert "'nowhere'" in ended.err
@@ -220,7 +220,7 @@ def test_looking_and_seeking(
 ) -> None:
     """A shard is seen with its age, sent back to a sequence number, and done to its end."""
     ids = [qdo("send", SHARD, str(number)).out.strip() for number in range(3)]
-    work = ("--app", "a", "--job", "workers.echo:job", "--burst", "--log-level", "warning")
+    work = ("--app", "a", "--job", "qdo.programs.echo:job", "--burst", "--log-level", "warning")
     url = kinesis_url(proxy.url, stream)
 
     def worked() -> list[str]:
@@ -241,7 +241,7 @@ def test_looking_and_seeking(
     assert len(worked()) == 3
 
 
-WORK = ("--app", "a", "--job", "workers.echo:job", "--burst", "--log-level", "warning")
+WORK = ("--app", "a", "--job", "qdo.programs.echo:job", "--burst", "--log-level", "warning")
 
 
 def test_a_child_is_seen_to_wait(

@@ -291,7 +291,7 @@ def test_a_worker_that_cannot_begin(
     if fault:
         proxy.spoil(fault, "ListQueues", count=0)
     url = f"sqs://{REGION}/{aws_prefix}?endpoint={proxy.url}{options}"
-    arguments = ("--app", "a", "--job", "workers.echo:job", "--broker", url)
+    arguments = ("--app", "a", "--job", "qdo.programs.echo:job", "--broker", url)
     ended = command(*WORKER, *arguments, cwd=tmp_path)
     assert ended.code == code, ended.err
     assert len([line for line in ended.err.splitlines() if words in line]) == 1

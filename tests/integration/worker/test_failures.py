@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,22 @@ from qdo.coordination.znodes.progress import FailureRecord
 from qdo.errors import PolicyError, UsageError
 from qdo.message import Message
 from qdo.worker.engine.slot import SlotState
+from tests.support.cli import QDO, WORKER, command
 from tests.support.engine import EngineSetup, until
 
+LOUD = """
+import qdo
+
+app = qdo.App("loud", attempts=4, backoff_seconds=0.01, executor="{executor}")
+
+@app.job("fails")
+def fail(message, context):
+    raise ValueError("x" * 200_000)
+
+@app.job("chosen")
+def choose(message, context):
+    raise qdo.Retry(after=0.01) if message.attempt == 1 else qdo.DeadLetter("gone")
+"""
 FAST = {"backoff_seconds": 0.001, "backoff_max_seconds": 0.002}
 
 
@@ -439,3 +454,27 @@ def test_observers_keep_nothing_of_a_released_queue(engine: EngineSetup) -> None
         until(lambda: "q" not in engine.worker._dispatcher.slots)
         assert engine.worker._dispatcher._turns._engine.observers.workers == {}
     assert [event.worker for event in failing.events] == [engine.member.name] * 2
+
+
+# --- what the log shows ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("executor", ["greenlet", "thread", "process"])
+def test_the_log_has_the_first_and_last_traceback(tmp_path: Path, executor: str) -> None:
+    """At every level, with file and line, and of limited length, like the error itself."""
+    (tmp_path / "loud.py").write_text(LOUD.format(executor=executor))
+    for queue in ("fails", "chosen"):
+        assert command(*QDO, "send", "--app", "loud", queue, "1", cwd=tmp_path).code == 0
+    work = (*WORKER, "loud:app", "--burst", "--log-level", "warning")
+    ended = command(*work, cwd=tmp_path)
+    assert ended.code == 0
+    lines = ended.err.splitlines()
+    assert sum("loud.py" in line and "line 8" in line for line in lines) == 2, ended.err
+    assert "line 12" not in ended.err  # an outcome is not an error
+    assert max(map(len, lines)) < 10_000
+    assert len(ended.err) < 60_000
+    letters = command(*QDO, "dead-letters", "--app", "loud", "-o", "jsonl", cwd=tmp_path)
+    found = {letter["queue"]: letter for letter in map(json.loads, letters.out.splitlines())}
+    assert found["fails"]["error"].startswith("ValueError: xxx")
+    assert len(found["fails"]["error"]) < 1_100
+    assert len(found["fails"]["traceback"]) < 20_000

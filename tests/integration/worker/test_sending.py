@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ import pytest
 
 from qdo import App, Message
 from qdo.brokers.base import Outgoing
+from qdo.ops import dead_letters
+from qdo.positions import position_of_time
 from qdo.settings.sources import load
 from tests.support.cli import WORKER, command
 from tests.support.engine import EngineSetup, until
@@ -87,6 +90,42 @@ def test_a_delayed_message_wakes_its_worker(make: Callable[..., EngineSetup]) ->
     assert due <= at < due + 2.0
 
 
+def test_a_delayed_message_has_both_its_times(make: Callable[..., EngineSetup]) -> None:
+    """When it was sent and when it was due; after its retry as a dead letter, that of the retry."""
+    engine = make(attempts=1)
+    seen: list[tuple[float, float | None]] = []
+
+    @engine.app.job()
+    def job(message: Message, context: Any) -> None:
+        seen.append((message.time, message.due))
+        if message.body == "delayed" and len(seen) == 2:
+            raise ValueError("no")
+
+    engine.start("q")
+    engine.app.send("q", "plain")
+    until(lambda: len(seen) == 1)
+    began, due = time.time(), time.time() + 0.5
+    engine.app.send("q", "delayed", at=due)
+    until(lambda: len(engine.broker.dead_letters.records()) == 1)
+    (letter,) = dead_letters.find(engine.broker, dead_letters.Filter(), time.time())
+    shown = dead_letters.exported(letter, dead_letters.read(engine.broker, letter))
+    retried = time.time()
+    list(dead_letters.retry(engine.broker, [letter]))
+    until(lambda: len(seen) == 3)
+    (_, none), (sent, found), (again, gone) = seen
+    assert (none, found, gone) == (None, pytest.approx(due, abs=1e-5), None)
+    assert began - 0.001 <= sent < due - 0.2
+    assert again >= retried - 0.001
+    assert position_of_time(sent) // 10 == position_of(shown["time"])
+    assert position_of_time(due) // 10 == pytest.approx(position_of(shown["due_time"]), abs=2)
+
+
+def position_of(text: str) -> int:
+    """Return the microseconds of an ISO 8601 time, as those of a position."""
+    moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return position_of_time(moment.timestamp()) // 10
+
+
 def test_jobs_may_send(make: Callable[..., EngineSetup]) -> None:
     """To other queues and their own, also delayed, and passing on the headers they got."""
     engine = make()
@@ -109,9 +148,9 @@ def test_jobs_may_send(make: Callable[..., EngineSetup]) -> None:
         ("second", 2),
         ("second", 3),
     ]
-    assert set(seen[0][2]) == {"qdo-id"}
+    assert set(seen[0][2]) == {"qdo-id", "qdo-sent", "qdo-due"}
     assert seen[1][2] == {}
-    assert set(seen[2][2]) == {"qdo-id", "h"}
+    assert set(seen[2][2]) == {"qdo-id", "qdo-sent", "qdo-due", "h"}
 
 
 def test_a_retried_dead_letter_is_run_again(make: Callable[..., EngineSetup]) -> None:
@@ -146,7 +185,7 @@ def test_a_burst_processes_what_is_due_at_its_start(tmp_path: Path) -> None:
         app.send("q", "later", delay_seconds=3600)
         due = time.time() + 0.1
         until(lambda: time.time() > due, "the time has come")
-        job = ("--app", "a", "--job", "workers.echo:job")
+        job = ("--app", "a", "--job", "qdo.programs.echo:job")
         ended = command(*WORKER, "--burst", *job, cwd=tmp_path)
         assert ended.code == 0, ended.err
         assert "due" in ended.out

@@ -93,6 +93,12 @@ def test_public_names_are_documented() -> None:
     assert [name for name in qdo.__all__ if name[0] != "_" and f"qdo.{name}" not in text] == []
 
 
+def test_the_page_about_jobs_names_what_a_message_has() -> None:
+    """Every public attribute; `limit` belongs to executors."""
+    named = set(re.findall(r"\w+", " ".join(table("jobs", "message"))))
+    assert named == {name for name in dir(qdo.Message) if name[0] != "_"} - {"limit"}
+
+
 # --- SQS --------------------------------------------------------------------------
 
 

@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 import qdo
-from qdo.errors import NotBlockedError, NotFoundError, PolicyError, SettingsError, UsageError
+from qdo.errors import (
+    NotBlockedError,
+    NotFoundError,
+    NotSettledError,
+    PolicyError,
+    SettingsError,
+    UsageError,
+)
 from qdo.ops.unblock import Decision
 from qdo.system.clock import clock
 from qdo.testing import POINTS, Clock, TestKit
@@ -131,8 +138,10 @@ def test_what_never_comes_to_rest_is_ended(stage: KitSetup) -> None:
     stage.on("again", lambda message, context: stage.app.send("q", "again"))
     with TestKit(stage.app, most_attempts=50) as kit:
         kit.send("q", "again")
-        with pytest.raises(UsageError, match="50 attempts"):
+        with pytest.raises(NotSettledError) as caught:
             kit.run_until_idle()
+        assert "50 attempts" in caught.value.details["goal"]
+        assert all(word in caught.value.details["waiting"] for word in ("'q'", "'again'"))
     assert len(stage.seen) == 50
 
 
@@ -320,10 +329,20 @@ def test_deduplication_follows_the_clock(kit: TestKit) -> None:
 
 
 def test_waiting_for_too_long_is_refused(kit: TestKit) -> None:
-    """The message states the length of the wait."""
+    """The message states the length of the wait, and what waits."""
     kit.send("q", 1, delay_seconds=7200)
-    with pytest.raises(UsageError, match=r"3600 s.*7200 s"):
+    with pytest.raises(NotSettledError, match=r"3600 s.*7200 s") as caught:
         kit.run_until_settled(most_seconds=3600)
+    assert "'q'" in caught.value.details["waiting"]
+
+
+def test_what_does_not_settle_is_named(stage: KitSetup, kit: TestKit) -> None:
+    """A message that fails again and again is named by its queue and error."""
+    stage.on("bad", fail)
+    kit.send("mail", "bad")
+    with pytest.raises(NotSettledError) as caught:
+        kit.run_until_settled(most_seconds=1)
+    assert all(word in caught.value.details["waiting"] for word in ("'mail'", "ValueError: no"))
 
 
 # --- executors and deadlines --------------------------------------------------------------

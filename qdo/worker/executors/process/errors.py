@@ -15,9 +15,6 @@ from qdo import outcomes
 from qdo.outcomes import Outcome
 from qdo.text import describe_traceback, one_line
 
-TEXT_LIMIT = 16_384
-TRACEBACK_LIMIT = 262_144
-
 
 class RemoteError(Exception):
     """An error that a job raised in its process, as the worker process raises it."""
@@ -46,8 +43,8 @@ def dump(error: BaseException | None) -> dict[str, Any]:
     return {
         "error": type(error).__qualname__[:200],
         "module": str(type(error).__module__)[:200],
-        "text": one_line(error)[:TEXT_LIMIT],
-        "traceback": describe_traceback(error)[-TRACEBACK_LIMIT:],
+        "text": one_line(error),
+        "traceback": describe_traceback(error),
     }
 
 

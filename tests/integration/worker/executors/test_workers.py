@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -152,7 +153,8 @@ def test_deadlines_reach_threads_however_busy_the_process_is(held: Held) -> None
     config.write_text("attempts = 1\n")
     with held.start("-c", str(config), "--burst") as worker:
         assert worker.wait(60) == 0
-        assert "Traceback" not in worker.output
+        expected = re.compile(r"^qdo\.(outcomes\.JobInterrupt|errors\.JobTimeoutError)\b", re.M)
+        assert worker.output.count("Traceback (") == len(expected.findall(worker.output))
     letters = held.app.broker.dead_letters.records()
     assert len(letters) == 5 * len(bodies)
     assert {letter.error.partition(":")[0] for letter in letters} == {"JobTimeoutError"}
