@@ -46,7 +46,7 @@ TEST = [
     "aws-kinesis-agg>=1.2.3,<2",  # packs records as producers do; reads them less well than qdo
     "six>=1.16,<2",  # which aws-kinesis-agg imports and does not name
     "cryptography>=50,<51",  # makes certificates for servers of tests
-    "standardwebhooks>=1.1,<2",  # verifies what workers.webhook signs
+    "standardwebhooks>=1.1,<2",  # verifies what qdo.programs.webhook signs
     "pytest>=9.2,<10",
     "pytest-timeout>=2.4,<3",
     "pytest-xdist>=3.8,<4",  # two test files at once: most of them wait for processes and clocks
@@ -67,7 +67,9 @@ setup(
     long_description_content_type="text/x-rst",
     license="MIT",
     python_requires=">=3.10",
-    packages=find_packages(include=["qdo", "qdo.*", "workers", "workers.*"]),
+    # Nothing but qdo: other projects have a package `workers`, too. The folder of that name is
+    # installed as qdo.programs, to which the link qdo/programs points.
+    packages=find_packages(include=["qdo", "qdo.*"]),
     package_data={"qdo": ["py.typed"]},
     install_requires=REQUIRES,
     extras_require={

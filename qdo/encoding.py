@@ -22,8 +22,42 @@ def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-decode_strictly = json.JSONDecoder(parse_constant=_reject_constant).decode
-"""The standard library's decoder: ujson's accepts "-", 01 and raw tabs."""
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is too large: a number with a fraction or exponent is a float")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the key {repeated!r} twice, and only one would arrive")
+    return found
+
+
+_decode = json.JSONDecoder(
+    parse_constant=_reject_constant, parse_float=_finite, object_pairs_hook=_distinct
+).decode
+
+
+def decode_strictly(text: str) -> Any:
+    """Return the value of a JSON text that arrives as it was sent.
+
+    The standard library's decoder, because ujson's accepts "-", 01 and raw tabs.
+
+    :raises ValueError: it is not JSON, or a part of it would be lost or changed.
+    """
+    value = _decode(text)
+    if "\\u" in text:
+        try:
+            _dumps(value).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"{half!r} is half of a surrogate pair, not a character") from error
+    return value
 
 
 class JsonText(bytes):
@@ -60,15 +94,41 @@ def encoded(queue: str, body: Any, headers: Mapping[str, str] | None) -> tuple[b
 def encode_body(queue: str, body: Any) -> bytes:
     """Return the JSON of a body.
 
-    :raises UsageError: JSON cannot hold it.
+    :raises UsageError: JSON cannot hold it, or a part of it would arrive as something else.
     """
     try:
-        return _dumps(body, allow_nan=False).encode()
+        data = _dumps(body, allow_nan=False).encode()
+        _check_types(body)
+        return data
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(
             reason=f"the body for queue {queue!r} cannot be JSON: {error}; "
-            "send dicts, lists, text, finite numbers, True, False and None, or bytes"
+            "send dicts with text as keys, lists, text, finite numbers, True, False and None, or "
+            "bytes"
         ) from error
+
+
+def _check_types(body: Any) -> None:
+    """Raise TypeError for a part that ujson silently converts.
+
+    ujson rounds Decimal to float, turns keys into text, and calls `__json__` and `toDict`.
+    """
+    waiting = [body]
+    for value in waiting:  # grows meanwhile
+        if type(value) in _PLAIN:
+            continue
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    raise TypeError(f"the key {key!r:.60} is not text")
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+        elif not isinstance(value, str | int | float):
+            raise TypeError(f"{value!r:.60} is not JSON serializable")
+
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def _checked(headers: Mapping[str, str]) -> dict[str, str]:

@@ -160,8 +160,8 @@ class DatabaseNewerError(DatabaseError):
 
 
 class DatabaseFullError(DatabaseError):
-    """database {path} cannot grow ({reason}); nothing from this call was stored; free
-    disk space and send again"""
+    """database {path} cannot grow ({reason}), so nothing of this call was stored; free disk space,
+    then repeat the command; workers continue by themselves"""
 
     exit_code = 1
 

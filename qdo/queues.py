@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ _INVALID = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
 Java code, a character beyond U+FFFF, such as an emoji, is two surrogates."""
 
 
+@functools.lru_cache(maxsize=4096)
 def name_error(name: str) -> str | None:
     """Return why `name` cannot be a znode name, None if it can.
 
@@ -95,6 +97,8 @@ def is_path_part(name: str) -> bool:
 
 def check_queue_name(name: str) -> str:
     """Return `name`; raise QueueNameError if it cannot be a znode name."""
+    if not isinstance(name, str):
+        raise QueueNameError(name=name, reason=f"it is of type {type(name).__name__}, not text")
     reason = name_error(name)
     if reason:
         raise QueueNameError(name=name, reason=reason)

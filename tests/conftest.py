@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from tests.support import zookeeper
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from tests.support.sqs_workers import SqsWorkers
 
 _running: list[Ensemble | SharedZooKeeper] = []
+
+# How long an example takes depends on the other processes of the machine, not on qdo.
+hypothesis.settings.register_profile("qdo", deadline=None)
+hypothesis.settings.load_profile("qdo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -71,8 +71,9 @@ def sources(folder: str) -> tuple[ParsedFile, ...]:
     return tuple(found)
 
 
-def definitions(source: ParsedFile) -> Iterator[tuple[str, ast.ClassDef | Function]]:
-    """Yield all classes and functions of a file, with their names such as ``Class.method``."""
+@cache
+def definitions(source: ParsedFile) -> tuple[tuple[str, ast.ClassDef | Function], ...]:
+    """Return all classes and functions of a file, with their names such as ``Class.method``."""
 
     def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef | Function]]:
         for child in ast.iter_child_nodes(node):
@@ -83,7 +84,7 @@ def definitions(source: ParsedFile) -> Iterator[tuple[str, ast.ClassDef | Functi
             else:
                 yield from visit(child, prefix)
 
-    yield from visit(source.tree, "")
+    return tuple(visit(source.tree, ""))
 
 
 def functions(folder: str) -> Iterator[tuple[str, Function]]:

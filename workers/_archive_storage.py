@@ -1,4 +1,4 @@
-"""Storage for the files of `workers.archive`: a folder, or an S3 bucket."""
+"""Storage for the files of `qdo.programs.archive`: a folder, or an S3 bucket."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from gevent.monkey import is_module_patched
 from qdo import Stop
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.settings.checks import Check
+from qdo.settings.sources import is_service_variable
 from qdo.text import did_you_mean
 
 
@@ -53,7 +54,11 @@ def read(kind: type[_Options], environ: Mapping[str, str] | None = None) -> _Opt
     fields = {kind.PREFIX + name.upper(): each for name, each in kind.__dataclass_fields__.items()}
     fields.pop(f"{kind.PREFIX}PREFIX", None)
     for name in sorted(environ):
-        if name.startswith(kind.PREFIX) and name not in fields:
+        if (
+            name.startswith(kind.PREFIX)
+            and name not in fields
+            and not is_service_variable(name, environ[name])
+        ):
             hint = did_you_mean(name, fields)
             raise UnknownSettingError(name=name, origin="the environment", hint=hint)
     return kind(**{each.name: _value(name, each, environ) for name, each in fields.items()})
@@ -92,8 +97,9 @@ def expect(context: Any, kind: type[_Context], program: str) -> _Context:
     if isinstance(context, kind):
         return context
     raise Stop(
-        f"workers.{program}:job runs without its context: start qdo-worker workers.{program}:app, "
-        f"or also set job_context (QDO_JOB_CONTEXT) to workers.{program}:job_context"
+        f"qdo.programs.{program}:job runs without its context: start qdo-worker "
+        f"qdo.programs.{program}:app, or also set job_context (QDO_JOB_CONTEXT) to "
+        f"qdo.programs.{program}:job_context"
     )
 
 
@@ -108,6 +114,6 @@ def require_greenlet(program: str) -> None:
     # On Linux the native id of the main thread is the process id.
     if is_module_patched("socket") and threading.get_native_id() != os.getpid():
         raise Stop(
-            f"workers.{program}:job runs in a native thread, where it cannot wait: set executor "
-            "to 'greenlet'"
+            f"qdo.programs.{program}:job runs in a native thread, where it cannot wait: set "
+            "executor to 'greenlet'"
         )

@@ -1,7 +1,7 @@
 """Stores every message in gzip files of JSON lines, in a folder or in S3.
 
     export QDO_ARCHIVE_URL=file:/srv/archive       # or s3://BUCKET/PREFIX
-    qdo-worker workers.archive:app
+    qdo-worker qdo.programs.archive:app
     qdo send --app archive orders '{"order": 1}'
 
 A file holds consecutive messages of one queue. Its name consists of the queue, the day, and the
@@ -38,8 +38,8 @@ import ujson
 from qdo import App, Message
 from qdo.errors import SettingsError
 from qdo.positions import format_position, position_of_time, time_of_position
-from workers._archive_storage import Place, folder_of, open_place
-from workers._options import expect, option, read
+from qdo.programs._archive_storage import Place, folder_of, open_place
+from qdo.programs._options import expect, option, read
 
 SUFFIX = ".jsonl.gz"
 

@@ -16,8 +16,8 @@ SQS positions change with every delivery. There, the proof is a row of
 ::
 
     qdo send --app churn --file commits.jsonl --queue-field repo
-    qdo-worker --app churn --job workers.churn:job --burst
-    python -m workers.churn
+    qdo-worker --app churn --job qdo.programs.churn:job --burst
+    python -m qdo.programs.churn
 
 The last command prints the totals and checks in the ledger that no commit was counted before one
 of its parents. It exits with 1 if one was.
@@ -254,9 +254,9 @@ def report(path: str, form: str = "table") -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``python -m workers.churn``; return its exit code."""
+    """Run ``python -m qdo.programs.churn``; return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m workers.churn",
+        prog="python -m qdo.programs.churn",
         description="Print the totals of every queue; exit with 1 if a commit was counted before "
         "its parent.",
     )

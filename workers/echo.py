@@ -1,6 +1,6 @@
 """Prints every message: a minimal job, and a way to check that messages arrive.
 
-qdo-worker --app hello --job workers.echo:job
+qdo-worker --app hello --job qdo.programs.echo:job
 qdo send --app hello greetings '{"name": "Ada"}'
 """
 

@@ -1,7 +1,7 @@
 """Runs a command for every message.
 
     export QDO_SHELL_COMMAND='jq -r .name >> names.txt'
-    qdo-worker workers.shell:app
+    qdo-worker qdo.programs.shell:app
     qdo send --app shell visitors '{"name": "Ada"}'
 
 /bin/sh runs the command. Its standard input is the body: a line of JSON, or the bytes that were
@@ -33,8 +33,8 @@ import ujson
 
 from qdo import App, DeadLetter, Message, QdoError, Retry
 from qdo.errors import SettingsError
+from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.checks import between, non_empty
-from workers._options import expect, option, read, require_greenlet
 
 EX_DATAERR = 65
 EX_TEMPFAIL = 75

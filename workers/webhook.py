@@ -1,8 +1,8 @@
 """Sends every message as a signed HTTP POST request, in the order of its queue.
 
     export QDO_WEBHOOK_URL='https://example.com/hooks/{queue}'
-    export QDO_WEBHOOK_SECRET="$(python -m workers.webhook)"
-    qdo-worker workers.webhook:app
+    export QDO_WEBHOOK_SECRET="$(python -m qdo.programs.webhook)"
+    qdo-worker qdo.programs.webhook:app
     qdo send --app webhook orders '{"order": 1}'
 
 Requests are signed according to the Standard Webhooks specification
@@ -40,8 +40,8 @@ import urllib3
 import qdo
 from qdo import App, DeadLetter, Message, Policy, Retry
 from qdo.encoding import CONTENT_TYPE, RAW
+from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.checks import between
-from workers._options import expect, option, read, require_greenlet
 
 SECRET_PREFIX = "whsec_"
 SECRET_BYTES = range(16, 129)
@@ -77,7 +77,7 @@ def _secret_fault(text: str) -> str | None:
         return None
     return (
         f"must be {SECRET_PREFIX} followed by {SECRET_BYTES[0]} to {SECRET_BYTES[-1]} bytes in "
-        "base64; `python -m workers.webhook` prints a new secret"
+        "base64; `python -m qdo.programs.webhook` prints a new secret"
     )
 
 

@@ -28,6 +28,8 @@ class Backlog:
     """The count is an estimate; where the broker is not `countable`, 1 stands for any number."""
     behind_seconds: float | None = None
     """Age of the next message to read, 0 at the tip; None where the broker does not report it."""
+    fault: str | None = None
+    """Why a worker cannot read on from the position, with the remedy."""
 
 
 class QueueCatalog(abc.ABC):
@@ -41,6 +43,13 @@ class QueueCatalog(abc.ABC):
     @abc.abstractmethod
     def names(self) -> list[str]:
         """Return the names of all queues."""
+
+    def names_to_show(self) -> list[str]:
+        """Return the names of all queues for display.
+
+        Works although the broker does not answer requests about some of them.
+        """
+        return self.names()
 
     @abc.abstractmethod
     def backlog(self, queue: str, after: int) -> Backlog:

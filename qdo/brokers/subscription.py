@@ -79,6 +79,13 @@ class Subscription(abc.ABC):
         """Return whether this owner may still process a fetched message."""
         return True
 
+    def has_followers(self) -> bool:
+        """Return whether messages follow that the broker returns once the fetched ones are done.
+
+        Then waiting for more messages before a job begins only delays it.
+        """
+        return False
+
     def unconfirmed(self) -> tuple[str, ...]:
         """Return the names of done messages that may still be received again.
 

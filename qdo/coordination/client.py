@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError
-from kazoo.protocol.connection import ConnectionHandler
+from kazoo.exceptions import ConnectionDropped, ConnectionLoss, KazooException, NodeExistsError
+from kazoo.protocol.connection import _CONNECTION_DROP, CLOSE_RESPONSE, ConnectionHandler
 from kazoo.protocol.serialization import Connect, Create
+from kazoo.protocol.states import KeeperState
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from qdo.errors import CoordinatorUnreachableError, SettingsError
@@ -36,6 +37,9 @@ _HANDLERS = {
 }
 # kazoo's own default lets the pauses between attempts grow to an hour.
 _RETRY = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5}
+CONNECT_SHARE = 0.25
+"""Share of the session timeout that an attempt to connect to one server may take. kazoo allows all
+of it, so one unreachable server would cost a session that the next server would have kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Client(KazooClient):
     :ivar heard_at: a time since which the leader of the servers has heard of the session: the
         time at which the present connection was requested, on `qdo.system.clock.clock`; None if
         unknown.
+    :ivar session_over: whether the coordinator has confirmed the end of the session, or ended it.
     """
 
     _connection: Any
@@ -89,6 +94,8 @@ class Client(KazooClient):
         self.address = address
         self.negotiated_timeout_seconds: float | None = None
         self.heard_at: float | None = None
+        self.session_over = False
+        self.drop_reason = ""
         # kazoo has no types: here and below, super() is cast to Any.
         cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
         self._calling: Any = self.handler.lock_object()
@@ -110,6 +117,29 @@ class Client(KazooClient):
         """
         with self._calling:
             return cast(Any, super())._call(request, async_object)
+
+    def drop_connection(self, reason: str) -> None:
+        """Give the connection up. The client connects again, to another server if there is one.
+
+        The session continues if the client connects within the session timeout.
+        """
+        self.drop_reason = reason
+        self._call(_CONNECTION_DROP, self.handler.async_result())
+
+    @property
+    def server(self) -> str:
+        """The server that the client is connected to, or was last."""
+        return self._connection.server or self.address.url
+
+    def lost_server(self) -> str:
+        """Return the server of the lost connection, and the reason if the client dropped it."""
+        reason, self.drop_reason = self.drop_reason, ""
+        return f"{self.server} ({reason})" if reason else self.server
+
+    def _session_callback(self, state: Any) -> None:
+        if state is KeeperState.EXPIRED_SESSION:
+            self.session_over = True
+        cast(Any, super())._session_callback(state)
 
     def open(self, timeout_seconds: float = 15.0) -> None:
         """Connect, and create the chroot if the address has one.
@@ -170,19 +200,46 @@ class Client(KazooClient):
 
 
 class _NetworkConnection(ConnectionHandler):
-    """kazoo's connection; it keeps the session timeout that the server granted."""
+    """kazoo's connection; it keeps the session timeout that the server granted.
+
+    :ivar server: HOST:PORT of the last server that it tried.
+    """
 
     last_fault: str | None = None
     client: Any
 
     def __init__(self, client: Any, retry: Any, logger: Any) -> None:
         cast(Any, super()).__init__(client, retry, logger=logger)
+        self.server: str | None = None
+        self.handler = _ImpatientHandler(client)
 
     def prepare(self) -> None:
         """Do nothing: faults of a server appear on connecting."""
 
+    def _expand_client_hosts(self) -> Any:
+        """Return the servers in the order of the next attempts, the last one at the end."""
+        found = cast(Any, super())._expand_client_hosts()
+        return sorted(found, key=lambda each: f"{each[1]}:{each[2]}" == self.server)
+
+    def _connect(self, host: str, hostip: str, port: int) -> Any:
+        self.server = f"{hostip}:{port}"
+        return cast(Any, super())._connect(host, hostip, port)
+
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        if self.client._queue and self.client._queue[0][0] is _CONNECTION_DROP:
+            raise ConnectionDropped(self.client.drop_reason)
+        cast(Any, super())._send_request(read_timeout, connect_timeout)
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        response = cast(Any, super())._read_socket(read_timeout)
+        if response == CLOSE_RESPONSE:
+            self.client.session_over = True
+        return response
+
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         began = clock()
+        if isinstance(request, Connect):
+            timeout = min(timeout, _connect_seconds(self.client))
         answer = cast(Any, super())._invoke(timeout, request, xid)
         if isinstance(request, Connect):
             granted = answer[0].time_out
@@ -190,6 +247,25 @@ class _NetworkConnection(ConnectionHandler):
                 self.client.negotiated_timeout_seconds = granted / 1000.0
                 self.client.heard_at = began
         return answer
+
+
+class _ImpatientHandler:
+    """kazoo's handler, with a shorter time limit for connecting to one server."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._handler = client.handler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handler, name)
+
+    def create_connection(self, *args: Any, timeout: float, **options: Any) -> Any:
+        limit = min(timeout, _connect_seconds(self._client))
+        return self._handler.create_connection(*args, timeout=limit, **options)
+
+
+def _connect_seconds(client: Any) -> float:
+    return float(CONNECT_SHARE * client._session_timeout / 1000.0)
 
 
 def connect(

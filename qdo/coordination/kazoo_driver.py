@@ -62,6 +62,9 @@ _UNANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
 class KazooDriver:
     """Sends requests; for each answer, `put` gets a function that delivers it.
 
+    A request that fails for a reason without an answer for machines, such as a full disk, gets
+    none: `refused` is called, and the loop drops the connection.
+
     Requests of one client are performed in the order of the calls, and answered in that order.
     kazoo's connection itself puts an answer before it reads the next message of the coordinator.
     So the event of a watch never overtakes the answer that armed it. Through kazoo's own results it
@@ -69,9 +72,15 @@ class KazooDriver:
     event would then wait forever.
     """
 
-    def __init__(self, client: Client, put: Callable[[Callable[[], object]], None]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        put: Callable[[Callable[[], object]], None],
+        refused: Callable[[Exception], None],
+    ) -> None:
         self._client = client
         self._put = put
+        self._refused = refused
 
     def read(
         self, request: Get | Stat | Children | Create, then: Callback, watcher: Watcher
@@ -104,7 +113,7 @@ class KazooDriver:
         for start in range(0, len(requests), BATCH):
             batch = requests[start : start + BATCH]
             many = MultiRead([root + request.path for request, _ in batch])
-            self._client._call(many, _ManyReplies(self._put, [then for _, then in batch]))
+            self._client._call(many, _ManyReplies(self, [then for _, then in batch]))
 
     def commit(self, request: Commit, then: Callback) -> None:
         """Perform a transaction.
@@ -116,7 +125,22 @@ class KazooDriver:
         self._send(Transaction([_operation(root, op) for op in request.ops]), _committed, then)
 
     def _send(self, request: Any, convert: Callable[[Any], Response], then: Callback) -> None:
-        self._client._call(request, _Reply(self._put, convert, then))
+        self._client._call(request, _Reply(self, convert, then))
+
+    def deliver(self, then: Callback, convert: Callable[[Any], Response], value: Any) -> None:
+        """Deliver an answer or an error, on the loop."""
+        if not isinstance(value, Exception):
+            then(convert(value))
+        elif isinstance(value, NoNodeError):
+            then(NodeMissing())
+        elif isinstance(value, _UNANSWERED):
+            then(NoResponse())
+        else:
+            self._refused(value)
+
+    def put(self, event: Callable[[], object]) -> None:
+        """Have a function called on the loop."""
+        self._put(event)
 
     def _get_watched(self, path: str, then: Callback, watcher: Watcher) -> None:
         """Read a node and watch it; a missing one is watched through `exists`.
@@ -144,42 +168,37 @@ class _Reply:
     """Receives the answer of one request from kazoo's connection."""
 
     def __init__(
-        self,
-        put: Callable[[Callable[[], object]], None],
-        convert: Callable[[Any], Response],
-        then: Callback,
+        self, driver: KazooDriver, convert: Callable[[Any], Response], then: Callback
     ) -> None:
-        self._put = put
+        self._driver = driver
         self._convert = convert
         self._then = then
 
     def set(self, value: Any) -> None:
-        """Deliver the coordinator's answer."""
-        self._put(lambda: self._then(self._convert(value)))
+        """Deliver the coordinator's answer, or its error."""
+        self._driver.put(partial(self._driver.deliver, self._then, self._convert, value))
 
-    def set_exception(self, error: Exception) -> None:
-        """Deliver an error; an unknown error is raised where answers are delivered."""
-        self._put(lambda: self._then(_answer_of(error)))
+    set_exception = set
 
 
 class _ManyReplies:
     """Receives the answer of a request of several reads."""
 
-    def __init__(self, put: Callable[[Callable[[], object]], None], thens: list[Callback]) -> None:
-        self._put = put
+    def __init__(self, driver: KazooDriver, thens: list[Callback]) -> None:
+        self._driver = driver
         self._thens = thens
 
     def set(self, values: list[Any]) -> None:
         """Deliver the result of each read."""
-        self._put(partial(self._deliver, values))
+        self._driver.put(partial(self._deliver, values))
 
     def set_exception(self, error: Exception) -> None:
         """Deliver the error to all."""
-        self._put(partial(self._deliver, [error] * len(self._thens)))
+        self._driver.put(partial(self._deliver, [error] * len(self._thens)))
 
     def _deliver(self, values: list[Any]) -> None:
         for then, value in zip(self._thens, values, strict=True):
-            then(_answer_of(value) if isinstance(value, Exception) else _node(value))
+            self._driver.deliver(then, _node, value)
 
 
 def _operation(root: str, op: Op) -> SetData | CheckVersion | kazoo_requests.Create | Delete:
@@ -192,14 +211,6 @@ def _operation(root: str, op: Op) -> SetData | CheckVersion | kazoo_requests.Cre
     if isinstance(op, DeleteOp):
         return Delete(path, op.version)
     return kazoo_requests.Create(path, op.data, OPEN_ACL_UNSAFE, 0)
-
-
-def _answer_of(error: Exception) -> Response:
-    if isinstance(error, NoNodeError):
-        return NodeMissing()
-    if isinstance(error, _UNANSWERED):
-        return NoResponse()
-    raise error
 
 
 def _node(value: tuple[bytes, ZnodeStat]) -> Response:

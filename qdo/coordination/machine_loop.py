@@ -7,17 +7,24 @@ machines make. kazoo's callbacks only put events into the loop's queue.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from kazoo.protocol.states import EventType, WatchedEvent
 
+from qdo.backoff import Backoff
 from qdo.coordination.client import Client
 from qdo.coordination.kazoo_driver import KazooDriver
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.machine import Callback, Commit, Get, Machine, NoResponse, Response
+from qdo.coordination.protocol.silence import SILENCE, SilenceDetector
 from qdo.system.clock import clock
+from qdo.text import describe
+
+REFUSAL_BACKOFF = Backoff(0.1, 5.0)
+"""Delays before a connection is dropped after refused requests in a row."""
 
 
 class MachineLoop:
@@ -42,13 +49,19 @@ class MachineLoop:
         self.lease: Lease | None = None
         self.running = False
         self.up = False
-        self.driver = KazooDriver(client, self.put)
+        self.driver = KazooDriver(client, self.put, self._refused)
         self._handler = client.handler
         self._before_flush = before_flush
         self._after_step = after_step
         self._events: Any = self._handler.queue_impl()
         self._watchers: dict[int, Callable[[WatchedEvent], None]] = {}
         self._unanswered: dict[int, Callback] = {}
+        self._client = client
+        self._silence = SilenceDetector(float("inf"))
+        self._may_fall_silent = client.address.path is None
+        self._refusals = 0
+        self._drop_at = float("inf")
+        self._drop_reason = ""
         self._requests = 0
 
     def put(self, event: Callable[[], object] | None) -> None:
@@ -69,6 +82,7 @@ class MachineLoop:
     def wait_seconds(self) -> float | None:
         """Return how long the next step may wait for an event, None for no limit."""
         due = min((machine.due() for machine in self.machines), default=float("inf"))
+        due = min(due, self._silence.due(), self._drop_at)
         return None if due == float("inf") else max(0.0, due - clock())
 
     def step(self, wait_seconds: float | None) -> None:
@@ -89,7 +103,32 @@ class MachineLoop:
             machine.flush()
         for machine in self.machines:
             self._perform(machine)
+        self._drop_if_due(clock())
         self._after_step()
+
+    # --- connections that must be given up --------------------------------------------
+
+    def _drop_if_due(self, now: float) -> None:
+        if now >= self._drop_at:
+            self._drop(self._drop_reason)
+        elif self._silence.is_silent(now):
+            self._drop(f"no answer for {SILENCE * self._silence.timeout_seconds:.1f} s")
+
+    def _drop(self, reason: str) -> None:
+        self._drop_at = float("inf")
+        self._silence.reset()
+        self._client.drop_connection(reason)
+
+    def _refused(self, error: Exception) -> None:
+        """Leave a request unanswered, and soon drop the connection, which answers it.
+
+        Machines then repeat it, as after a lost answer. Until the coordinator accepts it again,
+        the lease may expire; then no message starts, and the session is kept.
+        """
+        if self._drop_at == float("inf"):
+            self._refusals += 1
+            self._drop_at = clock() + REFUSAL_BACKOFF.delay(self._refusals, random.random())
+            self._drop_reason = f"the coordinator refused a request: {describe(error)}"
 
     # --- requests and answers ---------------------------------------------------------
 
@@ -103,6 +142,8 @@ class MachineLoop:
             self._requests += 1
             number = self._requests
             self._unanswered[number] = then
+            if self._may_fall_silent:
+                self._silence.sent(clock())
             answered = partial(self._answered, number)
             if isinstance(request, Get) and not request.watch:
                 reads.append((request, answered))
@@ -121,6 +162,7 @@ class MachineLoop:
         """Pass on an answer, unless the connection was lost before it was delivered."""
         then = self._unanswered.pop(number, None)
         if then is not None:
+            self._silence.answered(clock(), len(self._unanswered))
             then(answer)
         if not self._unanswered:
             self._unanswered.clear()  # releases memory: a dict never shrinks by itself
@@ -129,6 +171,7 @@ class MachineLoop:
         """Pass on an answer; an acknowledged transaction renews the lease."""
         if not isinstance(answer, NoResponse) and self.lease is not None:
             self.lease.renew(sent_at, clock())
+            self._refusals = 0
         self._answered(number, answer)
 
     def _watcher(self, machine: Machine) -> Callable[[WatchedEvent], None]:
@@ -148,6 +191,8 @@ class MachineLoop:
         """Tell the machines that the session is connected."""
         self._leave_unanswered()
         self.up = True
+        if self.lease is not None:
+            self._silence.timeout_seconds = self.lease.timeout_seconds
         for machine in list(self.machines):
             machine.connected()
 
@@ -168,6 +213,8 @@ class MachineLoop:
         Machines start again in `connected` and must not take an old answer for a new one.
         """
         unanswered, self._unanswered = self._unanswered, {}
+        self._silence.reset()
+        self._drop_at = float("inf")
         waiting = list(unanswered.values())
         for machine in self.machines:
             waiting.extend(then for _, then in machine.outbox)

@@ -84,7 +84,7 @@ class Member:
         self._ended = self._handler.event_object()
         self._released = self._handler.event_object()
         self._recording: list[tuple[Claim, Any]] = []
-        self._leaving = False
+        self._leaving = self._lost_queues = False
         self._ownership: Ownership | None = None
         self._component: Component | None = None
 
@@ -180,8 +180,7 @@ class Member:
             self._recording.append((claim, done))
 
         self._loop.put(begin)
-        done.wait(timeout_seconds)
-        return bool(done.is_set())
+        return bool(done.wait(timeout_seconds))
 
     def finished(self, claim: Claim) -> None:
         """Called when no message of a claim that is being released runs any more."""
@@ -206,9 +205,8 @@ class Member:
         return self._ownership is not None and self._ownership.settled()
 
     def wait_released(self, timeout_seconds: float) -> bool:
-        """Wait until all queues are released or lost; return False on timeout."""
-        self._released.wait(timeout_seconds)
-        return bool(self._released.is_set())
+        """Wait until all queues are released or lost; return whether all are released."""
+        return bool(self._released.wait(timeout_seconds)) and not self._lost_queues
 
     def unreleased(self) -> list[str]:
         """Return the names of the queues that are still owned."""
@@ -277,8 +275,10 @@ class Member:
     def _suspended(self) -> None:
         if not self._loop.up:
             return
-        name = self.name or "worker"
-        log.warning("%s: lost the coordinator; processing until the lease expires", name)
+        leased = self._loop.lease is not None and clock() < self._loop.lease.until
+        text = "processing until the lease expires" if leased else "no message starts"
+        place = self._client.lost_server()
+        log.warning("%s: lost the connection to %s; %s", self.name or "worker", place, text)
         self._loop.suspended()
 
     def _worker_registered(self, path: str) -> None:
@@ -328,8 +328,7 @@ class Member:
             self.leader.election.resign(reason)
 
     def _evicted(self) -> None:
-        """Leave because the worker node is gone, though the session answers."""
-        self._loop.put(self._end)
+        self._loop.put(self._end)  # the worker node is gone, though the session answers
 
     def _end(self) -> None:
         """End for good: the session is lost, or the member was stopped."""
@@ -339,6 +338,7 @@ class Member:
         if self._loop.lease is not None:
             self._loop.lease.end()
         if self._ownership is not None:
+            self._lost_queues = not self._ownership.empty()
             self._ownership.expire()
         self._released.set()
         for _, done in self._recording:

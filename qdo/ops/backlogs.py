@@ -8,7 +8,7 @@ from heapq import nsmallest
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.errors import NotFoundError
+from qdo.errors import NotFoundError, QdoError
 from qdo.system.parallel import run_parallel
 
 
@@ -18,8 +18,11 @@ def ask(
     nodes: Mapping[str, QueueNode],
     workers: Collection[str],
     budget: int | None,
-) -> dict[str, Backlog | None]:
+) -> dict[str, Backlog | QdoError | None]:
     """Return the backlogs of queues, None for a queue that no longer exists.
+
+    Where each backlog is a request, it is the error if the request fails: one queue that cannot be
+    read must not hide the others.
 
     :param nodes: the nodes of the queues that have one.
     :param workers: the registered workers.
@@ -41,7 +44,14 @@ def ask(
 
     if broker.capabilities.backlog_budget is None:  # reads a file, makes no requests
         return {name: read(name) for name in chosen}
-    return dict(zip(chosen, run_parallel(read, chosen), strict=True))
+
+    def try_read(name: str) -> Backlog | QdoError | None:
+        try:
+            return read(name)
+        except QdoError as error:
+            return error
+
+    return dict(zip(chosen, run_parallel(try_read, chosen), strict=True))
 
 
 def _urgency(node: QueueNode | None, workers: Collection[str]) -> tuple[int, int]:

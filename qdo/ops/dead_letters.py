@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import binascii
-import json
 import re
 import time
 import uuid
@@ -170,8 +169,7 @@ def exported(
 ) -> dict[str, Any]:
     """Return a complete dead letter as a JSON value.
 
-    The key of the body is `body` if it is JSON, and `body_base64` if it is bytes or cannot be
-    decoded.
+    The key of the body is `body` if it is JSON that a copy can hold, and `body_base64` otherwise.
     """
     headers = parsed(record.headers)
     sent, due = (stored_time(headers or {}, name) for name in (SENT, DUE))
@@ -193,7 +191,6 @@ def exported(
     if not (headers and is_raw(headers)):
         try:
             value = decode_strictly(record.body.decode())
-            json.dumps(value, allow_nan=False)  # 1e999 is JSON, and infinite in Python
         except (ValueError, RecursionError):
             pass
         else:

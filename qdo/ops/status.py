@@ -16,6 +16,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.errors import QdoError
 from qdo.ops.backlogs import ask
 from qdo.queues import EVERYTHING, QueueFilter
 
@@ -34,12 +35,12 @@ class QueueStatus:
     :ivar behind_seconds: age of the next message, 0 at the tip; None if unknown.
     :ivar oldest: position of the first message of the backlog.
     :ivar delayed: messages that are not due yet; they are not in the backlog.
-    :ivar dead_letters: number of dead letters.
+    :ivar dead_letters: number of dead letters; None if the broker did not return it.
     :ivar fault: why the queue is not processed: its node cannot be read, for instance.
+    :ivar error: why the broker did not return the backlog.
     :ivar untaken: the filters of all registered workers exclude this queue.
     :ivar waits_for: queues that must be finished before this one may begin.
-    :ivar marks: failure record of the failing message, None if none fails. The record also tells
-        whether the message blocks the queue.
+    :ivar marks: failure record of the failing message; it tells whether the queue is blocked.
     :ivar also_blocking: failure records of further messages that wait for an operator.
     """
 
@@ -49,7 +50,7 @@ class QueueStatus:
     last: int
     backlog: int | None
     oldest: int | None
-    dead_letters: int
+    dead_letters: int | None
     fault: str | None
     delayed: int = 0
     marks: FailureRecord | None = None
@@ -59,6 +60,7 @@ class QueueStatus:
     approximate: bool = False
     behind_seconds: float | None = None
     waits_for: tuple[str, ...] = ()
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,12 @@ class Statuses:
     """The status of queues, by name.
 
     :ivar unasked: how many backlogs were not requested from the broker, to save requests.
+    :ivar dead_letters_error: why the dead letters of all queues are unknown.
     """
 
     queues: list[QueueStatus]
     unasked: int = 0
+    dead_letters_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +102,8 @@ class Snapshot:
     :ivar workers: registered workers; None without a coordinator.
     :ivar filters: predicates, one for each different filter of the workers that stay.
     :ivar listed: queues that the broker lists.
-    :ivar dead_letters: number of dead letters by queue.
-    :ivar backlogs: by queue, as far as the broker was asked.
+    :ivar dead_letters: number of dead letters by queue; or the error of the request.
+    :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
     :ivar lags: seconds by queue, as reported by workers.
     :ivar parents: by queue, the queues that must be finished first.
     :ivar unasked: number of backlogs that were not requested.
@@ -112,8 +116,8 @@ class Snapshot:
     workers: Collection[str]
     filters: Sequence[Callable[[str], bool]]
     listed: Collection[str]
-    dead_letters: Mapping[str, int]
-    backlogs: Mapping[str, Backlog | None]
+    dead_letters: Mapping[str, int] | QdoError
+    backlogs: Mapping[str, Backlog | QdoError | None]
     lags: Mapping[str, float]
     parents: Mapping[str, Sequence[str]]
     unasked: int
@@ -148,9 +152,10 @@ def read_snapshot(
     """Read everything that the statuses of the matching queues need; see `queue_statuses`."""
     nodes = _queue_nodes(client, layout, glob) if client else {}
     workers = _names(client, layout.workers) if client else frozenset()
-    listed = frozenset(broker.catalog.names()) if broker else frozenset()
+    listed = frozenset(broker.catalog.names_to_show()) if broker else frozenset()
     stored = frozenset(_matching(listed, glob))
-    dead = broker.dead_letters.counts() if broker else {}
+    counted = _dead_letters(broker) if broker else {}
+    dead = {} if isinstance(counted, QdoError) else counted
     end = broker.capabilities.end_position_text if broker else None
     if broker is not None:
         nodes = {name: _with_fault(name, node, broker) for name, node in nodes.items()}
@@ -177,7 +182,7 @@ def read_snapshot(
         workers=workers,
         filters=_filters(client, layout, workers) if client else (),
         listed=listed,
-        dead_letters=dead,
+        dead_letters=counted,
         backlogs=backlogs,
         lags=_lags(client, layout) if client and broker and broker.capabilities.doorbell else {},
         parents=parents,
@@ -189,7 +194,12 @@ def read_snapshot(
 
 def assemble(snapshot: Snapshot) -> Statuses:
     """Return the statuses of a snapshot; reads nothing."""
-    return Statuses([_queue_status(name, snapshot) for name in snapshot.names], snapshot.unasked)
+    dead = snapshot.dead_letters
+    return Statuses(
+        [_queue_status(name, snapshot) for name in snapshot.names],
+        snapshot.unasked,
+        str(dead) if isinstance(dead, QdoError) else None,
+    )
 
 
 _NEW = QueueNode()
@@ -197,9 +207,10 @@ _NEW = QueueNode()
 
 def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     node = snapshot.nodes.get(queue, _NEW)
-    backlog = snapshot.backlogs.get(queue)
+    answer = snapshot.backlogs.get(queue)
+    backlog = answer if isinstance(answer, Backlog) else None
     lag = snapshot.lags.get(queue)
-    filters = snapshot.filters
+    filters, dead = snapshot.filters, snapshot.dead_letters
     return QueueStatus(
         queue=queue,
         owner=node.owner or None,
@@ -207,8 +218,8 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         last=node.last,
         backlog=backlog.count if backlog and snapshot.countable else None,
         oldest=backlog.oldest if backlog else None,
-        dead_letters=snapshot.dead_letters.get(queue, 0),
-        fault=node.fault,
+        dead_letters=None if isinstance(dead, QdoError) else dead.get(queue, 0),
+        fault=node.fault or (backlog.fault if backlog else None),
         delayed=backlog.delayed if backlog else 0,
         marks=node.failure,
         also_blocking=tuple(each for each in node.blocking if each is not node.failure),
@@ -219,6 +230,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         waits_for=tuple(
             name for name in snapshot.parents.get(queue, ()) if _is_pending(name, snapshot)
         ),
+        error=str(answer) if isinstance(answer, QdoError) else None,
     )
 
 
@@ -237,6 +249,14 @@ def _with_fault(name: str, node: QueueNode, broker: Broker) -> QueueNode:
     if node.deleted and node.fault is None and not finished:
         return replace(node, fault="it is marked as deleted")
     return node
+
+
+def _dead_letters(broker: Broker) -> Mapping[str, int] | QdoError:
+    """Return the number of dead letters by queue, or the error: they hide no queue."""
+    try:
+        return broker.dead_letters.counts()
+    except QdoError as error:
+        return error
 
 
 def _is_over(node: QueueNode, name: str, stored: Collection[str], end: str | None) -> bool:

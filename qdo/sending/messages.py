@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
 
 def build_outgoing(message: NewMessage) -> Outgoing:
     """Return a checked message in the form that brokers take; see `App.send`."""
-    _check_queue(message.queue)
+    check_queue_name(message.queue)
     if message.key is not None and not isinstance(message.key, str):
         raise UsageError(reason=f"the key of a message must be text, got {message.key!r}")
     data, head = encoded(message.queue, message.body, message.headers)
@@ -166,8 +165,3 @@ def check_terms(capabilities: Capabilities, wanted: SendOptions | None, broker: 
         raise UnsupportedError(broker=broker, what="delay messages", remedy=NO_DELAY)
     if wanted.dedup_key is not None and not capabilities.dedup:
         raise UnsupportedError(broker=broker, what="deduplicate messages", remedy=NO_DEDUP)
-
-
-@functools.lru_cache(maxsize=4096)
-def _check_queue(queue: str) -> str:
-    return check_queue_name(queue)

@@ -96,7 +96,7 @@ class Sender:
         """Store one message and return its id; it is durable when this returns.
 
         :param body: a JSON value (dict, list, str, int, float, bool, None), or bytes, which the
-            job gets as bytes.
+            job gets as bytes. A tuple arrives as a list.
         :param headers: text by name. For bytes, `content-type` describes their format.
         :param delay_seconds: deliver the message after this delay.
         :param at: deliver it at this time: a datetime with a zone, or a Unix time in seconds.
@@ -104,7 +104,7 @@ class Sender:
             `dedup_seconds` of that message (default 300), store nothing and return its id.
         :raises QueueNameError: the queue's name must have 1 to 200 characters without "/",
             control characters and emoji; ".", ".." and "zookeeper" are reserved.
-        :raises UsageError: JSON cannot hold the body, or a value is invalid.
+        :raises UsageError: the body would not arrive as it is, or a value is invalid.
         :raises MessageTooLargeError: the body is larger than the broker's limit.
         :raises UnsupportedError: the broker cannot delay or deduplicate.
         :raises UnreachableError: the broker cannot be reached.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +22,7 @@ SPECIAL_VARIABLES = frozenset(
         CONFIG_VARIABLE,
         "QDO_CHILD",  # a parent passes its settings to a worker process in it
         "QDO_EXECUTOR",  # a worker process passes its settings to a job's process in it
-        "QDO_CHURN_DB",  # database with the totals of workers.churn
+        "QDO_CHURN_DB",  # database with the totals of qdo.programs.churn
         "QDO_REQUIRE_ZOOKEEPER",  # without ZooKeeper tests fail instead of being skipped
     }
 )
@@ -30,12 +31,29 @@ SPECIAL_VARIABLES = frozenset(
 
 SPECIAL_PREFIXES = (
     "QDO_TEST_",  # for tests
-    "QDO_MESSAGE_",  # workers.shell describes the message to its commands in them
-    "QDO_ARCHIVE_",  # options of workers.archive, which rejects unknown ones itself
+    "QDO_MESSAGE_",  # qdo.programs.shell describes the message to its commands in them
+    "QDO_ARCHIVE_",  # options of qdo.programs.archive, which rejects unknown ones itself
     "QDO_SHELL_",  # likewise
     "QDO_WEBHOOK_",  # likewise
 )
 """Prefixes of further variables that are not settings."""
+
+_SERVICE_VARIABLE = re.compile(
+    r"[A-Z0-9_]+_("
+    r"SERVICE_HOST=|SERVICE_PORT(_[A-Z0-9_]+)?=\d|"
+    r"PORT=(tcp|udp|sctp)://|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?="
+    r")",
+    re.ASCII,
+)
+"""What Kubernetes sets in every pod beside a service, as NAME=VALUE."""
+
+
+def is_service_variable(name: str, value: str) -> bool:
+    """Return whether Kubernetes sets this variable, for a service such as ``qdo`` or ``qdo-web``.
+
+    `_PORT` alone could be somebody's idea of a setting, so its value must be an address, too.
+    """
+    return _SERVICE_VARIABLE.match(f"{name}={value}") is not None
 
 
 def load(
@@ -98,6 +116,8 @@ def _environment_values(environ: Mapping[str, str]) -> list[tuple[str, Any, str]
         if not variable.startswith(ENVIRONMENT_PREFIX) or _is_special(variable):
             continue
         if variable not in known:
+            if is_service_variable(variable, environ[variable]):
+                continue
             raise UnknownSettingError(
                 name=variable,
                 origin="the environment",

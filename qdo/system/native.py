@@ -9,15 +9,19 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
+import logging
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import asyncio
+
+
+_log = logging.getLogger(__name__)
 
 
 def original(module: str, name: str, patched: Any) -> Any:
@@ -33,6 +37,39 @@ def start_thread(function: Callable[..., None], *args: Any) -> int:
     """Run `function` on a native thread that does not keep the process alive; return its ident."""
     ident: int = original("_thread", "start_new_thread", _thread.start_new_thread)(function, args)
     return ident
+
+
+_on_death: list[Callable[[str], None]] = []
+
+
+@contextlib.contextmanager
+def reported_deaths(report: Callable[[str], None]) -> Iterator[None]:
+    """Within the block, call `report` with the name of each guarded thread that dies.
+
+    :param report: called on the dying thread.
+    """
+    _on_death.append(report)
+    try:
+        yield
+    finally:
+        _on_death.remove(report)
+
+
+def guarded(name: str, function: Callable[[], None]) -> Callable[[], None]:
+    """Return the function for a thread that must live as long as its process needs it.
+
+    If it raises an error, that is logged and reported: see `reported_deaths`.
+    """
+
+    def run() -> None:
+        try:
+            function()
+        except Exception:  # noqa: BLE001 - whatever it was, its process must not run on
+            _log.critical("the thread %r died; a worker process stops", name, exc_info=True)
+            for report in _on_death:
+                report(name)
+
+    return run
 
 
 def inbox() -> queue.SimpleQueue[Any]:

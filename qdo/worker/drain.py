@@ -37,12 +37,15 @@ class Drain:
         self._wakeup = wakeup
         self._aborted = aborted
         self._released: Any = None
+        self._session_lost = False
 
-    def run(self, member: MemberApi | None) -> bool:
-        """Finish and release; return whether every message was finished.
+    def run(self, member: MemberApi | None, session_lost: bool = False) -> bool:
+        """Finish and release; return whether all messages are finished and recorded.
 
         :param member: None without a registration: then only jobs of lost queues may be running.
+        :param session_lost: whether there is no registration because the session was lost.
         """
+        self._session_lost = session_lost
         _log.info(
             "step 2: %d messages in flight may finish within %g s",
             len(self._dispatcher.in_flight()),
@@ -54,8 +57,7 @@ class Drain:
             self._released.rawlink(lambda _: self._wakeup.set())
         self._wait(self._seconds, self._aborted)
         if self._is_over():
-            _log.info("step 3: all progress is recorded and all queues are released")
-            return True
+            return self._log_released(member)
         self._log_unfinished()
         self._dispatcher.abort()
         self._wait(ABORT_SECONDS, lambda: False)
@@ -63,10 +65,30 @@ class Drain:
         return False
 
     def _is_over(self) -> bool:
+        """Return whether no message runs and no queue is left to release."""
         released = self._released
-        if released is not None and not (released.ready() and released.value):
+        return (released is None or released.ready()) and not self._dispatcher.runners
+
+    def _log_released(self, member: MemberApi | None) -> bool:
+        """Log how the drain ended; return whether all progress is recorded."""
+        if self._session_lost:
+            _log.warning(
+                "step 3: the coordinator session was lost before; the next owners of its queues"
+                " repeat the messages since the last checkpoint"
+            )
             return False
-        return not self._dispatcher.runners
+        if self._released is None or self._released.value:
+            _log.info("step 3: all progress is recorded and all queues are released")
+            return True
+        unreleased = member.unreleased() if member is not None else []
+        if unreleased:
+            self._log_unreleased(unreleased)
+        else:
+            _log.warning(
+                "step 3: the coordinator session was lost during the drain; the next owners of its"
+                " queues repeat the messages since the last checkpoint"
+            )
+        return False
 
     def _wait(self, seconds: float, cut_short: Callable[[], bool]) -> None:
         """Wait until all queues are released and no turn is under way, at most `seconds`."""
@@ -103,7 +125,10 @@ class Drain:
             _log.error("jobs of these queues did not end when aborted: %s", names)
         unreleased = member.unreleased() if member is not None else []
         if unreleased:
-            _log.warning(
-                "step 3: queues not released, they are free once the session is closed: %s",
-                join_some(unreleased, NAMES_SHOWN),
-            )
+            self._log_unreleased(unreleased)
+
+    def _log_unreleased(self, queues: list[str]) -> None:
+        _log.warning(
+            "step 3: queues not released, they are free once the session is closed: %s",
+            join_some(queues, NAMES_SHOWN),
+        )

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from qdo.worker.process_context import ProcessContext
     from qdo.worker.worker import Worker
 
+LOG_NAME = "qdo.worker.main"
+"""This module is run as a program, where its `__name__` says nothing."""
+
 
 def main() -> int:
     """Run a worker process with the input in its environment; return the exit code."""
@@ -75,7 +78,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
         _report_failure(settings, child, pipe, error)
         return error.exit_code
     except Exception as error:
-        logging.getLogger(__name__).critical("the worker failed", exc_info=True)
+        logging.getLogger(LOG_NAME).critical("the worker failed", exc_info=True)
         _report_failure(settings, child, pipe, error)
         return 1
 
@@ -144,7 +147,7 @@ def _handle_signals(worker: Worker) -> None:
 def _parent_died(worker: Worker) -> None:
     import logging
 
-    logging.getLogger(__name__).error(
+    logging.getLogger(LOG_NAME).error(
         "the parent process died; draining, because nothing would restart this worker or close"
         " its session"
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
 import gevent
 from gevent.event import Event
+
+from qdo.system.native import reported_deaths
 
 _log = logging.getLogger(__name__)
 
@@ -16,6 +19,7 @@ class StopRequests:
 
     :ivar signals: number of stop signals: 1 drains, 2 aborts running jobs, 3 exits immediately.
     :ivar finished: the worker has reached a limit, or with `burst` the end of all queues.
+    :ivar dead_thread: name of a native thread that died and that the worker needs.
     :ivar wakeup: set with each request. Other parts of the worker may set it as well, to make
         the main greenlet look.
     """
@@ -23,16 +27,20 @@ class StopRequests:
     def __init__(self) -> None:
         self.signals = 0
         self.finished = False
+        self.dead_thread: str | None = None
         self.wakeup = Event()
         self._async: Any = None
+        self._open = contextlib.ExitStack()
 
     def open(self) -> None:
         """Wake the event loop of this thread from now on."""
         self._async = gevent.get_hub().loop.async_()
         self._async.start(self.wakeup.set)
+        self._open.enter_context(reported_deaths(self._thread_died))
 
     def close(self) -> None:
         """Undo `open`."""
+        self._open.close()
         self._async.stop()
         self._async.close()
         self._async = None
@@ -40,6 +48,11 @@ class StopRequests:
     def signal(self) -> None:
         """Count a stop signal. Only sets flags: for signal handlers, and any thread."""
         self.signals += 1
+        if self._async is not None:
+            self._async.send()
+
+    def _thread_died(self, name: str) -> None:
+        self.dead_thread = name
         if self._async is not None:
             self._async.send()
 

@@ -180,7 +180,8 @@ class Worker:
             watchdog.stop()
         if self._membership.start_error is not None:
             raise self._membership.start_error
-        return 0 if clean and self._duties.failed is None else 1
+        failed = self._duties.failed or self._stop.dead_thread
+        return 0 if clean and failed is None else 1
 
     # --- the parts --------------------------------------------------------------------
 
@@ -278,7 +279,7 @@ class Worker:
             mailbox.close()
 
     def _should_stop(self) -> bool:
-        failed = self._duties.failed or self._membership.start_error
+        failed = self._duties.failed or self._stop.dead_thread or self._membership.start_error
         return bool(self._stop.signals or self._stop.finished or failed)
 
     def _registered(self) -> None:
@@ -309,12 +310,17 @@ class Worker:
         """Stop as the module's docstring says; return whether every message was finished."""
         self.state = "draining"
         SIGN.show(True)
+        if self._membership.start_error is not None:
+            self._duties.end_all()
+            return True  # nothing was claimed, and the error says why
         _log.info("step 1: taking no new messages")
         self._duties.begin_drain()
         self._status.refresh()
         budget = self.settings.drain_seconds
         drain = Drain(self._dispatcher, budget, self._stop.wakeup, lambda: self._stop.signals >= 2)
-        clean = drain.run(self._current.member)
+        member = self._current.member
+        lost = member is None and self._pipeline.counters.lost > 0
+        clean = drain.run(member, session_lost=lost)
         self._duties.end_all()
         counts = ", ".join(f"{n} {name}" for name, n in self._pipeline.counters.dump().items())
         _log.info("totals: %s", counts)

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
+from qdo.programs.churn import Totals, TotalsFile
 from tests.support.cli import QDO, WORKER, clean_environment, command
 from tests.support.processes import Proc, children, paused, wait_until
 from tests.support.slow_churn import GATE_VARIABLE
 from tests.support.zookeeper import Ensemble
-from workers.churn import Totals, TotalsFile
 
 REPOSITORIES = 24
 COMMITS = 250
@@ -151,7 +151,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> ChurnFleet:
 
 def test_one_worker(fleet: ChurnFleet) -> None:
     """The totals of one worker process are those of a plain loop."""
-    with fleet.work("workers.churn:job", 1) as parent:
+    with fleet.work("qdo.programs.churn:job", 1) as parent:
         assert parent.wait(60) == 0, parent.output
     fleet.check()
 

@@ -77,7 +77,7 @@ def fleet(
         yield [
             workers.enter_context(
                 Proc(
-                    [sys.executable, *WORKER, "workers.churn:app", "--log-level", "info"],
+                    [sys.executable, *WORKER, "qdo.programs.churn:app", "--log-level", "info"],
                     cwd=tmp_path,
                     env=environment,
                 )

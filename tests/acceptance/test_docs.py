@@ -201,7 +201,7 @@ def test_positions_move_to_another_coordinator(shell: Shell) -> None:
     """With the script of the operations page, queues resume at their recorded positions."""
     (script,) = [each for each in blocks(read("operations")) if each.language == "python"]
     shell.write(script.options["caption"], script.text)
-    worker = f"qdo-worker --app hello --job workers.echo:job {WORK}"
+    worker = f"qdo-worker --app hello --job qdo.programs.echo:job {WORK}"
     shell.run("qdo send --app hello greetings 1")
     assert "greetings" in shell.run(worker)
     shell.run("python move.py sqlite:qdo-data/coordination.db sqlite:new.db hello")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from qdo.coordination.client import Client, connect
+from qdo.coordination.protocol.rebalancer import RECONCILE_SECONDS
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QueueNameError
 from qdo.queues import check_queue_name
@@ -85,6 +86,32 @@ def test_an_undeletable_assignment_blocks_no_other(fleet: MemberFleet, vandal: C
     fleet.join()
     fleet.create_queues(names(6))
     fleet.wait(lambda: fleet.balanced(6), "the one worker has all queues")
+
+
+@pytest.mark.parametrize("vandalism", [b"nonsense", b'{"queues": []}', None])
+def test_a_changed_assignment_is_written_again_at_once(
+    fleet: MemberFleet, vandal: Client, vandalism: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its worker releases its queues, and has them back before the next reconciliation."""
+    fleet.join()
+    fleet.join()
+    fleet.create_queues(names(8))
+    fleet.wait(lambda: fleet.balanced(8), "two workers share the queues")
+    for member, _ in fleet.members:
+        path = LAYOUT.assignment(member.name)
+        vandalized = -1
+        if vandalism is None:
+            vandal.delete(path)
+        else:
+            vandalized = vandal.set(path, vandalism).version
+
+        def repaired(path: str = path, vandalized: int = vandalized) -> bool:
+            stat = vandal.exists(path)
+            return stat is not None and stat.version > vandalized
+
+        fleet.wait(repaired, "the assignment is written again", RECONCILE_SECONDS / 4)
+        fleet.wait(lambda: fleet.balanced(8), "two workers share the queues again")
+        assert (path,) in [record.args for record in caplog.records]
 
 
 @pytest.mark.parametrize("folder", ["assignments", "election", "rebalancer", "components"])

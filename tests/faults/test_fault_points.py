@@ -267,7 +267,7 @@ FAULTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(mode=st.sampled_from(MODES), faults=FAULTS)
 def test_several_faults_in_a_run(mode: Mode, faults: list[tuple[str, int]]) -> None:
     """Also for workers that take over: each fault repeats only unrecorded messages."""

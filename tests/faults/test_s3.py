@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from qdo.brokers.aws import sending as aws_sending
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.aws.clients import ATTEMPTS
 from qdo.brokers.base import Outgoing
@@ -119,9 +120,14 @@ def send(broker: SqsBroker, queue: str, *numbers: int, key: str | None = None, *
 
 
 def test_a_body_is_not_stored_because_somebody_else_says_so(
-    stage: SqsWorkers, broker: SqsBroker, proxy: Proxy, bucket: FaultyBucket
+    stage: SqsWorkers,
+    broker: SqsBroker,
+    proxy: Proxy,
+    bucket: FaultyBucket,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A message without its body would be lost; the sender gets an error."""
+    monkeypatch.setattr(aws_sending, "PATIENCE_SECONDS", 1.0)
     stage.make("q")
     proxy.spoil("page", "PUT", count=0)
     with pytest.raises(AwsUnreachableError, match=r"200.*<html>"):

@@ -9,6 +9,7 @@ from typing import Any
 
 from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
+from qdo.coordination.client import Address
 from qdo.coordination.kazoo_driver import Watcher
 from qdo.coordination.protocol.machine import (
     Callback,
@@ -74,13 +75,26 @@ class _Handler:
 
 
 class LinkClient:
-    """The part of a client that a member uses."""
+    """The part of a client that a member uses.
+
+    :ivar lose: loses the connection; set when there is a link.
+    """
 
     def __init__(self, wake: Callable[[], None]) -> None:
+        self.address = Address.parse("zookeeper://modeled")
+        self.lose: Callable[[], None] = lambda: None
         self.handler = _Handler(wake)
         self.client_id = (0, b"")
         self.negotiated_timeout_seconds: float | None = None
         self.heard_at: float | None = None
+
+    def lost_server(self) -> str:
+        """Return the server of the lost connection."""
+        return "a modeled server"
+
+    def drop_connection(self, reason: str) -> None:
+        """Give the connection up, as a client does whose server is silent."""
+        self.lose()
 
 
 class LinkPerformer:

@@ -54,6 +54,7 @@ class SimulatedMember(Member):
             on_suspended=partial(self._state_changed, KazooState.SUSPENDED),
             on_expired=partial(self._state_changed, KazooState.LOST),
         )
+        self.client.lose = self.link.lose
         self._loop.driver = cast(KazooDriver, LinkPerformer(self.link, self._loop.put))
         self.link.connect()
 

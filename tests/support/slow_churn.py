@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from qdo import Message
-from workers import churn
+from qdo.programs import churn
 
 PACE_SECONDS = 0.01
 GATE_VARIABLE = "QDO_TEST_GATE"

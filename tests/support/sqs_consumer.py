@@ -11,7 +11,8 @@ from gevent.event import Event
 from qdo.brokers.base import Row
 from qdo.brokers.sqs.api import ReceiveResponse
 from qdo.brokers.sqs.codec import Received
-from qdo.brokers.sqs.consuming.in_flight import InFlightMessage, InFlightMessages
+from qdo.brokers.sqs.consuming.in_flight import InFlightMessages
+from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
 from qdo.brokers.sqs.consuming.memory_budget import HELD_BYTES, MemoryBudget
 from qdo.brokers.sqs.consuming.poll_backoff import Timing
 from qdo.brokers.sqs.consuming.subscription import Callbacks, SqsSubscription

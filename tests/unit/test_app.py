@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from decimal import Decimal
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import gevent
 import pytest
+import ujson
 
 import qdo
 from qdo import App, Message, Settings
@@ -243,9 +247,26 @@ class NotJson:
     """Something that JSON does not know."""
 
 
+class AlmostJson:
+    """Something that ujson would ask for its JSON."""
+
+    def __json__(self) -> str:
+        return "1"
+
+    def toDict(self) -> dict[str, int]:
+        return {"a": 1}
+
+
 @pytest.mark.parametrize(
     "body",
-    [[b"bytes"], {1, 2}, float("nan"), float("inf"), NotJson(), [NotJson()], "\ud800", range(3)],
+    [
+        *([b"bytes"], {1, 2}, float("nan"), float("inf"), NotJson(), [NotJson()], range(3)),
+        *(Decimal("1.5"), {"amount": Decimal("12345678901234567.89")}, [[Decimal(1)]]),
+        *({1: "a"}, [{None: 1}], {"a": {(1, 2): 3}}, {b"a": 1}),
+        *(AlmostJson(), {"a": AlmostJson()}),
+        *("\ud800", {"\ud800": 1}, ["\ud83d\ude00"], 10**5000),
+    ],
+    ids=lambda body: type(body).__name__,
 )
 def test_bodies_that_json_cannot_hold(app: App, body: Any) -> None:
     """They are rejected with the valid alternatives; nothing is stored."""
@@ -254,6 +275,20 @@ def test_bodies_that_json_cannot_hold(app: App, body: Any) -> None:
     with pytest.raises(UsageError):
         app.send_many([("q", 1), ("q", body)])
     assert app.broker.catalog.names() == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(None, True, "", "\0 \N{GRINNING FACE} </script>", 0, -(10**30), 0.1, 5e-324, 1.7e308),
+        *([], {}, {"": [1, {"a": [None, 2.5]}]}, OrderedDict(b=1, a=2), HTTPStatus.OK),
+    ],
+    ids=lambda body: type(body).__name__,
+)
+def test_a_body_arrives_as_it_was_sent(app: App, body: Any) -> None:
+    """Every value that is taken; only tuples arrive as lists."""
+    app.send_many([("q", body), ("q", (body, body))])
+    assert [*map(ujson.loads, bodies(app, "q"))] == [body, [body, body]]
 
 
 def test_endless_bodies() -> None:
@@ -270,6 +305,17 @@ def test_queue_names_that_no_znode_can_have(app: App, queue: str) -> None:
     with pytest.raises(QueueNameError) as caught:
         app.send(queue, 1)
     assert caught.value.details["name"] == queue
+    assert app.broker.catalog.names() == []
+
+
+@pytest.mark.parametrize("queue", [5, None, b"q", ["q"], 1.5])
+def test_a_queue_that_is_not_text_is_named_as_the_fault(app: App, queue: Any) -> None:
+    """A tenant's number for a queue, or queue and body exchanged."""
+    for attempt in (lambda: app.send(queue, 1), lambda: app.send_many([("q", 1), (queue, 1)])):
+        with pytest.raises(QueueNameError) as caught:
+            attempt()
+        assert caught.value.details["name"] == queue
+        assert type(queue).__name__ in caught.value.details["reason"]
     assert app.broker.catalog.names() == []
 
 

@@ -169,6 +169,17 @@ def test_a_library_is_imported_in_its_folder_only(library: str) -> None:
     assert [path for path in importers if not path.startswith(ALLOWED[library])] == []
 
 
+def test_nothing_imports_the_programs() -> None:
+    """They are apps on top of qdo. Their folder is a link, which no other check here follows."""
+    assert (QDO / "programs").resolve() == ROOT / "workers"
+    assert [
+        f"{path} imports {name}"
+        for path, file in FILES.items()
+        for name in sorted(file.imports)
+        if name.startswith(("qdo.programs", "workers"))
+    ] == []
+
+
 def test_the_protocol_does_no_io() -> None:
     """The simulation plays the state machines without a clock, a network or a disk."""
     protocol = [file for path, file in FILES.items() if path.startswith(PURE)]

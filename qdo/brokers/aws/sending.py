@@ -24,26 +24,26 @@ from qdo.errors import (
 from qdo.text import join_some
 
 PATIENCE_SECONDS = 30.0
-"""No further attempt begins this long after the first one, or after the last progress."""
+"""The last attempt begins this long after the first one, or after the last progress."""
 
 
 class SendAttempts:
-    """The attempts of one request.
+    """The attempts to send some messages.
+
+    Only time limits them. A limit on their number would end them after a few short delays, long
+    before a service that throttles a burst of messages accepts more.
 
     :param stopped: ends the delays, and with them the attempts.
-    :param most: maximum of attempts without progress; None for no maximum.
     """
 
     def __init__(
         self,
         backoff: Backoff,
         stopped: threading.Event,
-        most: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backoff = backoff
         self._stopped = stopped
-        self._most = most
         self._clock = clock
         self.progress()
 
@@ -54,10 +54,12 @@ class SendAttempts:
 
     def wait(self) -> bool:
         """Wait after a failed attempt; return False if no other should follow."""
-        self._failures += 1
-        if self._failures == self._most or self._clock() - self._since > PATIENCE_SECONDS:
+        left = self._since + PATIENCE_SECONDS - self._clock()
+        if left <= 0:
             return False
-        return not self._stopped.wait(self._backoff.delay(self._failures, random.random()))
+        self._failures += 1
+        delay = self._backoff.delay(self._failures, random.random())
+        return not self._stopped.wait(min(delay, left))
 
 
 def rejection(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from qdo.brokers.embedded.fork_guard import unforked
 from qdo.errors import DatabaseError
+from qdo.system.native import guarded
 from qdo.system.sqlite import translate
 from qdo.system.wakeup_pipes import WakeupPipe
 
@@ -59,7 +60,9 @@ class CommitListener:
             self._pipe.close()
             raise translate(path, error) from error
         self._seen: int = newest or 0
-        self._thread = threading.Thread(target=self._run, name="qdo-doorbell", daemon=True)
+        self._thread = threading.Thread(
+            target=guarded("doorbell", self._run), name="qdo-doorbell", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:

@@ -23,6 +23,7 @@ from qdo.system import wakeup_pipes
 from qdo.system.native import (
     LoopSignal,
     Settable,
+    guarded,
     inbox,
     native_lock,
     signal,
@@ -89,7 +90,7 @@ class Writer:
             except BaseException:
                 self._connection.close()
                 raise
-        start_thread(self._run)
+        start_thread(guarded("writer", self._run))
 
     @property
     def waiting(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from qdo.brokers.catalog import Backlog, QueueCatalog
 from qdo.brokers.kinesis.dead_letters import NO_STORE_REMEDY
@@ -78,4 +79,8 @@ class KinesisCatalog(QueueCatalog):
             return found
         if is_end(after) or self._shards.find(queue) is None:
             return Backlog(0, None, 0, approximate=True, behind_seconds=0.0)
-        return self._peek(queue, after).look()
+        peek = self._peek(queue, after)
+        backlog = peek.look()
+        if peek.gap is not None and self._address.trimmed == "stop":
+            return replace(backlog, fault=str(peek.gap))
+        return backlog

@@ -11,6 +11,7 @@ from qdo.brokers.kinesis.api import ShardReadLimiter
 from qdo.brokers.kinesis.requests import GetRecords, Taken
 from qdo.brokers.kinesis.shard_poller import ShardPoller
 from qdo.brokers.kinesis.shard_reader import ShardReader
+from qdo.errors import PositionTrimmedError
 
 FETCH_BYTES = 16 * 1024 * 1024
 """A fetch ends at this size of bodies."""
@@ -18,6 +19,8 @@ LOOK_RECORDS = 2
 """The record at the position, and the next."""
 BACKLOG_REQUESTS = 4
 """Requests to find the backlog: an iterator, and a few responses that may be empty."""
+BACKLOG_SECONDS = 10.0
+"""No request for the backlog begins later: a shard that does not answer must not hold up others."""
 
 Begin = Callable[[int], ShardReader]
 
@@ -105,14 +108,27 @@ class PeekReader:
         return reader.poll.has_position is True
 
     def look(self) -> Backlog:
-        """Return whether any message is waiting, after a few requests at most."""
+        """Return whether any message is waiting, after a few requests at most.
+
+        :raises QdoError: Kinesis did not answer.
+        """
         reader = self._started()
+        until = time.monotonic() + BACKLOG_SECONDS
         rows: list[Taken] = []
         for _ in range(BACKLOG_REQUESTS):
             # Reads count against the rate limit of the shard, so its owner loses them.
             request = reader.poll.next(time.time(), LOOK_RECORDS)
             if request is None or rows or reader.poll.tip.reached or self._stopped.is_set():
                 break
+            if time.monotonic() > until:
+                break
             self._stopped.wait(reader.poll.due_in(time.time()))
             rows = reader.step(request, time.time())
+        if reader.failure is not None:
+            raise reader.failure
         return reader.backlog(rows[0][0] if rows else None, time.time())
+
+    @property
+    def gap(self) -> PositionTrimmedError | None:
+        """The error of a worker that reads on from the position, if its record is gone."""
+        return self._started().gap

@@ -118,7 +118,7 @@ class KinesisSender:
     # --- sending ---
 
     def _send(self, lanes: _Lanes, stored: list[int | None]) -> None:
-        attempts = SendAttempts(SEND_BACKOFF, self._stopped, clock=self._clock)
+        attempts = SendAttempts(SEND_BACKOFF, self._stopped, self._clock)
         while lanes:
             batch = _heads(lanes)
             error = self._try(batch, stored)

@@ -25,7 +25,7 @@ from qdo.brokers.kinesis.requests import (
     Taken,
 )
 from qdo.brokers.kinesis.shard_poller import ShardPoller
-from qdo.errors import PositionTrimmedError
+from qdo.errors import PositionTrimmedError, QdoError
 from qdo.positions import format_position, position_of_time
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class ShardReader:
         continue with the oldest record. ``look``: the same without logging, for callers that
         process nothing.
     :param is_listed: returns whether the stream still has the shard.
+    :ivar failure: the error of the latest request, None if it succeeded.
+    :ivar gap: the error for the position, if its record is gone; also without ``stop``.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class ShardReader:
         self.poll = poll
         self._trimmed = trimmed
         self._is_listed = is_listed
+        self.failure: QdoError | None = None
+        self.gap: PositionTrimmedError | None = None
 
     def step(self, request: GetIterator | GetRecords, now: float) -> list[Taken]:
         """Make one request of the poller; return the messages received.
@@ -71,6 +75,7 @@ class ShardReader:
         :raises PositionTrimmedError: the record to resume after is gone.
         :raises QdoError: a failure that is permanent, or that repeated too often.
         """
+        self.failure = None
         try:
             if isinstance(request, GetIterator):
                 self.poll.iterator_received(self._api.seek(self._shard, request))
@@ -97,6 +102,8 @@ class ShardReader:
         return Backlog(0 if empty else 1, oldest, head, approximate=True, behind_seconds=behind)
 
     def _failed(self, error: Exception, request: GetIterator | GetRecords, now: float) -> None:
+        address = self._api.address
+        found = translation(error, address.place, "shard", f"{address.stream}/{self._shard}")
         if code_of(error) == _EXPIRED:
             log.info("queue %s: the shard iterator expired; requesting a new one", self._shard)
             self.poll.iterator_expired()
@@ -110,6 +117,7 @@ class ShardReader:
                 SKEW_SECONDS / 60,
             )
         elif is_throttling(error):
+            self.failure = found
             pause = self.poll.request_throttled(now)
             # An occasional one is harmless: another process read the shard, such as a CLI command.
             level = logging.WARNING if self.poll.consecutive_errors >= PATIENCE else logging.INFO
@@ -119,8 +127,7 @@ class ShardReader:
             if is_not_found(error) and not self._is_listed():
                 self.expired()
                 return
-            address = self._api.address
-            found = translation(error, address.place, "shard", f"{address.stream}/{self._shard}")
+            self.failure = found
             if not is_transient(error) or self.poll.failures > PATIENCE:
                 raise found from error
             log.warning("queue %s: %s; retrying in %.1f s", self._shard, found, pause)
@@ -135,7 +142,7 @@ class ShardReader:
             )
             poll.resume_at_oldest()
             return
-        error = self._trimmed_error(retention)
+        self.gap = error = self._trimmed_error(retention)
         if self._trimmed == "stop":
             poll.request_failed(now)
             raise error

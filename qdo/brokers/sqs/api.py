@@ -15,15 +15,14 @@ from qdo.brokers.aws.errors import translate
 from qdo.brokers.aws.http import Calls
 from qdo.brokers.aws.s3 import Objects
 from qdo.brokers.sqs.codec import RECEIVED_ATTRIBUTES, Received, decode_received
-from qdo.brokers.sqs.consuming.in_flight import InFlightMessage
+from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
 from qdo.brokers.sqs.consuming.receive import BodyReader
-from qdo.brokers.sqs.url import FIFO
+from qdo.brokers.sqs.url import BATCH, FIFO
 from qdo.errors import AwsNotFoundError
 from qdo.text import describe
 
 MOST_POLLS = 1000
 """Maximum of open polls; further queues wait for one to end."""
-BATCH = 10
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",

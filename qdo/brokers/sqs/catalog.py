@@ -24,6 +24,9 @@ class SqsCatalog(QueueCatalog):
     def names(self) -> list[str]:
         return self._queues.names()
 
+    def names_to_show(self) -> list[str]:
+        return self._queues.names(strict=False)
+
     def order(self, queue: str) -> Order:
         return "queue" if queue.endswith(FIFO) else "none"
 

@@ -8,9 +8,9 @@ body                   plain JSON text, which other producers and consumers unde
                        headers as well
 `qdo-key`              the key, if it differs from the message group
 MessageGroupId         FIFO: the key, or `-` without one
-`ExtendedPayloadSize`  the body is in S3; the message body is a pointer in the format of
-                       AWS's extended clients
 =====================  =====================================================================
+
+A message whose body is in S3 has the attributes and the body that ``pointers.py`` describes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import ujson
 
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import Outgoing
+from qdo.brokers.sqs.pointers import SIZE_MARKERS, pointer_entry, pointer_of, stated_size
 from qdo.encoding import CONTENT_TYPE, RESERVED, is_raw, parsed
 from qdo.errors import UsageError
 from qdo.positions import GREGORIAN_OFFSET
@@ -38,9 +39,6 @@ TARGET = "AmazonSQS"
 ENCODING = "qdo-encoding"
 HEADERS = "qdo-headers"
 KEY = "qdo-key"
-EXTENDED_SIZE = "ExtendedPayloadSize"
-"""Attribute of AWS's extended clients: size in bytes of a body in S3."""
-POINTER_CLASS = "software.amazon.payloadoffloading.PayloadS3Pointer"
 
 NO_GROUP = "-"
 """Message group of all messages without a key. A single group preserves the queue's order."""
@@ -172,10 +170,7 @@ def pointing(made: Mapping[str, Any], pointer: BodyPointer, size: int) -> dict[s
         for name, value in made.get("MessageAttributes", {}).items()
         if name != ENCODING  # S3 stores the plain bytes
     }
-    attributes[EXTENDED_SIZE] = {"DataType": "Number", "StringValue": str(size)}
-    place = {"s3BucketName": pointer.bucket, "s3Key": pointer.key}
-    body = json.dumps([POINTER_CLASS, place])
-    return {**made, "MessageBody": body, "MessageAttributes": attributes}
+    return pointer_entry(made, attributes, pointer, size)
 
 
 def _plain(body: bytes, headers: str | None) -> str | None:
@@ -262,7 +257,7 @@ def decode_received(raw: Mapping[str, Any]) -> Received:
         group,
         int(system.get("ApproximateReceiveCount", 1)),
         pointer,
-        0 if pointer is None else _size(given),
+        0 if pointer is None else stated_size(given),
     )
 
 
@@ -284,10 +279,9 @@ def _key(given: Mapping[str, Mapping[str, Any]], group: str | None) -> str | Non
 
 
 def _body(text: str, given: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, BodyPointer | None]:
-    if EXTENDED_SIZE in given:
-        pointer = pointer_of(text)
-        if pointer is not None:
-            return text.encode(), pointer
+    pointer = pointer_of(text, given)
+    if pointer is not None:
+        return text.encode(), pointer
     encoding = given.get(ENCODING, _NONE).get("StringValue")
     if encoding == _EMPTY:
         return b"", None
@@ -297,12 +291,6 @@ def _body(text: str, given: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, Bod
         except binascii.Error:
             pass  # keep the text: it helps to find the faulty producer
     return text.encode(), None
-
-
-def _size(given: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the stated size of a body in S3, 0 if unusable. AWS's clients mostly state bytes."""
-    text = str(given[EXTENDED_SIZE].get("StringValue", ""))
-    return int(text) if len(text) < 16 and text.isascii() and text.isdigit() else 0
 
 
 def without_body(message: Received) -> Received:
@@ -317,25 +305,13 @@ def without_body(message: Received) -> Received:
     return message._replace(body=b"")
 
 
-def pointer_of(text: str) -> BodyPointer | None:
-    """Return the place in S3 that a message body points to; None if it is not a pointer."""
-    try:
-        name, place = json.loads(text)
-        bucket, key = place["s3BucketName"], place["s3Key"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    if name != POINTER_CLASS or not isinstance(bucket, str) or not isinstance(key, str):
-        return None
-    return BodyPointer(bucket, key)
-
-
 def _headers(given: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Return the headers that qdo wrote, merged over the attributes of other producers."""
     own = given.get(HEADERS, _NONE).get("StringValue")
     foreign = {
         CONTENT_TYPE if name.lower() == CONTENT_TYPE else name: value["StringValue"]
         for name, value in given.items()
-        if "StringValue" in value and not name.startswith(RESERVED) and name != EXTENDED_SIZE
+        if "StringValue" in value and not name.startswith(RESERVED) and name not in SIZE_MARKERS
     }
     if not foreign:
         return own

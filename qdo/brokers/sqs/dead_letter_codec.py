@@ -16,7 +16,6 @@ from typing import Any
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord
 from qdo.brokers.sqs.codec import (
-    EXTENDED_SIZE,
     KEY,
     decode_received,
     encode_message,
@@ -151,9 +150,7 @@ def letter_of(raw: Mapping[str, Any]) -> FoundDeadLetter | None:
             fence=int(fields["fence"]),
             dead_at=float(fields["dead_at"]),
         )
-        size = len(message.body)
-        if message.pointer is not None:
-            size = int(given[EXTENDED_SIZE]["StringValue"])
+        size = message.size if message.pointer else len(message.body)
     except (KeyError, ValueError, TypeError):
         return None
     return FoundDeadLetter(record, message.receipt, message.pointer, size)

@@ -19,7 +19,13 @@ from typing import Any
 from qdo.brokers.aws.errors import BOTO_ERRORS, code_of, is_not_found, translate, translation
 from qdo.brokers.sqs.attributes import QueueAttributes, facts_of, sqs_name_fault
 from qdo.brokers.sqs.url import FIFO, SqsAddress
-from qdo.errors import AccessDeniedError, AwsError, AwsNotFoundError, SqsNameError
+from qdo.errors import (
+    AccessDeniedError,
+    AwsError,
+    AwsNotFoundError,
+    SqsNameError,
+    UnreachableError,
+)
 from qdo.queues import name_error
 from qdo.system.parallel import run_parallel
 
@@ -161,18 +167,21 @@ class SqsQueues:
 
     # --- discovery ---
 
-    def names(self) -> list[str]:
+    def names(self, *, strict: bool = True) -> list[str]:
         """Return the names of all queues, without the prefix, in order.
 
         Left out are qdo's own dead-letter queues, the targets of redrive policies, queues without
         the tag of the address, and names that are not allowed for znodes.
+
+        :param strict: raise an error if SQS does not return the attributes of a queue now. Without
+            it, the target of that queue's redrive policy may be listed, which no worker may take.
         """
         listed = self._listed()
         self._forget_all_but(listed)
         found = [name for name in listed if name not in self._address.letter_queues]
         if self._address.tag is not None:
             found = self._tagged(found, self._address.tag)
-        facts = self._settings(found)
+        facts = self._settings(found, strict)
         targets = {each.redrive.target for each in facts.values() if each.redrive}
         bare = (name.removeprefix(self._address.prefix) for name in found if name not in targets)
         return sorted(name for name in bare if self._is_usable(name))
@@ -281,15 +290,15 @@ class SqsQueues:
             known = self._entry(name)
             known.tags, known.tags_until = tags, self._until()
 
-    def _settings(self, names: Sequence[str]) -> dict[str, QueueAttributes]:
+    def _settings(self, names: Sequence[str], strict: bool = True) -> dict[str, QueueAttributes]:
         """Return the attributes of queues by their full names, without unreadable ones."""
         now = self._clock()
         due = [name for name in names if self._entry(name).settings_until <= now]
-        run_parallel(self._try_read, due)
+        run_parallel(lambda name: self._try_read(name, strict), due)
         found = ((name, self._entry(name).facts) for name in names)
         return {name: facts for name, facts in found if facts is not None}
 
-    def _try_read(self, name: str) -> None:
+    def _try_read(self, name: str, strict: bool) -> None:
         """Read the attributes of a queue; an error must not stop discovery."""
         try:
             self._read(name)
@@ -298,6 +307,9 @@ class SqsQueues:
         except AwsError as error:
             self._entry(name).settings_until = self._until()
             self._warn_once(name, f"{error}; its redrive policy is unknown")
+        except UnreachableError:
+            if strict:
+                raise
 
     def _read(self, name: str) -> QueueAttributes:
         answer = self._request("get_queue_attributes", name, AttributeNames=["All"])

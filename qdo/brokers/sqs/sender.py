@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,11 +25,12 @@ from qdo.brokers.base import Outgoing
 from qdo.brokers.sqs.codec import entry, pointing, size_of
 from qdo.brokers.sqs.queues import SqsQueues
 from qdo.brokers.sqs.send_options import check_options, delay_seconds
-from qdo.brokers.sqs.url import FIFO, MAX_SQS_MESSAGE, SqsAddress
+from qdo.brokers.sqs.url import BATCH, FIFO, MAX_SQS_MESSAGE, SqsAddress
 from qdo.errors import (
     MessageTooLargeError,
     QdoError,
     SqsTooLargeError,
+    ThrottledError,
     UnreachableError,
 )
 from qdo.system.parallel import run_parallel
@@ -37,10 +39,6 @@ from qdo.text import join_some
 log = logging.getLogger(__name__)
 
 ACTION = "SendMessageBatch"
-BATCH = 10
-"""Maximum of messages in one request."""
-TRIES = 6
-"""Attempts to send a message before the sender gets an error."""
 SEND_BACKOFF = Backoff(0.1, 3.0)
 _UNSAID = {"Message": "its answer does not mention it"}
 _POINTER_BYTES = 2048
@@ -88,12 +86,14 @@ class SqsSender:
         queues: SqsQueues,
         objects: Objects | None,
         stopped: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._calls = calls
         self._address = address
         self._queues = queues
         self._objects = objects
         self._stopped = stopped
+        self._clock = clock
 
     def send(self, messages: Sequence[Outgoing]) -> list[Sent]:
         """Send messages, those of each queue in the given order.
@@ -156,27 +156,28 @@ class SqsSender:
             raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_SQS_MESSAGE)
         return _PreparedMessage(index, made, size)
 
-    def _entry(self, queue: str, ready: _PreparedMessage) -> dict[str, Any]:
+    def _entry(self, queue: str, ready: _PreparedMessage, attempts: SendAttempts) -> dict[str, Any]:
         """Return the entry to send for a message. A body that belongs in S3 is already there."""
         made = ready.made
         if ready.large is not None and self._objects is not None:
-            pointer = self._stored(queue, ready.large, self._objects)
+            pointer = self._stored(queue, ready.large, self._objects, attempts)
             made = pointing(made, pointer, len(ready.large))
         return {"Id": str(ready.index), **made}
 
-    def _stored(self, queue: str, body: bytes, objects: Objects) -> BodyPointer:
-        """Store a body, as long as sending it would be tried; return where it is."""
-        self._queues.url(queue, create=True)  # a body without its queue would be useless
-        attempts = self._attempts()
+    def _stored(
+        self, queue: str, body: bytes, objects: Objects, attempts: SendAttempts
+    ) -> BodyPointer:
+        """Store a body; return where it is."""
         while True:
             try:
-                return objects.put(queue, body)
+                self._queues.url(queue, create=True)  # a body without its queue would be useless
+                pointer = objects.put(queue, body)
             except UnreachableError:
                 if not attempts.wait():
                     raise
-
-    def _attempts(self) -> SendAttempts:
-        return SendAttempts(SEND_BACKOFF, self._stopped, TRIES)
+            else:
+                attempts.progress()
+                return pointer
 
     # --- sending it ---
 
@@ -184,12 +185,15 @@ class SqsSender:
         self, queue: str, ready: Sequence[_PreparedMessage], sent: list[Sent | None]
     ) -> None:
         for batch in _batches(ready):
-            entries = [self._entry(queue, each) for each in batch]
-            attempts = self._attempts()
+            attempts = SendAttempts(SEND_BACKOFF, self._stopped, self._clock)
+            entries = [self._entry(queue, each, attempts) for each in batch]
             while entries:
-                entries, error = self._try(queue, entries, sent)
+                left, error = self._try(queue, entries, sent)
+                if len(left) < len(entries):
+                    attempts.progress()
                 if error is not None and not attempts.wait():
                     raise error
+                entries = left
 
     def _try(
         self, queue: str, entries: list[dict[str, Any]], sent: list[Sent | None]
@@ -199,7 +203,10 @@ class SqsSender:
         :raises QdoError: sending it again would not help.
         """
         name = self._queues.full_name(queue)
-        url = self._queues.url(queue, create=True)
+        try:
+            url = self._queues.url(queue, create=True)
+        except ThrottledError as error:
+            return entries, error
         try:
             answer = self._calls.call(ACTION, {"QueueUrl": url, "Entries": entries})
         except BOTO_ERRORS as error:

@@ -17,6 +17,8 @@ from qdo.brokers.aws.address import (
     _whole,
 )
 
+BATCH = 10
+"""Maximum of messages in one request."""
 MAX_SQS_MESSAGE = 1024 * 1024
 """Maximum bytes of body and attributes in SQS."""
 

@@ -10,10 +10,11 @@ from qdo.cli.connections import open_connections
 from qdo.cli.durations import short_duration
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
+from qdo.errors import PartialFailureError
 from qdo.ops import status
 from qdo.positions import format_last
 from qdo.settings.settings import Settings
-from qdo.text import pluralize
+from qdo.text import join_some, pluralize
 
 SHARED = ("app", "broker", "coordinator", "namespace", "connect_seconds")
 
@@ -57,7 +58,10 @@ def queues(glob: str, budget: int | None, form: str, settings: Settings) -> None
         "delayed": "DELAYED",
         "dead_letters": "DEAD LETTERS",
         "failing": "FAILING",
+        "error": "ERROR",
     }
+    if all(each.error is None for each in found):
+        del columns["error"]
     if not any(each.marks for each in found):
         del columns["failing"]
     if not any(each.delayed for each in found):
@@ -65,11 +69,27 @@ def queues(glob: str, budget: int | None, form: str, settings: Settings) -> None
     if all(each.behind_seconds is None for each in found):
         del columns["age"]  # few brokers report it
     emit("qdo.queues/1", items, form, columns)
+    _report_gaps(statuses)
+
+
+def _report_gaps(statuses: status.Statuses) -> None:
+    """Tell what is missing in the list; raise an error for what could not be read."""
+    found = statuses.queues
+    unread = [each.queue for each in found if each.error is not None]
     if statuses.unasked:
         print_message(
             f"{statuses.unasked} of {len(found)} backlogs were not requested, because each needs "
             "a request; failing queues, queues without a worker and those longest without "
             "progress come first; --budget N requests more"
+        )
+    if statuses.dead_letters_error is not None:
+        print_message(f"dead letters are unknown: {statuses.dead_letters_error}")
+    if unread or statuses.dead_letters_error is not None:
+        raise PartialFailureError(
+            done=len(found) - len(unread),
+            total=len(found),
+            what="backlogs were read",
+            rest=f"{join_some(unread)}, see ERROR" if unread else "the number of dead letters",
         )
 
 
@@ -122,6 +142,7 @@ def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
         "delayed": each.delayed,
         "dead_letters": each.dead_letters,
         "fault": each.fault,
+        "error": each.error,
         "failing": marks.dump() if marks is not None and not marks.blocked else None,
         "blocked": marks.dump() if marks is not None and marks.blocked else None,
         "also_blocked": [other.dump() for other in each.also_blocking],

@@ -66,6 +66,7 @@ class EmbeddedConnection(ConnectionHandler):
     def __init__(self, client: Any, retry: Any, path: str, logger: Any = None) -> None:
         cast(Any, super()).__init__(client, retry, logger=logger)  # kazoo has no types
         self.path = path
+        self.server = path
         self.last_fault: str | None = None
         self._identities: tuple[Id, ...] = ()
         self._row: SessionRow | None = None
@@ -189,7 +190,7 @@ class EmbeddedConnection(ConnectionHandler):
         batch: list[Pair] = []
         while client._queue and len(batch) < _BATCH:
             request, answer = client._queue[0]
-            fault = _fault_of(request)
+            fault = _fault_of(request, client.drop_reason)
             alone = fault is not None or request.type in (Auth.type, Close.type)
             if alone and batch:
                 break
@@ -207,6 +208,7 @@ class EmbeddedConnection(ConnectionHandler):
         request, answer = batch[0]
         if request.type == Close.type:
             link.end()
+            self.client.session_over = True
             self.client._pending.clear()
             return True
         if request.type == Auth.type:
@@ -279,12 +281,12 @@ class EmbeddedConnection(ConnectionHandler):
             client.handler.dispatch_callback(Callback("watch", watcher, (event,)))
 
 
-def _fault_of(request: Any) -> Exception | None:
+def _fault_of(request: Any, drop_reason: str) -> Exception | None:
     """Return the effect of a request on the connection itself, if it has one."""
     if request is _SESSION_EXPIRED:
         return SessionExpiredError("Session expired: Testing")
     if request is _CONNECTION_DROP:
-        return ConnectionDropped("Connection dropped: Testing")
+        return ConnectionDropped(drop_reason)
     if hasattr(request, "path") or request.type == Transaction.type:
         size = size_of(request)
         if size > MAX_REQUEST_BYTES:

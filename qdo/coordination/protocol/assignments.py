@@ -1,4 +1,8 @@
-"""Writing the assignments of a plan, and knowing which ones are written."""
+"""Writing the assignments of a plan, and knowing which ones are written.
+
+The leader watches each assignment. If another program changes one, its worker would release queues
+that no other worker takes, until the leader reads everything again.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,13 @@ from qdo.coordination.protocol.machine import (
     Committed,
     CreateOp,
     DeleteOp,
+    Get,
+    NodeRead,
     Op,
     Rejected,
     Response,
     SetOp,
+    Stat,
 )
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES, MAX_VALUE_BYTES
@@ -27,21 +34,29 @@ Change: TypeAlias = tuple[str, frozenset[str], Op]
 """A worker, the queues assigned to it, and the operation that writes them."""
 FencedCommit: TypeAlias = Callable[[tuple[Op, ...], Callback], None]
 """Commits operations under the leader's fence; the callback gets the answer."""
+Observe: TypeAlias = Callable[[Get | Stat, Callback], None]
+"""Sends a read whose answer counts only in the present term."""
 
 
 class Assignments:
     """The assignment nodes, as read or written in this term.
 
     :ivar publishing: whether a transaction is in flight.
-    :param on_conflict: called after a rejected transaction: the nodes are not as remembered.
+    :param on_conflict: called when the nodes are not as remembered.
     """
 
     def __init__(
-        self, layout: Layout, *, commit: FencedCommit, on_conflict: Callable[[], None]
+        self,
+        layout: Layout,
+        *,
+        commit: FencedCommit,
+        observe: Observe,
+        on_conflict: Callable[[], None],
     ) -> None:
         self.publishing = False
         self._layout = layout
         self._commit = commit
+        self._observe = observe
         self._on_conflict = on_conflict
         self._assigned: dict[str, tuple[frozenset[str], int]] = {}
         self._unwritable: set[str] = set()
@@ -56,9 +71,31 @@ class Assignments:
         self._unwritable.clear()
         self.forget()
 
-    def read(self, worker: str, data: bytes, version: int) -> None:
-        """Record an assignment node as read."""
-        self._assigned[worker] = (parse_assignment(data), version)
+    def read(self, worker: str, then: Callable[[], None]) -> None:
+        """Read an assignment node and watch it; call `then` afterwards."""
+
+        def answered(answer: Response) -> None:
+            if isinstance(answer, NodeRead):
+                self._assigned[worker] = (parse_assignment(answer.data), answer.version)
+            then()
+
+        self._observe(Get(self._layout.assignment(worker), watch=True), answered)
+
+    def check(self, worker: str) -> None:
+        """Watch an assignment node again; report a conflict if it is not as this term wrote it."""
+
+        def answered(answer: Response) -> None:
+            if self.publishing or worker not in self._assigned:
+                return  # the outcome of the transaction decides
+            version = answer.version if isinstance(answer, NodeRead) else None
+            if version != self._assigned[worker][1]:
+                log.warning(
+                    "rebalancer: another program changed %s; writing the assignment again",
+                    self._layout.assignment(worker),
+                )
+                self._on_conflict()
+
+        self._observe(Stat(self._layout.assignment(worker), watch=True), answered)
 
     def queues(self) -> set[str]:
         """Return the names of all assigned queues."""
@@ -127,6 +164,8 @@ class Assignments:
                 self._assigned.pop(worker, None)
             else:
                 self._assigned[worker] = (share, version)
+                if isinstance(op, CreateOp):
+                    self.check(worker)
         if rest:
             self.write(rest)
 

@@ -31,6 +31,7 @@ from qdo.coordination.protocol.machine import (
     Op,
     Rejected,
     Response,
+    Stat,
 )
 from qdo.coordination.protocol.queue_nodes import QueueNodes
 from qdo.coordination.znodes.layout import Layout, is_worker_name
@@ -74,7 +75,9 @@ class Rebalancer(Machine):
         self._fence: int | None = None
         self._term = 0
         self._unmatched: list[str] = []
-        self._assignments = Assignments(layout, commit=self._fenced, on_conflict=self._reconcile)
+        self._assignments = Assignments(
+            layout, commit=self._fenced, observe=self._observe, on_conflict=self._reconcile
+        )
         self._queue_nodes = QueueNodes(layout, self._fenced)
         self._clear()
 
@@ -144,10 +147,12 @@ class Rebalancer(Machine):
             self._relist_at = min(self._relist_at, self._clock() + RELIST_SECONDS)
         elif path.startswith(f"{self._layout.workers}/"):
             self._read_worker(path.rpartition("/")[2])
+        elif path.startswith(f"{self._layout.assignments}/"):
+            self._assignments.check(path.rpartition("/")[2])
 
     # --- observing --------------------------------------------------------------------
 
-    def _observe(self, request: Get | Children, then: Callable[[Response], None]) -> None:
+    def _observe(self, request: Get | Stat | Children, then: Callable[[Response], None]) -> None:
         """Send a request whose answer counts only in this term."""
         term = self._term
 
@@ -229,20 +234,15 @@ class Rebalancer(Machine):
         listed = answer.names if isinstance(answer, ChildrenRead) else ()
         for worker in filter(is_worker_name, listed):
             self._unread += 1
-            self._read_assignment(worker)
+            self._assignments.read(worker, self._assignment_read)
+
+    def _assignment_read(self) -> None:
+        self._unread -= 1
 
     def _recreate(self, path: str) -> None:
         """Create a deleted folder again: without it no queue can be assigned."""
         log.warning("rebalancer: %s was deleted; recreating it to assign queues again", path)
         self._fenced((CreateOp(path, b""),), lambda answer: None)
-
-    def _read_assignment(self, worker: str) -> None:
-        def read(answer: Response) -> None:
-            self._unread -= 1
-            if isinstance(answer, NodeRead):
-                self._assignments.read(worker, answer.data, answer.version)
-
-        self._observe(Get(self._layout.assignment(worker)), read)
 
     # --- planning ---------------------------------------------------------------------
 

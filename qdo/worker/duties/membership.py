@@ -186,11 +186,17 @@ class MemberFactory:
         )
         return member
 
-    def close(self, member: MemberApi) -> None:
-        """Stop a member and close its session."""
+    def close(self, member: MemberApi) -> bool:
+        """Stop a member and close its session; return whether its session is over.
+
+        If the coordinator does not confirm that, the parent closes the session after this process.
+        """
         member.stop()
+        over = self._client is None or self._client.session_over
         self._client = self._member = None
-        self._on_session(None)
+        if over:
+            self._on_session(None)
+        return over
 
     def survey(self, queues: Iterable[str]) -> FleetSurvey:
         """Return who has these queues, see `fleet_survey`; without a session, no worker."""
@@ -223,6 +229,7 @@ class MembershipLoop(Duty):
         on_start_error: Callable[[], None],
     ) -> None:
         self.start_error: QdoError | None = None
+        self._failed: MemberApi | None = None
         self._members = members
         self._current = current
         self._make_events = make_events
@@ -248,10 +255,18 @@ class MembershipLoop(Duty):
 
     def close(self) -> None:
         """End the registration in force, if there is one."""
-        member, self._current.member = self._current.member, None
-        if member is not None:
-            self._members.close(member)
+        member = self._current.member or self._failed
+        self._current.member = self._failed = None
+        if member is None:
+            return
+        if self._members.close(member):
             _log.info("step 5: %s has left, its session is closed", member.name)
+        else:
+            _log.warning(
+                "step 5: %s has left; the coordinator did not confirm the end of its session. Its"
+                " queues are free once the parent process has closed it, or it has expired",
+                member.name,
+            )
 
     def _register(self, events: ClaimEvents) -> None:
         member = self._members.make(events, self._describe_worker(""))
@@ -283,9 +298,11 @@ class MembershipLoop(Duty):
         member, self._current.member = events.member, None
         if member is None:
             return
-        self._members.close(member)
         if member.failure is not None:
+            # Its jobs still run: `close` ends the session after the drain.
+            self._failed = member
             raise RuntimeError(f"the coordination of {member.name} failed") from member.failure
+        self._members.close(member)
         _log.warning(
             "%s: session expired, all its queues are lost; registering as a new worker",
             member.name,

@@ -20,7 +20,7 @@ from typing import Any
 import gevent
 
 from qdo.system.clock import clock as boot_clock
-from qdo.system.native import native_lock, original, start_thread
+from qdo.system.native import guarded, native_lock, original, start_thread
 from qdo.worker.engine.pipeline import running_in
 
 _log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class LoopWatchdog:
         self._stopping.acquire()
         self._ended.acquire()
         self._timer.start(self._store_beat)
-        start_thread(self._run)
+        start_thread(guarded("watchdog", self._run))
 
     def stop(self) -> None:
         """Stop watching; returns when the thread has ended."""

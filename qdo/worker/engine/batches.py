@@ -69,7 +69,7 @@ class Batches:
         now = self._engine.clock()
         if not claim.open or now >= claim.lease.until:
             return TurnResult.MORE
-        if not single and len(rows) < job.batch and job.batch_wait_seconds:
+        if not single and len(rows) < job.batch and _is_worth_waiting(turn):
             slot.gathering_until = slot.gathering_until or now + job.batch_wait_seconds
             if now < slot.gathering_until:
                 slot.not_before = slot.gathering_until
@@ -238,6 +238,12 @@ class Batches:
         rows = turn.slot.gathered
         if rows:
             del rows[: bisect_right(rows, turn.claim.done, key=_POSITION)]
+
+
+def _is_worth_waiting(turn: Turn) -> bool:
+    """Return whether an incomplete batch may get more messages before it runs."""
+    subscription = turn.slot.subscription
+    return bool(turn.job.batch_wait_seconds) and not (subscription and subscription.has_followers())
 
 
 def _update_failure_position(claim: Claim, rows: list[Row]) -> None:

@@ -63,7 +63,8 @@ def supervise(
 ) -> int:
     """Run `settings.processes` worker processes until they end; return the exit code.
 
-    Call it on the main thread of a process that has no other children.
+    Call it on the main thread of a process that has no other children, and then exit with the
+    code: stop signals that arrive later are ignored.
 
     :param target: the app as ``MODULE:APP``; None: the job named in the settings.
     :param argv: the command of a child, for tests; `child` is its class.
@@ -105,7 +106,10 @@ class _Parent:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Handle signals within the block."""
+        """Handle signals within the block, and ignore stop signals after it.
+
+        With its default handler, a late signal would replace the exit code of this process.
+        """
         handlers = {
             signal.SIGTERM: self._on_stop_signal,
             signal.SIGINT: self._on_stop_signal,
@@ -114,12 +118,14 @@ class _Parent:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             handlers[signal.SIGHUP] = self._on_hang_up
         old_fd = signal.set_wakeup_fd(self._wakeup_end.fileno(), warn_on_full_buffer=False)
-        old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         try:
             yield
         finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+            for number in handlers:
+                ignored = number is not signal.SIGCHLD
+                signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
             signal.set_wakeup_fd(old_fd)
             self._selector.close()
             self._wakeup.close()

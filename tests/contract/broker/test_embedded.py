@@ -232,8 +232,8 @@ def test_messages_from_the_future_are_logged_once(
     "url", ["", "sqlite", "sqlite:", "sqlite::memory:", "sqlite://x", "amqp:x"]
 )
 def test_an_impossible_address_is_refused(url: str) -> None:
-    """The error shows the correct form."""
-    with pytest.raises(SettingsError, match="sqlite:PATH") as caught:
+    """The error names the setting."""
+    with pytest.raises(SettingsError) as caught:
         open_broker(url, "app")
     assert caught.value.details["name"] == "broker"
 

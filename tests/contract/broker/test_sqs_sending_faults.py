@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from qdo.backoff import Backoff
+from qdo.brokers.aws import sending as aws_sending
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.registry import open_broker
@@ -56,6 +57,12 @@ def broker(proxy: Proxy, aws_prefix: str, monkeypatch: pytest.MonkeyPatch) -> It
     assert isinstance(made, SqsBroker)
     yield made
     made.close()
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sending is given up soon."""
+    monkeypatch.setattr(aws_sending, "PATIENCE_SECONDS", 0.3)
 
 
 @pytest.fixture
@@ -108,6 +115,16 @@ def test_a_slow_answer_is_waited_for(
     assert len(proxy.log("SendMessageBatch")) == 2
 
 
+def test_a_burst_is_throttled_for_a_while(
+    broker: SqsBroker, proxy: Proxy, stored: Callable[[str], list[int]]
+) -> None:
+    """Time ends the attempts, not their number."""
+    proxy.spoil("throttle", "SendMessageBatch", count=8)
+    broker.send_many(numbered("a.fifo", 3))
+    assert stored("a.fifo") == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("fault", ["throttle", "reset-before", "denied", "expired"])
 def test_an_unsendable_message_is_named_and_stops_its_followers(
     broker: SqsBroker, proxy: Proxy, stored: Callable[[str], list[int]], fault: str
@@ -141,6 +158,7 @@ def test_who_rings_is_told_what_was_sent(
     assert told[2:] == [{"a.fifo"}]
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_a_sender_that_repeats_by_a_dedup_key_stores_once(
     broker: SqsBroker, proxy: Proxy, stored: Callable[[str], list[int]]
 ) -> None:

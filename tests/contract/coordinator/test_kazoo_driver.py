@@ -38,7 +38,8 @@ class DriverSetup:
 
     def __init__(self, client: Client) -> None:
         self._deliveries: queue.Queue[Callable[[], object]] = queue.Queue()
-        self.performer = KazooDriver(client, self._deliveries.put)
+        self.refused: list[Exception] = []
+        self.performer = KazooDriver(client, self._deliveries.put, self.refused.append)
         self.heard: list[Any] = []
 
     def next(self) -> Any:

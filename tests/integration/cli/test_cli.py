@@ -84,6 +84,9 @@ def test_send_one(cli: Run) -> None:
     ("arguments", "reason"),
     [
         (("q", "hello"), "column 1"),
+        (("q", "[1e400]"), "1e400"),
+        (("q", '{"a": "\\ud800"}'), "surrogate"),
+        (("q", '{"a": 1, "a": 2}'), "'a'"),
         (("a/b", "1"), "'a/b'"),
         (("q", "1", "--header", "x"), "NAME=TEXT"),
         (("q",), "--queue-field FIELD"),

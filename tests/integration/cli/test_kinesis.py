@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qdo.coordination.client import connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.positions import position_of_time
 from tests.support.aws.clients import REGION
 from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub
@@ -17,6 +22,7 @@ from tests.support.kinesis import kinesis_url, opened
 
 SHARD = "shardId-000000000000"
 OTHER = "shardId-000000000001"
+OLD = position_of_time(1_400_000_000.0)
 Run = Callable[..., Ended]
 
 
@@ -198,7 +204,7 @@ def test_without_what_it_needs(tmp_path: Path, module: str) -> None:
 def test_a_worker_that_cannot_begin(proxy: Proxy, tmp_path: Path) -> None:
     """The same error and the same exit code."""
     url = kinesis_url(proxy.url, "nowhere")
-    arguments = ("--app", "a", "--job", "workers.echo:job", "--broker", url)
+    arguments = ("--app", "a", "--job", "qdo.programs.echo:job", "--broker", url)
     ended = command(*WORKER, *arguments, cwd=tmp_path)
     assert ended.code == 6, ended.err
     assert "'nowhere'" in ended.err
@@ -213,7 +219,7 @@ def test_looking_and_seeking(
 ) -> None:
     """A shard is seen with its age, sent back to a sequence number, and done to its end."""
     ids = [qdo("send", SHARD, str(number)).out.strip() for number in range(3)]
-    work = ("--app", "a", "--job", "workers.echo:job", "--burst", "--log-level", "warning")
+    work = ("--app", "a", "--job", "qdo.programs.echo:job", "--burst", "--log-level", "warning")
     url = kinesis_url(proxy.url, stream)
 
     def worked() -> list[str]:
@@ -234,7 +240,7 @@ def test_looking_and_seeking(
     assert len(worked()) == 3
 
 
-WORK = ("--app", "a", "--job", "workers.echo:job", "--burst", "--log-level", "warning")
+WORK = ("--app", "a", "--job", "qdo.programs.echo:job", "--burst", "--log-level", "warning")
 
 
 def test_a_child_is_seen_to_wait(
@@ -277,6 +283,44 @@ def test_a_recreated_stream_reuses_names_of_finished_shards(
     assert worked(*only).out.endswith(" 1\n")
     (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
     assert item["fault"] is None
+
+
+def test_a_shard_without_its_position_is_named(
+    qdo: Run, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """It stands still, and does not merely look slow; the other shards do not."""
+    url = kinesis_url(proxy.url, stream)
+    for shard in (SHARD, OTHER):
+        qdo("send", shard, "1")
+    assert command(*WORKER, *WORK, "--broker", url, cwd=tmp_path).code == 0
+    client = connect(f"sqlite:{tmp_path}/qdo-data/coordination.db")
+    client.open()
+    client.set(Layout.of("a").queue(SHARD), QueueNode(last=OLD, position="7").encode())
+    client.stop()
+    client.close()
+    shown = qdo("queues", "-o", "json")
+    assert shown.code == 0, shown.err
+    items = {each["queue"]: each for each in json.loads(shown.out)["items"]}
+    assert f"qdo seek {SHARD} earliest --execute" in items[SHARD]["fault"]
+    assert items[OTHER]["fault"] is None
+    shown = qdo("queues", "-o", "json", options="trimmed=oldest")
+    assert [each["fault"] for each in json.loads(shown.out)["items"]] == [None, None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["throttle", "unanswered"])
+def test_one_unreadable_shard_hides_no_other(
+    qdo: Run, proxy: Proxy, stream: str, fault: str
+) -> None:
+    """Nor does it hold up the list for long."""
+    proxy.spoil(fault, "GetShardIterator", name=SHARD, count=0, seconds=11)
+    start = time.monotonic()
+    ended = qdo("queues", "-o", "json")
+    assert time.monotonic() - start < 30
+    assert ended.code == 4, ended.err
+    items = {each["queue"]: each for each in json.loads(ended.out)["items"]}
+    assert items[SHARD]["error"] is not None
+    assert items[OTHER]["error"] is None
 
 
 @pytest.mark.parametrize("place", ["1" + 56 * "0", "SHARD_END"])

@@ -145,7 +145,7 @@ def test_worker_without_zookeeper(tmp_path: Path) -> None:
         "--app",
         "a",
         "--job",
-        "workers.echo:job",
+        "qdo.programs.echo:job",
         "--coordinator",
         url,
         cwd=tmp_path,
@@ -161,7 +161,7 @@ def test_worker_without_zookeeper(tmp_path: Path) -> None:
     ("job", "reason"),
     [
         ("no_such_module:job", "'no_such_module:job'"),
-        ("workers.echo:jbo", "did you mean 'job'"),
+        ("qdo.programs.echo:jbo", "did you mean 'job'"),
         ("broken:job", "ZeroDivisionError: division by zero"),
     ],
 )
@@ -179,7 +179,9 @@ def test_jobs_that_cannot_be_imported(tmp_path: Path, job: str, reason: str) -> 
 def test_echo(tmp_path: Path) -> None:
     """Send, work, done: the shortest way through everything."""
     command(*QDO, "send", "--app", "hello", "greetings", '{"name": "Ada"}', cwd=tmp_path)
-    ended = command(*WORKER, "--app", "hello", "--job", "workers.echo:job", "--burst", cwd=tmp_path)
+    ended = command(
+        *WORKER, "--app", "hello", "--job", "qdo.programs.echo:job", "--burst", cwd=tmp_path
+    )
     assert ended.code == 0, ended.err
     [line] = ended.out.splitlines()
     assert line.endswith('greetings - {"name":"Ada"}')
@@ -252,7 +254,7 @@ def test_logging_is_configured_for_parent_and_workers(tmp_path: Path) -> None:
             }
         )
     )
-    work = (*WORKER, "--app", "a", "--job", "workers.echo:job", "--burst", "--log-config")
+    work = (*WORKER, "--app", "a", "--job", "qdo.programs.echo:job", "--burst", "--log-config")
     ended = command(*work, "log.json", cwd=tmp_path)
     lines = ended.err.splitlines()
     assert (ended.code, [line for line in lines if not line.startswith("OWN ")]) == (0, [])
@@ -262,3 +264,25 @@ def test_logging_is_configured_for_parent_and_workers(tmp_path: Path) -> None:
     for name in ("missing.json", "bad.json"):
         refused = command(*work, name, cwd=tmp_path)
         assert (refused.code, refused.err.count("\n"), name in refused.err) == (2, 1, True)
+
+
+def test_commands_run_beside_a_kubernetes_service_named_qdo(tmp_path: Path) -> None:
+    """Workers, senders and commands; a typo in a setting is still found."""
+    service = {
+        "QDO_SERVICE_HOST": "10.0.0.1",
+        "QDO_SERVICE_PORT": "80",
+        "QDO_PORT": "tcp://10.0.0.1:80",
+        "QDO_PORT_80_TCP_ADDR": "10.0.0.1",
+        "QDO_WEB_SERVICE_HOST": "10.0.0.2",
+    }
+    (tmp_path / "k8s.py").write_text(
+        "import qdo\napp = qdo.App('k')\n@app.job()\ndef j(message, context):\n"
+        "    print('got', message.body, flush=True)\n"
+    )
+    sent = command("-c", "import k8s; k8s.app.send('x', 1)", cwd=tmp_path, env=service)
+    assert (sent.code, sent.err) == (0, "")
+    worked = command(*WORKER, "k8s:app", "--burst", cwd=tmp_path, env=service)
+    assert (worked.code, worked.out) == (0, "got 1\n")
+    typo = command(*QDO, "config", cwd=tmp_path, env={**service, "QDO_BURTS": "1"})
+    assert typo.code == 2
+    assert "QDO_BURTS" in typo.err

@@ -177,11 +177,14 @@ def test_faults_of_the_service(
     assert len(proxy.log("SendMessageBatch")) == 4
 
 
+@pytest.mark.slow
 def test_throttling_without_end(send: Send, proxy: Proxy, made: Callable[[str], str]) -> None:
-    """The error names it."""
+    """Sending is attempted for half a minute; the error names the reason."""
     made("a")
     proxy.spoil("throttle", "SendMessageBatch", count=0)
     line = said(send("a", "1"), 3)
+    times = [entry.time for entry in proxy.log("SendMessageBatch")]
+    assert 29 < times[-1] - times[0] < 35
     assert "sqs:SendMessage on queue" in line
     assert "RequestThrottled: Rate exceeded" in line
 
@@ -288,7 +291,7 @@ def test_a_worker_that_cannot_begin(
     if fault:
         proxy.spoil(fault, "ListQueues", count=0)
     url = f"sqs://{REGION}/{aws_prefix}?endpoint={proxy.url}{options}"
-    arguments = ("--app", "a", "--job", "workers.echo:job", "--broker", url)
+    arguments = ("--app", "a", "--job", "qdo.programs.echo:job", "--broker", url)
     ended = command(*WORKER, *arguments, cwd=tmp_path)
     assert ended.code == code, ended.err
     assert len([line for line in ended.err.splitlines() if words in line]) == 1
@@ -307,3 +310,44 @@ def test_without_boto3(tmp_path: Path) -> None:
     ):
         arguments = ("send", "--app", "a", "--broker", url, "a", "1")
         assert words in said(command("-c", code, *arguments, cwd=tmp_path), 2)
+
+
+# --- one queue that cannot be read --------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["denied", "throttle", "unavailable"])
+def test_one_unreadable_queue_hides_no_other(
+    proxy: Proxy, made: Callable[[str], str], aws_prefix: str, tmp_path: Path, fault: str
+) -> None:
+    """Its row has the reason, and the exit code tells that something is missing."""
+    made("a")
+    made("b")
+    url = f"sqs://{REGION}/{aws_prefix}?endpoint={proxy.url}"
+    shown = (*QDO, "queues", "--app", "a", "--broker", url)
+    proxy.spoil(fault, "GetQueueAttributes", name=f"{aws_prefix}a", count=0)
+    ended = command(*shown, "-o", "json", cwd=tmp_path)
+    assert ended.code == 4, ended.err
+    items = {each["queue"]: each for each in json.loads(ended.out)["items"]}
+    assert (items["a"]["backlog"], items["b"]["backlog"]) == (None, 0)
+    assert "sqs:GetQueueAttributes" in items["a"]["error"] or "region" in items["a"]["error"]
+    assert items["b"]["error"] is None
+    assert ended.err.splitlines()[-1].endswith("not: a, see ERROR")
+    table = command(*shown, cwd=tmp_path)
+    assert (table.code, "ERROR" in table.out.splitlines()[0]) == (4, True)
+    proxy.clear()
+    ended = command(*shown, cwd=tmp_path)
+    assert (ended.code, "ERROR" in ended.out) == (0, False)
+
+
+def test_unknown_dead_letters_hide_no_queue(
+    proxy: Proxy, made: Callable[[str], str], aws_prefix: str, tmp_path: Path
+) -> None:
+    """They are in a queue of their own, which may have other permissions."""
+    made("a")
+    made("dead-letters")
+    url = f"sqs://{REGION}/{aws_prefix}?endpoint={proxy.url}"
+    proxy.spoil("denied", "GetQueueAttributes", name=f"{aws_prefix}dead-letters", count=0)
+    ended = command(*QDO, "queues", "--app", "a", "--broker", url, "-o", "json", cwd=tmp_path)
+    assert ended.code == 4, ended.err
+    (item,) = json.loads(ended.out)["items"]
+    assert (item["queue"], item["backlog"], item["dead_letters"]) == ("a", 0, None)

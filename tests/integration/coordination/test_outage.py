@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+from kazoo.protocol.connection import _CONNECTION_DROP
+
+from qdo.coordination.client import connect
+from qdo.errors import DatabaseFullError
 from qdo.system.clock import clock
 from tests.support.fleet import MemberFleet
 from tests.support.zookeeper import Ensemble, wait_until
+
+SESSION_SECONDS = 4.0
+"""The default of `MemberFleet`."""
 
 
 def test_workers_wait_out_an_outage_and_nothing_moves(
@@ -66,3 +75,81 @@ def test_a_leader_change_moves_nothing(zookeeper_ensemble: Ensemble, ensemble_ur
     finally:
         leader.restart()
         fleet.close()
+
+
+def test_a_worker_leaves_a_silent_server_and_keeps_its_session(
+    zookeeper_ensemble: Ensemble, ensemble_url: str
+) -> None:
+    """A frozen server closes no connection. Its client resumes on another within the lease."""
+    fleet = MemberFleet(ensemble_url)
+    member, engine = fleet.join()
+    fleet.create_queues([f"q{number}" for number in range(5)])
+    fleet.wait(lambda: fleet.balanced(5), "all is owned")
+    before = {claim.queue: claim.fence for claim in engine.claims.values()}
+    silent = next(
+        server for server in zookeeper_ensemble.servers if server.address == member._client.server
+    )
+    longest = 0.0
+    silent.stop()
+    try:
+        began = last = clock()
+        started = len(fleet.ledger)
+        while clock() - began < 2 * SESSION_SECONDS:
+            wait_until(lambda: len(fleet.ledger) > started, 30.0, "messages continue", 0.002)  # noqa: B023
+            longest = max(longest, clock() - last)
+            last, started = clock(), len(fleet.ledger)
+        assert member._client.server != silent.address
+        after = {claim.queue: claim.fence for claim in engine.claims.values()}
+        assert after == before
+        assert engine.expirations == 0
+        assert longest < SESSION_SECONDS / 4, "no message waited"
+    finally:
+        silent.cont()
+        fleet.close()
+
+
+def test_a_refused_request_ends_no_member(
+    coordinator_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors such as a full disk count as lost answers: the same claims continue afterwards."""
+    fleet = MemberFleet(coordinator_url)
+    member, engine = fleet.join()
+    fleet.create_queues([f"q{number}" for number in range(3)])
+    fleet.wait(lambda: fleet.balanced(3), "all is owned")
+    before = {claim.queue: claim.fence for claim in engine.claims.values()}
+    call, refused = member._client._call, []
+
+    def refusing(request: Any, answer: Any) -> Any:
+        if request is not _CONNECTION_DROP and len(refused) < 20:
+            refused.append(request)
+            return answer.set_exception(DatabaseFullError(path="x.db", reason="disk is full"))
+        return call(request, answer)
+
+    monkeypatch.setattr(member._client, "_call", refusing)
+    fleet.wait(lambda: len(refused) == 20, "requests were refused")
+    started = len(fleet.ledger)
+    fleet.wait(lambda: len(fleet.ledger) > started + 50, "messages are processed again")
+    fleet.wait(lambda: fleet.balanced(3), "all is settled")
+    assert {claim.queue: claim.fence for claim in engine.claims.values()} == before
+    assert engine.expirations == 0
+    fleet.close()
+
+
+def test_a_session_is_over_only_if_the_coordinator_says_so(tmp_path: Path) -> None:
+    """A client that stops without an answer leaves a session behind, and knows it."""
+    own = Ensemble(tmp_path, 1)
+    own.start()
+    try:
+        polite, cut_off = connect(own.url()), connect(own.url())
+        for client in (polite, cut_off):
+            client.open()
+            assert not client.session_over
+        polite.stop()
+        assert polite.session_over
+        own.servers[0].kill()
+        cut_off.stop()
+        assert not cut_off.session_over
+        for client in (polite, cut_off):
+            client.close()
+    finally:
+        own.close()

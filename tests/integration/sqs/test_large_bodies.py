@@ -95,6 +95,29 @@ def test_trap_20_a_large_body_reaches_its_job_and_leaves_nothing(
     assert actions.index("DeleteMessageBatch") < actions.index("POST")  # S3's DeleteObjects
 
 
+def test_bodies_from_the_java_client_reach_their_job(
+    run: Run,
+    stored: Callable[[], int],
+    proxy: Proxy,
+    aws_prefix: str,
+    aws_bucket: str,
+    tmp_path: Path,
+) -> None:
+    """Its default marker differs from that of the client for Python."""
+    send(run, "first")  # creates the queue
+    sqs, s3 = (client(service, proxy.url, region=REGION) for service in ("sqs", "s3"))
+    s3.put_object(Bucket=aws_bucket, Key="some-uuid", Body=json.dumps(LARGE).encode())
+    place = {"s3BucketName": aws_bucket, "s3Key": "some-uuid"}
+    sqs.send_message(
+        QueueUrl=sqs.get_queue_url(QueueName=f"{aws_prefix}q")["QueueUrl"],
+        MessageBody=json.dumps(["software.amazon.payloadoffloading.PayloadS3Pointer", place]),
+        MessageAttributes={"SQSLargePayloadSize": {"DataType": "Number", "StringValue": "5002"}},
+    )
+    work(run)
+    assert sorted((tmp_path / "seen").read_text().splitlines()) == ["5 None", "5000 None"]
+    assert stored() == 0
+
+
 def test_trap_20_an_object_stays_until_its_message_is_deleted(
     run: Run, stored: Callable[[], int], proxy: Proxy
 ) -> None:

@@ -45,6 +45,17 @@ def test_sigint_and_sighup_drain_too():
             assert proc.wait() == 0
 
 
+def test_late_stop_signals_do_not_replace_the_exit_code():
+    """An impatient service manager repeats SIGTERM until the process has ended."""
+    for _ in range(5):
+        with parent("serve") as proc:
+            up(proc, 1)
+            while alive(proc.pid):
+                proc.send(signal.SIGTERM)
+                time.sleep(0.002)
+            assert proc.wait() in (0, 1)
+
+
 def test_every_child_leads_a_group_and_a_session_of_its_own():
     """Ctrl-C in a terminal must reach the parent only, which drains in order."""
     with parent("serve", processes=2) as proc:

@@ -78,7 +78,7 @@ def in_worker(folder: Path, then: Then, sent: list[tuple[str, str]]) -> list[qdo
     return events
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     then=st.sampled_from(["dead-letter", "skip", "block"]),
     sent=st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(ENDS)), max_size=12),

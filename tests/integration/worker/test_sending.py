@@ -185,7 +185,7 @@ def test_a_burst_processes_what_is_due_at_its_start(tmp_path: Path) -> None:
         app.send("q", "later", delay_seconds=3600)
         due = time.time() + 0.1
         until(lambda: time.time() > due, "the time has come")
-        job = ("--app", "a", "--job", "workers.echo:job")
+        job = ("--app", "a", "--job", "qdo.programs.echo:job")
         ended = command(*WORKER, "--burst", *job, cwd=tmp_path)
         assert ended.code == 0, ended.err
         assert "due" in ended.out

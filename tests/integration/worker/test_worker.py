@@ -15,6 +15,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
+from qdo.brokers.embedded.listener import CommitListener
 from qdo.coordination.protocol.claims import Claim
 from qdo.errors import CoordinatorUnreachableError
 from qdo.message import Message
@@ -487,7 +488,7 @@ def test_draining_without_a_session_waits_for_running_jobs(
     engine.stop()
     until(lambda: engine.worker.state == "draining")
     gate.set()
-    assert engine.join() == 0
+    assert engine.join() == 1, "its progress is not recorded"
     assert story == ["job", "torn down"]
 
 
@@ -510,6 +511,25 @@ def test_a_duty_that_dies_stops_the_worker(
     assert engine.join() == 1
     assert ("CRITICAL", ("progress",)) in [(each.levelname, each.args) for each in caplog.records]
     assert ("finished", "q") in engine.member.events
+
+
+def test_a_thread_that_dies_stops_the_worker(
+    make: Callable[..., EngineSetup], caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    """Without its doorbell thread a worker would own queues that nothing wakes."""
+    engine = make()
+    seen = collect(engine)
+    engine.send("q", 1)
+    engine.start("q")
+    until(lambda: seen)
+
+    def broken(listener: CommitListener) -> float:
+        raise OSError("a bug")
+
+    monkeypatch.setattr(CommitListener, "step", broken)
+    engine.send("q", 2)
+    assert engine.join() == 1
+    assert ("CRITICAL", ("doorbell",)) in [(each.levelname, each.args) for each in caplog.records]
 
 
 def test_a_failed_coordination_loop_stops_the_worker(

@@ -364,3 +364,20 @@ def test_what_cannot_begin_says_so_in_one_line(
     assert len(said) == 1
     assert text in said[0]
     assert "Traceback" not in child.errors()
+
+
+def test_a_drain_after_a_lost_session_is_not_a_clean_stop(fleet: ProcessFleet) -> None:
+    """A worker that was frozen beyond its session, and is then told to stop, exits with 1."""
+    fleet.app.send_many([(f"q{number % 4}", number) for number in range(4000)])
+    frozen = fleet.start()
+    wait_until(lambda: len(fleet.lines()) > 50, "the first worker processes messages")
+    other = fleet.start()
+    wait_until(lambda: len({line[3] for line in fleet.lines()}) == 2, "both process messages")
+    frozen.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: fleet.assigned() == [4], "the other worker has all queues")
+    frozen.process.send_signal(signal.SIGTERM)
+    frozen.process.send_signal(signal.SIGCONT)
+    assert frozen.wait() == 1
+    assert "session was lost" in frozen.errors()
+    other.process.send_signal(signal.SIGTERM)
+    assert other.wait() == 0

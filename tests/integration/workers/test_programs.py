@@ -1,4 +1,4 @@
-"""The programs of `workers` as users start them: in real workers, configured by environment."""
+"""The programs as users start them: in real workers, configured by environment."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 from moto.server import ThreadedMotoServer
 from standardwebhooks.webhooks import Webhook
 
+from qdo.programs.webhook import new_secret
 from tests.support.cli import QDO, WORKER, Ended, clean_environment, command
 from tests.support.processes import Proc, alive, children, wait_until
 from tests.support.webhook_receiver import Answer, Receiver, receiving
-from workers.webhook import new_secret
 
 SECRET = new_secret()
 QUICK = {"QDO_SESSION_TIMEOUT_SECONDS": "2.5"}
@@ -44,7 +44,7 @@ class Site:
         """Run a worker until every queue is done."""
         return command(
             *WORKER,
-            f"workers.{self.program}:app",
+            f"qdo.programs.{self.program}:app",
             "--burst",
             *options,
             cwd=self.folder,
@@ -55,7 +55,7 @@ class Site:
         """Start a worker that stays."""
         return Proc.python(
             *WORKER,
-            f"workers.{self.program}:app",
+            f"qdo.programs.{self.program}:app",
             *options,
             cwd=self.folder,
             env={**clean_environment(), **self.environment},
@@ -159,10 +159,10 @@ def test_an_app_of_another_name(webhook: Site, receiver: Receiver) -> None:
     """The job serves any app, if it is named with its context; without, nothing is touched."""
     webhook.environment["QDO_APP"] = "shop"
     webhook.send("orders", 1)
-    for context, code, requests in (("", 0, 0), ("workers.webhook:job_context", 0, 1)):
+    for context, code, requests in (("", 0, 0), ("qdo.programs.webhook:job_context", 0, 1)):
         ended = command(
             *WORKER,
-            *("--job", "workers.webhook:job", "--burst"),
+            *("--job", "qdo.programs.webhook:job", "--burst"),
             cwd=webhook.folder,
             env={**webhook.environment, **({"QDO_JOB_CONTEXT": context} if context else {})},
         )
@@ -278,7 +278,7 @@ def test_programs_in_other_executors(
         "QDO_CONFIG": "settings.toml",
     }
     (tmp_path / "settings.toml").write_text(
-        f'job = "workers.{program}:job"\njob_context = "workers.{program}:job_context"\n'
+        f'job = "qdo.programs.{program}:job"\njob_context = "qdo.programs.{program}:job_context"\n'
         f'executor = "{executor}"\n'
     )
     site.send("a", 1, 2)

@@ -55,7 +55,8 @@ class Call:
 def _name(asked: dict[str, object]) -> str:
     for key in ("QueueUrl", "QueueName", "StreamName", "StreamARN"):
         if key in asked:
-            return str(asked[key]).rpartition("/")[2]
+            name = str(asked[key]).rpartition("/")[2]
+            return f"{name}/{asked['ShardId']}" if "ShardId" in asked else name
     return ""
 
 

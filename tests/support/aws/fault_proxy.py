@@ -52,7 +52,7 @@ class FaultRule:
         which never reach the server either.
     :ivar action: name of an action, "" for all; S3's are HTTP methods.
     :ivar name: text in the name of the queue or stream (which GetRecords has only if it is given
-        the ARN), or in the path for S3.
+        the ARN), behind it the shard of GetShardIterator, or in the path for S3.
     :ivar skip: how many matching requests pass before.
     :ivar count: how many requests get the fault, 0 for all.
     """

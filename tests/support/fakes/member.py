@@ -231,8 +231,9 @@ class FakeRegistrar(MemberFactory):
         self.made.set()
         return member
 
-    def close(self, member: Any) -> None:
+    def close(self, member: Any) -> bool:
         member.stop()
+        return True
 
     def survey(self, queues: Iterable[str]) -> FleetSurvey:
         rest = set(queues) - set(self.members[-1].claims)

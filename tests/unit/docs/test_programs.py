@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook
 
+from qdo.programs import archive, shell, webhook
 from tests.support.doc_pages import blocks, read, table
 from tests.support.paths import ROOT
-from workers import archive, shell, webhook
 
 SAMPLE = ROOT / "config" / "programs.env"
 PROGRAMS = {

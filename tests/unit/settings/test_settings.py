@@ -12,7 +12,7 @@ import pytest
 from qdo import App
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.settings.settings import Settings, declarations
-from qdo.settings.sources import SPECIAL_VARIABLES, load
+from qdo.settings.sources import SPECIAL_VARIABLES, is_service_variable, load
 from tests.support.paths import ROOT
 
 SAMPLE = ROOT / "config" / "qdo.toml"
@@ -86,6 +86,53 @@ def test_special_and_foreign_variables_are_no_settings() -> None:
     foreign = {"QDO_TEST_AWS": "1", "QDOX": "1", "PATH": "/bin"}
     special = dict.fromkeys(SPECIAL_VARIABLES - {"QDO_CONFIG"}, "x")
     assert load(environ={**foreign, **special}) == Settings()
+
+
+def service_variables(service: str) -> dict[str, str]:
+    """Return what Kubernetes sets for a service with a named port."""
+    name = service.upper().replace("-", "_")
+    address = {"PROTO": "tcp", "PORT": "80", "ADDR": "10.0.0.1"}
+    return {
+        f"{name}_SERVICE_HOST": "10.0.0.1",
+        f"{name}_SERVICE_PORT": "80",
+        f"{name}_SERVICE_PORT_HTTP": "80",
+        f"{name}_PORT": "tcp://10.0.0.1:80",
+        f"{name}_PORT_80_TCP": "tcp://10.0.0.1:80",
+        **{f"{name}_PORT_80_TCP_{part}": text for part, text in address.items()},
+        f"{name}_PORT_53_UDP": "udp://10.0.0.1:53",
+    }
+
+
+@pytest.mark.parametrize("service", ["qdo", "qdo-web", "qdo-broker", "qdo-7-eu-west"])
+def test_variables_of_a_kubernetes_service_are_ignored(service: str) -> None:
+    """They are in every pod beside a service whose name begins with qdo."""
+    assert load(environ=service_variables(service)) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("QDO_PORT", "8080"),
+        ("QDO_SERVICE_HOSTS", "10.0.0.1"),
+        ("QDO_SERVICE", "x"),
+        ("QDO_PORT_80", "80"),
+        ("QDO_SERVICE_PORT", "http"),
+        ("QDO_BURTS", "1"),
+        ("QDO_BROKERS", "tcp://10.0.0.1:80"),
+    ],
+)
+def test_typos_beside_kubernetes_variables_are_found(variable: str, value: str) -> None:
+    """A variable is ignored only if its whole form is that of Kubernetes."""
+    with pytest.raises(UnknownSettingError) as caught:
+        load(environ={**service_variables("qdo"), variable: value})
+    assert caught.value.details["name"] == variable
+
+
+def test_no_setting_looks_like_a_variable_of_kubernetes() -> None:
+    """Otherwise a service could set it."""
+    for each in declarations():
+        for value in ("1", "tcp://10.0.0.1:80"):
+            assert not is_service_variable(each.variable, value)
 
 
 def test_unknown_name_in_file(file: Path) -> None:

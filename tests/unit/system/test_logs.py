@@ -56,10 +56,13 @@ def test_an_unknown_level_is_refused():
     assert caught.value.details["name"] == "log_level"
 
 
-def test_of_kazoo_only_warnings_are_shown_unless_debugging(stream: io.StringIO):
+def test_of_kazoo_only_errors_are_shown_unless_debugging(stream: io.StringIO):
+    """qdo has a line of its own for each event of a connection."""
     log.configure("info", stream)
-    logging.getLogger("kazoo.client").info("Connecting to")
+    logging.getLogger("kazoo.client").warning("Connection dropped")
     assert stream.getvalue() == ""
+    logging.getLogger("kazoo.client").error("Unhandled exception")
+    assert "Unhandled exception" in stream.getvalue()
     log.configure("debug", stream)
     logging.getLogger("kazoo.client").info("Connecting to")
     assert "Connecting to" in stream.getvalue()
@@ -75,20 +78,3 @@ def test_secrets_of_botocore_are_not_logged_at_debug_level(stream: io.StringIO):
     logging.getLogger("botocore.auth").debug("x-amz-security-token:secret")
     assert "Found credentials" in stream.getvalue()
     assert "secret" not in stream.getvalue()
-
-
-def test_what_kazoo_repeats_is_said_now_and_then():
-    now = [0.0]
-    calm = log.RateLimitRepeats(lambda: now[0])
-
-    def passes(name: str, text: str) -> bool:
-        return calm.filter(logging.LogRecord(name, logging.WARNING, "", 0, text, None, None))
-
-    assert passes("kazoo.client", "Connection dropped")
-    assert passes("kazoo.client", "something else")
-    now[0] = log.REPEAT_SECONDS - 0.1
-    assert not passes("kazoo.client", "Connection dropped")
-    assert passes("qdo.worker", "Connection dropped")
-    assert passes("qdo.worker", "Connection dropped")
-    now[0] = log.REPEAT_SECONDS
-    assert passes("kazoo.client", "Connection dropped")

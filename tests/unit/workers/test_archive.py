@@ -19,11 +19,11 @@ from qdo import Message, Stop
 from qdo.brokers.kinesis.positions import POSITIONS, pack
 from qdo.errors import SettingsError
 from qdo.positions import position_of_time
-from workers import _archive_storage as archive_places
-from workers import archive
-from workers._archive_storage import Folder, Place, S3Storage, folder_of, open_place
-from workers._options import read
-from workers.archive import Archive, ArchiveOptions, Span, name_of, span_of
+from qdo.programs import _archive_storage as archive_places
+from qdo.programs import archive
+from qdo.programs._archive_storage import Folder, Place, S3Storage, folder_of, open_place
+from qdo.programs._options import read
+from qdo.programs.archive import Archive, ArchiveOptions, Span, name_of, span_of
 
 FIRST = 140049072629181272
 DAY = 24 * 3600 * 10_000_000
@@ -338,7 +338,7 @@ def test_a_folder_of_a_queue_fits_any_file_system() -> None:
 
 def test_a_job_without_its_context() -> None:
     """The worker stops and names the setting to make; the message is not touched."""
-    with pytest.raises(Stop, match=r"workers\.archive:job_context"):
+    with pytest.raises(Stop, match=r"qdo\.programs\.archive:job_context"):
         archive.job(message(0), {})  # type: ignore[arg-type]
 
 

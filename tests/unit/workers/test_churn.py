@@ -13,8 +13,8 @@ import pytest
 from qdo import DeadLetter, Message
 from qdo.brokers.sqs.positions import SQS_POSITIONS
 from qdo.errors import NotAQdoDatabaseError
-from workers import churn
-from workers.churn import Totals, TotalsFile, count_before_parent
+from qdo.programs import churn
+from qdo.programs.churn import Totals, TotalsFile, count_before_parent
 
 
 def commit(position: int, fence: int = 1, queue: str = "q", **changes: Any) -> Message:

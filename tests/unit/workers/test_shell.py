@@ -15,10 +15,10 @@ import pytest
 
 from qdo import DeadLetter, Message, Retry, Stop
 from qdo.errors import SettingsError, UnknownSettingError
+from qdo.programs import shell
+from qdo.programs._options import read
+from qdo.programs.shell import CommandFailedError, Runner, ShellOptions, TryAgainError
 from tests.support.processes import alive, wait_until
-from workers import shell
-from workers._options import read
-from workers.shell import CommandFailedError, Runner, ShellOptions, TryAgainError
 
 
 def message(body: Any = None, **more: Any) -> Message:
@@ -169,7 +169,7 @@ def test_a_command_ends_with_its_worker(tmp_path: Path) -> None:
     """A worker that is killed leaves no command behind that works beside the next owner's."""
     program = (
         "from qdo import Message\n"
-        "from workers.shell import Runner, ShellOptions\n"
+        "from qdo.programs.shell import Runner, ShellOptions\n"
         f"command = 'echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 60'\n"
         "Runner(ShellOptions(command=command)).run(Message('q', 1, None))\n"
     )
@@ -224,5 +224,5 @@ def test_a_command_that_is_no_shell() -> None:
 
 def test_a_job_without_its_context() -> None:
     """The worker stops and names the setting to make; the message is not touched."""
-    with pytest.raises(Stop, match=r"workers\.shell:job_context"):
+    with pytest.raises(Stop, match=r"qdo\.programs\.shell:job_context"):
         shell.job(message(), {})  # type: ignore[arg-type]

@@ -17,12 +17,9 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from qdo import DeadLetter, Message, Retry, Stop
 from qdo.errors import SettingsError, UnknownSettingError
-from tests.support.cli import clean_environment
-from tests.support.paths import ROOT
-from tests.support.webhook_receiver import Answer, Receiver, receiving
-from workers import webhook
-from workers._options import read
-from workers.webhook import (
+from qdo.programs import webhook
+from qdo.programs._options import read
+from qdo.programs.webhook import (
     Courier,
     UndeliveredError,
     WebhookOptions,
@@ -30,6 +27,9 @@ from workers.webhook import (
     new_secret,
     retry_after,
 )
+from tests.support.cli import clean_environment
+from tests.support.paths import ROOT
+from tests.support.webhook_receiver import Answer, Receiver, receiving
 
 SECRET = new_secret()
 NOW = 1_800_000_000.0
@@ -155,9 +155,9 @@ def test_a_secret_can_be_replaced(receiver: Receiver) -> None:
 
 
 def test_a_secret_is_made_by_the_module() -> None:
-    """`python -m workers.webhook` prints one that will do."""
+    """`python -m qdo.programs.webhook` prints one that will do."""
     made = subprocess.run(
-        [sys.executable, "-m", "workers.webhook"],
+        [sys.executable, "-m", "qdo.programs.webhook"],
         cwd=ROOT,
         env=clean_environment(),
         capture_output=True,
@@ -291,7 +291,7 @@ def test_options_come_from_the_environment() -> None:
         ("URL", "http://{queue}.example.com/", "host"),
         ("URL", "http://a/{name}", "'http://a/{name}'"),
         ("SECRET", "", "signs requests"),
-        ("SECRET", "hunter2", "`python -m workers.webhook`"),
+        ("SECRET", "hunter2", "`python -m qdo.programs.webhook`"),
         ("SECRET", "whsec_c2hvcnQ=", "16 to 128 bytes"),
         ("SECRET", "whsec_!", "16 to 128 bytes"),
         ("TIMEOUT_SECONDS", "soon", "'soon'"),
@@ -312,6 +312,12 @@ def test_an_option_that_does_not_exist() -> None:
     """The nearest one is named."""
     with pytest.raises(UnknownSettingError, match="did you mean 'QDO_WEBHOOK_SECRET'"):
         read(WebhookOptions, {**GOOD, "QDO_WEBHOOK_SECRETS": "x"})
+
+
+def test_variables_of_a_service_are_no_options() -> None:
+    """Kubernetes sets these in every pod beside a service named qdo-webhook."""
+    service = {"QDO_WEBHOOK_SERVICE_HOST": "10.0.0.1", "QDO_WEBHOOK_PORT": "tcp://10.0.0.1:80"}
+    assert read(WebhookOptions, {**GOOD, **service}) == read(WebhookOptions, GOOD)
 
 
 def test_a_job_without_its_context() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import gevent
 
-from qdo.brokers.sqs.api import BATCH
 from qdo.brokers.sqs.consuming.consumed_queue import ConsumedQueue
-from qdo.brokers.sqs.consuming.in_flight import InFlightMessage
+from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
+from qdo.brokers.sqs.url import BATCH
 
 LINGER_SECONDS = 0.5
 """How long a done message waits at most for others to be deleted with it."""

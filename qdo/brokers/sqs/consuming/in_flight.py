@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import uuid
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import Row
 from qdo.brokers.sqs.codec import Received
+from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
 from qdo.brokers.sqs.consuming.memory_budget import MemoryBudget
 from qdo.brokers.sqs.consuming.receive_ids import OpenPoll
 from qdo.brokers.sqs.positions import SQS_POSITIONS, make_position
+from qdo.brokers.sqs.url import BATCH
 from qdo.brokers.subscription import ReceiptHandleStore
 
 HOLD_SECONDS = 12 * 3600.0
@@ -39,28 +40,6 @@ _EXTEND_SHARE = 0.5
 _ON_ITS_WAY_SHARE = 0.1
 """An answer is assumed to arrive within this share of the visibility timeout. If it took longer,
 SQS rejects extensions and deletes of its messages."""
-
-
-@dataclass(slots=True)
-class InFlightMessage:
-    """A message that was received.
-
-    :ivar kept: the place of its receipt in the store for the parent process.
-    :ivar until: clock time until which SQS certainly hides it.
-    :ivar extend_at: clock time at which to extend its visibility timeout.
-    :ivar forever: clock time after which it cannot be hidden.
-    """
-
-    position: int
-    row: Row
-    receipt: str
-    group: str | None
-    pointer: BodyPointer | None
-    until: float
-    extend_at: float
-    forever: float
-    done: bool = False
-    kept: int = 0
 
 
 @dataclass(slots=True)
@@ -159,7 +138,7 @@ class InFlightMessages:
 
     # --- answers of SQS -----------------------------------------------------------------
 
-    def take(self, messages: Iterable[Received], asked_at: float) -> ReceiveResult:
+    def take(self, messages: Sequence[Received], asked_at: float) -> ReceiveResult:
         """Store the messages of an answer.
 
         :param asked_at: clock time of the request. SQS hid the messages then or later: a long poll
@@ -168,6 +147,7 @@ class InFlightMessages:
         until = max(asked_at, self._clock() - _ON_ITS_WAY_SHARE * self._visibility)
         until += self._visibility
         taken = ReceiveResult()
+        followed = _is_full_group(messages)
         for message in messages:
             name = name_of(message.message_id)
             known = self._by_name.get(name)
@@ -181,7 +161,9 @@ class InFlightMessages:
             elif name in self._unconfirmed:
                 taken.again.append(self._made(message, name, until, done=True))
             else:
-                insort(self._order, self._made(message, name, until).position)
+                held = self._made(message, name, until)
+                held.has_followers = followed
+                insort(self._order, held.position)
                 taken.fresh += 1
         return taken
 
@@ -322,6 +304,13 @@ class InFlightMessages:
     def undone(self) -> list[InFlightMessage]:
         """Return the messages that are held and not done, in the order of receipt."""
         return [self._held[position] for position in self._order]
+
+
+def _is_full_group(messages: Sequence[Received]) -> bool:
+    """Return whether an answer has as many messages of one FIFO group as SQS returns at once."""
+    if len(messages) < BATCH or not messages[0].sequence:
+        return False
+    return len({each.group for each in messages}) == 1
 
 
 def name_of(message_id: int) -> str:

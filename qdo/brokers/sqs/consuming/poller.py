@@ -26,12 +26,13 @@ from typing import Any, Protocol
 
 import gevent
 
-from qdo.brokers.sqs.api import BATCH, SqsApi
+from qdo.brokers.sqs.api import SqsApi
 from qdo.brokers.sqs.codec import Received
 from qdo.brokers.sqs.consuming.in_flight import InFlightMessages
 from qdo.brokers.sqs.consuming.memory_budget import MemoryBudget
 from qdo.brokers.sqs.consuming.poll_backoff import RETRY_BACKOFF, Timing, idle_backoff
 from qdo.brokers.sqs.consuming.receive_ids import ReceiveAttemptId
+from qdo.brokers.sqs.url import BATCH
 from qdo.errors import UnreachableError
 
 LOOK_AT = frozenset(3 << shift for shift in range(24))

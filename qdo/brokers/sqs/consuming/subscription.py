@@ -14,7 +14,8 @@ from qdo.brokers.sqs.api import SqsApi
 from qdo.brokers.sqs.codec import Received
 from qdo.brokers.sqs.consuming.consumed_queue import ConsumedQueue
 from qdo.brokers.sqs.consuming.deleter import Deleter
-from qdo.brokers.sqs.consuming.in_flight import InFlightMessage, InFlightMessages
+from qdo.brokers.sqs.consuming.in_flight import InFlightMessages
+from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
 from qdo.brokers.sqs.consuming.memory_budget import MemoryBudget
 from qdo.brokers.sqs.consuming.poll_backoff import Timing
 from qdo.brokers.sqs.consuming.poller import Poller
@@ -105,6 +106,9 @@ class SqsSubscription(Subscription):
 
     def is_held(self, position: int) -> bool:
         return self._holding.is_held(position)
+
+    def has_followers(self) -> bool:
+        return any(held.has_followers for held in self._holding.undone())
 
     def unconfirmed(self) -> tuple[str, ...]:
         return self._holding.unconfirmed()

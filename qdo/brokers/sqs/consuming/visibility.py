@@ -8,9 +8,9 @@ from typing import Any
 import gevent
 
 from qdo.backoff import Backoff
-from qdo.brokers.sqs.api import BATCH
 from qdo.brokers.sqs.consuming.consumed_queue import ConsumedQueue
-from qdo.brokers.sqs.consuming.in_flight import InFlightMessage
+from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
+from qdo.brokers.sqs.url import BATCH
 
 EXTEND_BACKOFF = Backoff(0.2, 2.0)
 """Short delays after extensions that failed: the visibility timeout is running."""

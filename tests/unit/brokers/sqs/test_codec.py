@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import Outgoing
 from qdo.brokers.sqs.codec import Received, decode_received, entry, is_storable, pointing, size_of
-from qdo.encoding import encoded, is_raw, parsed
+from qdo.encoding import CONTENT_TYPE, RAW, encoded, is_raw, parsed
 from qdo.errors import UsageError
 from qdo.positions import position_of_time
 
@@ -160,17 +160,55 @@ def test_what_cannot_be_decoded_is_passed_on() -> None:
     assert (as_received(made).pointer, as_received(made).body) == (None, b"no base64!")
 
 
+CURRENT = "software.amazon.payloadoffloading.PayloadS3Pointer"
+LEGACY = "com.amazon.sqs.javamessaging.MessageS3Pointer"
+PLACE = '{"s3BucketName":"bucket","s3Key":"some/key"}'
+WRITTEN_BY_CLIENTS = [
+    # Java 2.x, and 1.1 and 1.2: useLegacyReservedAttributeName is true by default.
+    (f'["{CURRENT}",{PLACE}]', "SQSLargePayloadSize"),
+    # Java 2.x with withLegacyReservedAttributeNameDisabled(), and JavaScript.
+    (f'["{CURRENT}",{PLACE}]', "ExtendedPayloadSize"),
+    # Python, whose json.dumps adds spaces.
+    (
+        f'["{CURRENT}", {{"s3BucketName": "bucket", "s3Key": "some/key"}}]',
+        "ExtendedPayloadSize",
+    ),
+    # Python with use_legacy_attribute, and Java 1.0.
+    (f'["{LEGACY}", {PLACE}]', "SQSLargePayloadSize"),
+    # Python's client for SNS before its version 1.0: the old class with the new attribute.
+    (f'["{LEGACY}", {PLACE}]', "ExtendedPayloadSize"),
+]
+"""Body and marker of messages of AWS's extended clients, from their documentation and sources."""
+
+
+@pytest.mark.parametrize(("body", "marker"), WRITTEN_BY_CLIENTS)
+def test_pointers_of_all_extended_clients_are_read(body: str, marker: str) -> None:
+    """The marker is not a header of the message, and tells how much memory the body needs."""
+    attributes = {marker: text("300000", "Number"), "colour": text("red")}
+    found = as_received({"MessageBody": body, "MessageAttributes": attributes})
+    assert (found.pointer, found.size) == (BodyPointer("bucket", "some/key"), 300000)
+    assert json.loads(found.headers or "") == {"colour": "red"}
+
+
 def test_a_pointer_is_what_the_extended_clients_of_aws_write() -> None:
-    """Bytes stand in S3 as they are; key and headers stay with the message."""
+    """Bytes stand in S3 as they are; key and headers stay with the message.
+
+    Both markers are set: a Java client 1.x, and a Python client with `use_legacy_attribute`, look
+    for the legacy one only.
+    """
     made = entry(Outgoing("q", b"\xff" * 9, "k", *encoded("q", b"", {"a": "b"})[1:]), fifo=False)
     made = pointing(made, BodyPointer("bucket", "some/key"), 9)
     assert json.loads(made["MessageBody"]) == [
-        "software.amazon.payloadoffloading.PayloadS3Pointer",
+        CURRENT,
         {"s3BucketName": "bucket", "s3Key": "some/key"},
     ]
+    markers = {name: made["MessageAttributes"][name] for _, name in WRITTEN_BY_CLIENTS}
+    assert markers == dict.fromkeys(
+        ("SQSLargePayloadSize", "ExtendedPayloadSize"), text("9", "Number")
+    )
     found = as_received(made)
     assert (found.pointer, found.key) == (BodyPointer("bucket", "some/key"), "k")
-    assert json.loads(found.headers or "")["a"] == "b"
+    assert json.loads(found.headers or "") == {"a": "b", CONTENT_TYPE: RAW}
 
 
 def test_size_counts_attributes() -> None:

@@ -11,10 +11,10 @@ from qdo.brokers.sqs.consuming.in_flight import (
     HOLD_SECONDS,
     MOST_UNCONFIRMED,
     MOST_WAIT_SECONDS,
-    InFlightMessage,
     InFlightMessages,
     name_of,
 )
+from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
 from qdo.brokers.sqs.positions import SQS_POSITIONS, make_position, sequence_of
 
 VISIBILITY = 60.0
@@ -73,6 +73,25 @@ def take(holding: InFlightMessages, clock: InFlightClock, *messages: Received) -
 def held(holding: InFlightMessages, position: int) -> InFlightMessage:
     """Return a held message."""
     return next(each for each in holding.undone() if each.position == position)
+
+
+# --- groups ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "followed"),
+    [("g" * 10, True), ("g" * 9, False), ("g" * 9 + "h", False), (10 * [None], False)],
+)
+def test_a_full_answer_of_one_group_has_followers(
+    holding: InFlightMessages, clock: InFlightClock, groups: list[str | None], followed: bool
+) -> None:
+    """SQS returns them when the last of the answer is done, in FIFO queues only."""
+    for start in (0, 10):
+        came = [message(start + n, group=group) for n, group in enumerate(groups, 1)]
+        positions = take(holding, clock, *came)
+        for position in positions:
+            assert held(holding, position).has_followers == followed
+            holding.done(position)
 
 
 # --- positions ------------------------------------------------------------------------

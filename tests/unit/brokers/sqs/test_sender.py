@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 
 from qdo.backoff import Backoff
 from qdo.brokers.aws.address import BodyPointer
+from qdo.brokers.aws.sending import PATIENCE_SECONDS
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.sqs import sender as sqs_sending
-from qdo.brokers.sqs.codec import pointer_of
+from qdo.brokers.sqs.pointers import pointer_of
 from qdo.brokers.sqs.queues import SqsQueues
 from qdo.brokers.sqs.sender import MAX_SQS_MESSAGE, SqsSender
 from qdo.brokers.sqs.url import SqsAddress, sqs_address
@@ -115,7 +117,12 @@ def sender(
 ) -> SqsSender:
     objects: Any = bucket
     queues = SqsQueues(service, address)
-    return SqsSender(service, address, queues, objects, threading.Event())
+    ticks = itertools.count()  # of one second
+
+    def clock() -> float:
+        return float(next(ticks))
+
+    return SqsSender(service, address, queues, objects, threading.Event(), clock)
 
 
 def messages(count: int, queue: str = "a.fifo") -> list[Outgoing]:
@@ -189,16 +196,43 @@ def test_a_request_that_failed_whole_is_repeated_with_its_ids() -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_all_tries_in_vain() -> None:
-    """The sender gets the reason; nothing was sent."""
-    script = [failing("ThrottlingException")] * sqs_sending.TRIES
-    service = ScriptedSqs(*script)
+def test_all_attempts_in_vain() -> None:
+    """The sender gets the reason after half a minute; nothing was sent."""
+    service = ScriptedSqs(*[failing("ThrottlingException")] * 99)
     with pytest.raises(ThrottledError):
         sender(service).send(messages(3))
-    assert len(service.requests) == sqs_sending.TRIES
-    service = ScriptedSqs(*[lambda body: refused("InternalError", False)] * sqs_sending.TRIES)
+    assert len(service.requests) == PATIENCE_SECONDS
+    service = ScriptedSqs(*[lambda body: refused("InternalError", False)] * 99)
     with pytest.raises(AwsUnreachableError, match="because of InternalError"):
         sender(service).send(messages(1))
+
+
+def test_attempts_go_on_while_some_messages_are_stored() -> None:
+    """The half minute begins again with each message that SQS accepts."""
+    takes_one = [
+        *[failing("ThrottlingException")] * 20,
+        lambda body: None if body == "0" else refused("RequestThrottled"),
+        *[failing("ThrottlingException")] * 20,
+    ]
+    service = ScriptedSqs(*takes_one)
+    assert len(sender(service).send(messages(2))) == 2
+
+
+def test_a_throttled_address_is_asked_for_again() -> None:
+    """Sending begins with a request for the queue's URL, which SQS throttles as well."""
+    service, faults = ScriptedSqs(), [failing("ThrottlingException")] * 12
+    ask = service.get_queue_url
+
+    def throttled(QueueName: str) -> dict[str, str]:
+        if faults:
+            raise faults.pop()
+        return ask(QueueName)
+
+    service.get_queue_url = throttled  # type: ignore[method-assign]
+    assert len(sender(service).send(messages(1))) == 1
+    faults += [failing("ThrottlingException")] * 12
+    small = replace(ADDRESS, max_body=1)
+    assert len(sender(service, small, FakeBucket()).send([Outgoing("a", b"1" * 9)])) == 1
 
 
 def test_an_answer_that_mentions_no_message() -> None:
@@ -345,7 +379,8 @@ def test_bodies_over_the_limit_go_to_s3() -> None:
     assert bucket.bodies == [b"x" * 11]
     first, second = service.entries
     assert first["MessageBody"] == "x" * 10
-    assert pointer_of(second["MessageBody"]) == BodyPointer("large-bodies", "a/1")
+    pointer = pointer_of(second["MessageBody"], second["MessageAttributes"])
+    assert pointer == BodyPointer("large-bodies", "a/1")
     assert second["MessageAttributes"]["ExtendedPayloadSize"]["StringValue"] == "11"
     assert second["MessageAttributes"]["qdo-key"]["StringValue"] == "k"
     sender(service, ADDRESS, bucket).send([Outgoing("a", b"x" * MAX_SQS_MESSAGE, key="k")])

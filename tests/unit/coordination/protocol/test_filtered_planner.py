@@ -97,7 +97,7 @@ SPELLINGS = {
 """Two spellings of all queues, beside a filter that keeps `plan` from doing all the work."""
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(fleets(most_queues=6, most_workers=4))
 @example((["a0", "a1"], {**SPELLINGS}, {"w2": ["a0", "a1"]}))
 @example((["a0", "a1"], {name: SPELLINGS[name] for name in ("w0", "w1")}, {"w1": ["a0", "a1"]}))

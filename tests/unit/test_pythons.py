@@ -1,0 +1,111 @@
+"""The source runs on the oldest supported Python, as far as reading it can tell.
+
+mypy finds modules and names that a later Python added; it cannot find these subscripts, because
+its stubs declare the classes as generic for every Python. ``make smoke`` runs everything.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tests import shape, smoke
+
+GENERIC_SINCE_3_11 = {
+    *(
+        "array.array",
+        "csv.DictReader",
+        "csv.DictWriter",
+        "graphlib.TopologicalSorter",
+        "memoryview",
+    ),
+    *("logging.FileHandler", "logging.LoggerAdapter", "logging.StreamHandler"),
+    *("multiprocessing.managers.DictProxy", "multiprocessing.managers.ListProxy"),
+    *("multiprocessing.queues.JoinableQueue", "multiprocessing.queues.Queue"),
+}
+"""Classes that a type checker takes in brackets and Python 3.10 does not."""
+LATE_MODULE = "logging.handlers."
+"""A module of which that is true for every class."""
+
+
+def late_subscripts(tree: ast.Module) -> Iterator[str]:
+    """Yield the classes with brackets that Python evaluates and 3.10 rejects."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update({each.asname or each.name: each.name for each in node.names})
+        elif isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                names[each.asname or each.name] = f"{node.module}.{each.name}"
+    for node in _evaluated(tree):
+        if isinstance(node, ast.Subscript):
+            head, dot, rest = ast.unparse(node.value).rpartition(".")
+            name = names.get(head, head) + dot + rest if dot else names.get(rest, rest)
+            if name in GENERIC_SINCE_3_11 or name.startswith(LATE_MODULE):
+                yield name
+
+
+def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes below one, except annotations and what is for type checkers only."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns"):
+            continue
+        if name == "body" and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _evaluated(child)
+
+
+def test_no_class_is_subscripted_that_310_cannot_subscript() -> None:
+    """Python 3.10 could not import the module: ``'type' object is not subscriptable``."""
+    found = [
+        f"{source.path}: {name}[...]"
+        for folder in shape.TOP_FOLDERS
+        for source in shape.sources(folder)
+        for name in late_subscripts(source.tree)
+    ]
+    assert found == []
+
+
+def test_late_subscripts_are_found_under_any_spelling() -> None:
+    """Base classes and aliases count; annotations are not evaluated."""
+    text = """
+import logging, logging.handlers as handlers
+from csv import DictReader as Reader
+class A(logging.StreamHandler[str]): ...
+Alias = dict[str, handlers.QueueHandler[int]]
+def f(x: Reader[str]) -> Reader[str]: return Reader[str](x)
+if TYPE_CHECKING:
+    B = logging.LoggerAdapter[logging.Logger]
+"""
+    assert [*late_subscripts(ast.parse(text))] == [
+        "logging.StreamHandler",
+        "logging.handlers.QueueHandler",
+        "csv.DictReader",
+    ]
+
+
+def test_annotations_are_not_evaluated_anywhere() -> None:
+    """Each file with annotations of its own has the import that makes them text."""
+    missing = [
+        source.path
+        for folder in ("qdo", "workers")
+        for source in shape.sources(folder)
+        if any(isinstance(each, ast.AnnAssign | ast.FunctionDef) for each in ast.walk(source.tree))
+        and "annotations"
+        not in {
+            each.name
+            for node in source.tree.body
+            if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+            for each in node.names
+        }
+    ]
+    assert missing == []
+
+
+def test_smoke_covers_the_supported_pythons() -> None:
+    """The versions that ``make smoke`` runs are those that the package declares."""
+    assert smoke.VERSIONS[0] == smoke.OLDEST
+    assert len(smoke.VERSIONS) == len({*smoke.VERSIONS})
