@@ -37,7 +37,6 @@ AWS = [
 ]
 HTTP = ["urllib3>=2.6,<3"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
-WEB = ["flask>=3.1,<4", "prometheus-client>=0.21,<1"]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     *AWS,
@@ -77,7 +76,6 @@ setup(
         "aws": AWS,
         "http": HTTP,
         "sql": SQL,
-        "web": WEB,
         "docs": DOCS,
         "test": TEST,
     },

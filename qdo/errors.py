@@ -68,8 +68,8 @@ class PolicyError(UsageError):
 
 
 class QueueNameError(UsageError):
-    """{name!r} cannot be a queue name: {reason}; use 1 to 200 characters other than
-    '/' and control characters; '.' and '..' are reserved"""
+    """{name!r} cannot be a queue name: {reason}; use 1 to 200 characters without '/',
+    control characters and emoji; '.', '..' and 'zookeeper' are reserved"""
 
 
 class BodyError(UsageError):
@@ -286,5 +286,5 @@ class NotBlockedError(QdoError):
 
 
 class NotBlockingError(NotBlockedError):
-    """no message at position {position} blocks queue {queue!r}; nothing was changed;
-    `qdo queues -o json` shows the positions of blocking messages"""
+    """message {message} does not block queue {queue!r}; nothing was changed; `qdo queues` shows
+    which queues are blocked"""

@@ -13,9 +13,11 @@ from qdo.app import App
 from qdo.errors import JobImportError, JobModuleError, QdoError, UsageError
 from qdo.jobs.signatures import check_job
 from qdo.settings.settings import Settings
-from qdo.text import did_you_mean
+from qdo.text import did_you_mean, one_line
 
 USAGE = "name an app with its jobs as MODULE:APP, or give --app NAME and --job MODULE:FUNCTION"
+_IMPORT = ("<frozen", os.path.dirname(importlib.__file__) + os.sep)
+"""The code that imports modules."""
 _QDO_FOLDER = os.path.dirname(__file__) + os.sep
 
 
@@ -142,13 +144,22 @@ def _import(target: str, module_name: str) -> ModuleType:
 
 
 def _broken(target: str, error: BaseException) -> JobModuleError:
-    frames = traceback.extract_tb(error.__traceback__)
-    # An error of qdo is about a call in the module: report that line, not qdo's.
-    skipped = ("<frozen", _QDO_FOLDER) if isinstance(error, QdoError) else ("<frozen",)
-    own = [frame for frame in frames if not frame.filename.startswith(skipped)]
-    place = f" ({os.path.relpath(own[-1].filename)} line {own[-1].lineno})" if own else ""
-    reason = f"{type(error).__name__}: {error}{place}"
-    return JobModuleError(target=target, reason=" ".join(reason.split()))
+    if isinstance(error, SyntaxError) and error.filename:
+        # Its module has not run, so no frame is of it; str() would repeat its place.
+        text: object = error.msg
+        place = _place(error.filename, error.lineno)
+    else:
+        text = error
+        frames = traceback.extract_tb(error.__traceback__)
+        # An error of qdo is about a call in the module: report that line, not qdo's.
+        skipped = (_QDO_FOLDER,) if isinstance(error, QdoError) else ()
+        own = [each for each in frames if not each.filename.startswith((*_IMPORT, *skipped))]
+        place = _place(own[-1].filename, own[-1].lineno) if own else ""
+    return JobModuleError(target=target, reason=f"{type(error).__name__}: {one_line(text)}{place}")
+
+
+def _place(path: str, line: int | None) -> str:
+    return f" ({os.path.relpath(path)} line {line})"
 
 
 def _kind(value: Any) -> str:

@@ -12,6 +12,7 @@ from qdo.brokers.base import Broker
 from qdo.cli.output import print_message
 from qdo.coordination.client import Address, Client, connect
 from qdo.coordination.znodes.layout import Layout
+from qdo.errors import DatabaseError
 from qdo.sending.doorbell import open_broker_with_doorbell
 from qdo.settings.settings import Settings
 
@@ -49,7 +50,7 @@ def _client(settings: Settings, stack: ExitStack) -> Client | None:
     # kazoo logs every failed attempt to stderr; the one line of our error is enough.
     logging.getLogger().addHandler(logging.NullHandler())
     path = Address.parse(settings.coordinator).path
-    if path is not None and not os.path.exists(path):
+    if path is not None and not _exists(path):
         print_message(f"hint: {path} does not exist yet: no worker has used this coordinator")
         return None
     client = connect(
@@ -65,7 +66,21 @@ def _client(settings: Settings, stack: ExitStack) -> Client | None:
 
 def _broker(settings: Settings, stack: ExitStack) -> Broker | None:
     path = settings.broker.removeprefix("sqlite:")
-    if path != settings.broker and not os.path.exists(path):
+    if path != settings.broker and not _exists(path):
         print_message(f"hint: {path} does not exist yet: nothing was sent to this broker")
         return None
     return stack.enter_context(open_broker_with_doorbell(settings, settings.app))
+
+
+def _exists(path: str) -> bool:
+    """Return whether a file exists.
+
+    :raises DatabaseError: this user may not look; "nothing there" would be a false answer.
+    """
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise DatabaseError(path=path, reason=error.strerror or str(error)) from error
+    return True

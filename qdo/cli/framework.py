@@ -190,6 +190,7 @@ _METAVARS = {
     "coordinator": "URL",
     "namespace": "PATH",
     "log_level": "LEVEL",
+    "log_config": "FILE",
 }
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 FORMATS = ("table", "json", "jsonl")
+NEVER_CUT = ("id", "queue", "worker", "owner")
+"""Columns whose values are arguments of other commands."""
 _GAP = "  "
 _ELLIPSIS = "…"
 
@@ -37,7 +39,8 @@ def emit(
     else:
         rows = [[cell(item.get(key)) for key in columns] for item in items]
         numeric = _numeric_columns(items, columns)
-        out.writelines(table([*columns.values()], rows, numeric, width_of(out)))
+        whole = [key in NEVER_CUT for key in columns]
+        out.writelines(table([*columns.values()], rows, numeric, width_of(out), whole))
     out.flush()
 
 
@@ -58,8 +61,11 @@ def table(
     rows: Sequence[Sequence[str]],
     numeric: Sequence[bool],
     width: int | None,
+    whole: Sequence[bool] = (),
 ) -> Iterable[str]:
     """Yield the lines of a table; the widest columns are cut until lines fit into `width`.
+
+    :param whole: the columns that are never cut; if necessary, lines are longer than `width`.
 
     Not rich: it takes 4 s for 10,000 rows, this function 0.1 s.
     """
@@ -67,7 +73,10 @@ def table(
         return
     widths = [max(map(_cells, column)) for column in zip(headings, *rows, strict=True)]
     if width is not None:
-        _fit(widths, [_cells(heading) for heading in headings], width)
+        least = [_cells(heading) for heading in headings]
+        for index, kept in enumerate(whole):
+            least[index] = widths[index] if kept else least[index]
+        _fit(widths, least, width)
     for row in (headings, *rows):
         cells = map(_padded, row, widths, numeric)
         yield _GAP.join(cells).rstrip() + "\n"

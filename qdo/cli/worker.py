@@ -43,6 +43,7 @@ Signals:
     "session_timeout_seconds",
     "drain_seconds",
     "log_level",
+    "log_config",
 )
 @version_option
 def worker(target: str | None, settings: Settings) -> int:

@@ -73,19 +73,20 @@ def unblock(
 ) -> tuple[FailureRecord, ...]:
     """Decide on messages that block a queue; return their failure records.
 
-    :param verdict: "retry": the message runs again, and its attempts count from 1. "skip" or
+    :param verdict: "retry": the message runs again, and its attempts count from 1; if nothing is
+        blocked, this also applies to a message that waits for its next attempt. "skip" or
         "dead-letter": the owner, or the next one, ends the message in this way before other work.
     :param which: position of the message, or "first" or "all".
     :raises NotFoundError: the queue has no node.
     :raises NotBlockedError: it is not blocked, or not by this message.
     """
     node = _change(client, layout, queue, lambda node: with_unblock(node, queue, verdict, which))
-    return _chosen(node, queue, which)
+    return _chosen(node, queue, verdict, which)
 
 
 def with_unblock(node: QueueNode, queue: str, verdict: str, which: Which = "first") -> QueueNode:
     """Return a node as changed by `unblock`: the next blocking message comes first."""
-    chosen = _chosen(node, queue, which)
+    chosen = _chosen(node, queue, verdict, which)
 
     def decide(failure: FailureRecord) -> FailureRecord | None:
         if failure not in chosen:
@@ -107,18 +108,19 @@ def with_unblock(node: QueueNode, queue: str, verdict: str, which: Which = "firs
     return replace(node, failure=first, out_of_order=left)
 
 
-def _chosen(node: QueueNode, queue: str, which: Which) -> tuple[FailureRecord, ...]:
+def _chosen(node: QueueNode, queue: str, verdict: str, which: Which) -> tuple[FailureRecord, ...]:
     """Return the failure records of the chosen messages."""
     blocked = node.blocking
-    if not blocked:
+    waiting = node.retrying if verdict == "retry" else ()
+    if not blocked and not waiting:
         raise NotBlockedError(queue=queue)
     if which == "all":
-        return blocked
+        return blocked or waiting
     if which == "first":
-        return blocked[:1]
-    chosen = tuple(each for each in blocked if each.position == which)
+        return (blocked or waiting)[:1]
+    chosen = tuple(each for each in (*blocked, *waiting) if each.position == which)
     if not chosen:
-        raise NotBlockingError(queue=queue, position=which)
+        raise NotBlockingError(queue=queue, message=which)
     return chosen
 
 

@@ -1,14 +1,18 @@
-"""Resumes a queue that failing messages block."""
+"""Resumes a queue that failing messages block, or that waits for their next attempt."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.client import Client
 from qdo.coordination.queue_admin import Which
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.encoding import ID, parsed
+from qdo.positions import TIME_POSITIONS, Positions
 
 Decision: TypeAlias = Literal["retry", "skip", "dead-letter"]
 
@@ -19,12 +23,36 @@ def unblock(
     """Decide about messages that block a queue; return their failure records.
 
     The queue's present or next owner executes the decision. "retry" runs a message again, with
-    its attempts counted from 1; "skip" skips it; "dead-letter" stores it as a dead letter with
-    its error.
+    its attempts counted from 1, also one that waits for its next attempt; "skip" skips it;
+    "dead-letter" stores it as a dead letter with its error.
 
     :param which: position of the message, "first" or "all".
     :raises NotFoundError: there is no such queue.
     :raises NotBlockedError: the queue, or this message, is not blocked.
     """
-
     return operator.unblock(client, layout, queue, decision, which)
+
+
+def failing(client: Client, layout: Layout, queue: str) -> tuple[FailureRecord, ...]:
+    """Return the failure records of a queue, those that block it first; none without a node."""
+    path = layout.queue(queue)
+    node = QueueNode.parse(client.get(path)[0]) if client.exists(path) else QueueNode()
+    return (*node.blocking, *node.retrying)
+
+
+def id_of(broker: Broker | None, positions: Positions, queue: str, position: int) -> str | None:
+    """Return the id of a message; None if it is unknown.
+
+    :param broker: only needed where positions are times: a delayed message has its id in a header.
+    """
+    if positions is not TIME_POSITIONS:
+        return positions.message_id(position, 0)
+    if broker is None or position > MAX_LAST:
+        return None
+    reader = broker.reader(queue, position - 1)
+    try:
+        rows = [row for row in reader.fetch(1) if row[0] == position]
+    finally:
+        reader.close()
+    known = (parsed(rows[0][3]) or {}).get(ID) if rows else None
+    return known or positions.message_id(position, broker.id_node)

@@ -102,7 +102,8 @@ class Sender:
         :param at: deliver it at this time: a datetime with a zone, or a Unix time in seconds.
         :param dedup_key: if a message with this key was sent to the queue within the
             `dedup_seconds` of that message (default 300), store nothing and return its id.
-        :raises QueueNameError: no znode can have this name.
+        :raises QueueNameError: the queue's name must have 1 to 200 characters without "/",
+            control characters and emoji; ".", ".." and "zookeeper" are reserved.
         :raises UsageError: the body would not arrive as it is, or a value is invalid.
         :raises MessageTooLargeError: the body is larger than the broker's limit.
         :raises UnsupportedError: the broker cannot delay or deduplicate.

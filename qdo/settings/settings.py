@@ -190,6 +190,11 @@ class Settings:
         "at once",
     )
     log_level: str = _setting("info", "lowest level that is logged", checks.one_of(*LOG_LEVELS))
+    log_config: str = _setting(
+        "",
+        "JSON file with a configuration for Python's logging (dictConfig), for the parent process "
+        "and all workers",
+    )
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import logging.config
 import sys
 import time
 from typing import Any, TextIO
 
 from qdo.errors import SettingsError
-from qdo.text import describe_traceback
+from qdo.text import describe, describe_traceback
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -26,15 +28,17 @@ class _Formatter(logging.Formatter):
         return super().formatException(ei) if error is None else describe_traceback(error).rstrip()
 
 
-def configure(level: str = "info", stream: TextIO | None = None) -> None:
+def configure(level: str = "info", stream: TextIO | None = None, config: str = "") -> None:
     """Write the log of this process, from `level` up, to `stream` (default: stderr).
+
+    :param config: JSON file for `logging.config.dictConfig`, which then applies on top.
 
     Times are UTC: the lines of several hosts can be sorted. kazoo logs only errors, because qdo
     has its own line for each event, and botocore warnings and worse. At level debug kazoo logs
     everything and botocore from info up. Below info, botocore logs every request that it signs,
     with the security token of temporary credentials.
 
-    :raises SettingsError: the level does not exist.
+    :raises SettingsError: the level does not exist, or the file cannot be used.
     """
     if level.lower() not in LEVELS:
         reason = f"must be one of {', '.join(LEVELS)}, got {level!r}"
@@ -54,3 +58,17 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
     root.setLevel(level.upper())
     logging.getLogger("kazoo").setLevel(kazoo)
     logging.getLogger("botocore").setLevel(botocore)
+    if config:
+        _apply(config)
+
+
+def _apply(path: str) -> None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            given = json.load(file)
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **given})
+    except Exception as error:
+        # Also what the constructors of handlers and formatters raise.
+        raise SettingsError(
+            name="log_config", reason=f"cannot use {path}: {describe(error)}"
+        ) from error

@@ -293,6 +293,8 @@ class TestKit(Results):
     def unblock(self, queue: str, decision: Decision, which: Which = "first") -> None:
         """Decide about messages that block a queue, like `qdo unblock`.
 
+        "retry" also runs a message now that waits for its next attempt.
+
         :param which: position of the message, "first" or "all".
         :raises NotBlockedError: the queue, or this message, is not blocked.
         :raises NotFoundError: no worker has ever owned the queue.

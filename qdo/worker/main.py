@@ -66,7 +66,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     from qdo.system import logs
 
     settings = Settings(**child["settings"])
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, config=settings.log_config)
     if settings.reload:
         # A file written twice within one second may keep the byte code of its first version.
         sys.dont_write_bytecode = True

@@ -137,7 +137,9 @@ def test_targets_that_lead_nowhere(target: str, reason: str) -> None:
         ("x = 1\nx / 0", r"ZeroDivisionError: division by zero \(jobs_for_test_\d+\.py line 2\)"),
         ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
         ("from os import no_such_thing", "ImportError: cannot import name"),
-        ("def f(:", "SyntaxError: "),
+        ("x = 1\ndef f()\n", r"SyntaxError: expected ':' \(jobs_for_test_\d+\.py line 2\);"),
+        ("raise ValueError('a', 'b')", r"\(jobs_for_test_\d+\.py line 1\);"),
+        ("import json\njson.loads('')", r"\(.*json/decoder\.py line \d+\);"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         (
             "import qdo\napp = qdo.App('a', borker='x')",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import click
 
 from qdo.brokers.registry import keeps_dead_letters, positions_of
@@ -9,23 +12,22 @@ from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit
 from qdo.coordination.queue_admin import Which
-from qdo.coordination.znodes.progress import MAX_LAST
-from qdo.errors import NotFoundError, UnsupportedError, UsageError
-from qdo.ops.unblock import Decision, unblock
-from qdo.positions import format_position
+from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord
+from qdo.errors import NotBlockingError, NotFoundError, UnsupportedError, UsageError
+from qdo.ops.unblock import Decision, failing, id_of, unblock
+from qdo.positions import TIME_POSITIONS, format_position
 from qdo.settings.settings import Settings
 
 
 @click.command("unblock")
 @click.argument("queue")
-@click.option("--retry", is_flag=True, help="Run the message again, with attempts from 1.")
+@click.option("--retry", is_flag=True, help="Run the message again now, with attempts from 1.")
 @click.option("--skip", is_flag=True, help="Skip the message.")
 @click.option("--dead-letter", is_flag=True, help="Store the message as a dead letter.")
 @click.option(
-    "--position",
-    metavar="P",
-    type=click.IntRange(min=1),
-    help="Decide about the message at P, as shown by `qdo queues -o json`; default: the first.",
+    "--message",
+    metavar="ID",
+    help="Decide about this message, named by its id or position; required by --skip.",
 )
 @click.option("--all", "everything", is_flag=True, help="Decide about every blocking message.")
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
@@ -35,45 +37,60 @@ def unblock_queue(
     retry: bool,
     skip: bool,
     dead_letter: bool,
-    position: int | None,
+    message: str | None,
     everything: bool,
     form: str,
     settings: Settings,
 ) -> None:
     """Resume a blocked queue with a decision about the message that blocks it.
 
+    With --retry also a queue that is not blocked, but waits for the next attempt of a message.
     Workers may be running: the owner resumes at once. `qdo queues` shows the blocked queues and
     their errors.
     """
     require_app(settings)
     decision = _decision(retry, skip, dead_letter)
-    which = _which(position, everything)
-    if decision == "dead-letter" and not keeps_dead_letters(settings.broker):
-        # The owner could not execute it, and a decision cannot be revoked.
-        raise UnsupportedError(
-            broker="Kinesis",
-            what="store dead letters",
-            remedy="add dead_letters=s3://BUCKET/PREFIX to the broker's address, also for workers, "
-            "or use --retry or --skip",
-        )
-    with open_connections(settings, broker=False) as connections:
-        if connections.client is None:
+    if everything and message is not None:
+        raise UsageError(reason="give --message or --all, not both")
+    positions = positions_of(settings.broker)
+    if decision == "dead-letter":
+        _check_store(settings.broker)
+    if everything and message is not None:
+        raise UsageError(reason="give --message or --all, not both")
+    positions = positions_of(settings.broker)
+    with open_connections(settings, broker=positions is TIME_POSITIONS) as connections:
+        client, layout = connections.client, connections.layout
+        if client is None:
             raise NotFoundError(what="queue", name=queue)
-        decided = unblock(connections.client, connections.layout, queue, decision, which)
+        found = failing(client, layout, queue)
+        named = [
+            (each, id_of(connections.broker, positions, queue, each.position)) for each in found
+        ]
+        which: Which = "all" if everything else _which(queue, message, named)
+        if decision == "skip" and which == "first" and found and found[0].blocked:
+            raise _unnamed(queue, *named[0])
+        decided = unblock(client, layout, queue, decision, which)
+    ids = {each.position: id for each, id in named}
     items = [
         {
             "queue": queue,
-            "position": str(marks.position),
-            "time": _sent(marks.position, settings.broker),
-            "attempts": marks.attempts,
-            "error": marks.error,
+            "id": ids.get(each.position),
+            **_item(each, settings),
             "decision": decision,
         }
-        for marks in decided
+        for each in decided
     ]
-    columns = ("queue", "time", "attempts", "decision", "error")
-    headings = {name: name.upper() for name in columns}
-    emit("qdo.unblock/1", items, form, {**headings, "time": "SENT"})
+    columns = ("queue", "id", "attempts", "decision", "error")
+    emit("qdo.unblock/1", items, form, {name: name.upper() for name in columns})
+
+
+def _item(failure: FailureRecord, settings: Settings) -> dict[str, Any]:
+    return {
+        "position": str(failure.position),
+        "time": _sent(failure.position, settings.broker),
+        "attempts": failure.attempts,
+        "error": failure.error,
+    }
 
 
 def _sent(position: int, broker: str) -> str | None:
@@ -94,9 +111,31 @@ def _decision(retry: bool, skip: bool, dead_letter: bool) -> Decision:
     return chosen[0]
 
 
-def _which(position: int | None, everything: bool) -> Which:
-    if everything and position is not None:
-        raise UsageError(reason="give --position or --all, not both")
-    if everything:
-        return "all"
-    return "first" if position is None else position
+def _check_store(broker: str) -> None:
+    if not keeps_dead_letters(broker):
+        # The owner could not execute the decision, and it cannot be revoked.
+        raise UnsupportedError(
+            broker="Kinesis",
+            what="store dead letters",
+            remedy="add dead_letters=s3://BUCKET/PREFIX to the broker's address, also for workers, "
+            "or use --retry or --skip",
+        )
+
+
+def _which(
+    queue: str, message: str | None, named: Sequence[tuple[FailureRecord, str | None]]
+) -> Which:
+    if message is None:
+        return "first"
+    for failure, id in named:
+        if message.lower() in (id, str(failure.position)):
+            return failure.position
+    raise NotBlockingError(queue=queue, message=message)
+
+
+def _unnamed(queue: str, failure: FailureRecord, id: str | None) -> UsageError:
+    """Return the error of a --skip that, typed twice, would skip the message behind as well."""
+    return UsageError(
+        reason=f"--skip must name its message: give --message {id or failure.position}, which "
+        f"blocks queue {queue!r} ({failure.error}), or --all"
+    )

@@ -59,8 +59,18 @@ class QueueNode:
     @property
     def blocking(self) -> tuple[FailureRecord, ...]:
         """The records of the messages that wait for an operator, the foremost first."""
+        return tuple(each for each in self.failures if each.blocked)
+
+    @property
+    def retrying(self) -> tuple[FailureRecord, ...]:
+        """The records of the messages that wait for their next attempt, the foremost first."""
+        return tuple(each for each in self.failures if not each.blocked and not each.decision)
+
+    @property
+    def failures(self) -> tuple[FailureRecord, ...]:
+        """The records of all failing messages, the foremost first."""
         others = () if self.out_of_order is None else self.out_of_order.other_failures
-        return tuple(each for each in (self.failure, *others) if each is not None and each.blocked)
+        return others if self.failure is None else (self.failure, *others)
 
     @classmethod
     def parse(cls, data: bytes) -> QueueNode:

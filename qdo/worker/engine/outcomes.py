@@ -204,12 +204,12 @@ class Outcomes:
         self._observers.report(message, "block", decision.reason)
         _log.error(
             "%s: blocked by message %s after %s; run"
-            " `qdo unblock %s%s` with --retry, --skip or --dead-letter: %s",
+            " `qdo unblock %s --message %s` with --retry, --skip or --dead-letter: %s",
             where(slot),
             message.id,
             pluralize(message.attempt, "attempt"),
             slot.queue,
-            f" --position {message.position}" if slot.in_lane else "",
+            message.id,
             decision.reason,
             exc_info=traceback_for_log(error),
         )

@@ -70,7 +70,7 @@ def supervise(
     :param argv: the command of a child, for tests; `child` is its class.
     :returns: the code of a child that could not start, else the highest of the last codes.
     """
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, config=settings.log_config)
     adopt_orphans()
     prepare_closing(settings.coordinator)
     parent = _Parent(settings, target, argv, child)

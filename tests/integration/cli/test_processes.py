@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
+import pty
 import resource
 import socket
 import sqlite3
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
+from qdo.app import App
+from qdo.brokers.dead_letters import DeadLetterRecord
 from tests.support.cli import QDO, WORKER, clean_environment, command
 
 
@@ -182,6 +188,82 @@ def test_echo(tmp_path: Path) -> None:
     listed = command(*QDO, "queues", "--app", "hello", "-o", "jsonl", cwd=tmp_path)
     assert '"backlog": 0,' in listed.out
     assert '"owner": null' in listed.out
+
+
+@pytest.mark.parametrize("width", [40, 80, 110])
+def test_ids_are_never_cut_on_a_terminal(tmp_path: Path, width: int) -> None:
+    """They are arguments of other commands; errors are cut instead."""
+    queue = "invoices-of-a-tenant"
+    with App("a", broker=f"sqlite:{tmp_path / 'messages.db'}", attempts=1) as app:
+        sent = app.send(queue, 1)
+        position = uuid.UUID(sent).time
+        letter = DeadLetterRecord(queue, position, b"1", None, None, "no " * 99, "", 1, "", 1)
+        app.broker.dead_letters.store(letter)
+    terminal, inside = pty.openpty()
+    with open(terminal, "rb", buffering=0) as shown, open(inside, "wb", buffering=0) as stdout:
+        subprocess.run(
+            [sys.executable, *QDO, "dead-letters", "--app", "a", "--broker", "sqlite:messages.db"],
+            cwd=tmp_path,
+            env=clean_environment({"COLUMNS": str(width)}),
+            stdout=stdout,
+            check=True,
+            timeout=60,
+        )
+        lines = shown.read(10_000).decode().splitlines()
+    assert sent in lines[1]
+    assert queue in lines[1]
+    assert lines[1].endswith("…")
+    assert len(lines[1]) <= max(width, 100)
+
+
+def test_what_may_not_be_read_is_not_called_empty(tmp_path: Path) -> None:
+    """An onlooker of another user gets an error: a monitor must not stay green."""
+    held = tmp_path / "held"
+    held.mkdir()
+    with App("a", broker=f"sqlite:{held / 'messages.db'}") as app:
+        app.send("q", 1)
+    places = (
+        *("--broker", f"sqlite:{held / 'messages.db'}"),
+        *("--coordinator", f"sqlite:{held / 'coordination.db'}"),
+    )
+    held.chmod(0)
+    try:
+        for words in (("dead-letters", *places[:2]), ("queues", *places), ("workers", *places[2:])):
+            ended = command(*QDO, *words, "--app", "a", cwd=tmp_path, preexec=_obey_file_modes)
+            assert (ended.code, ended.out) == (3, ""), words
+            assert "Permission denied" in ended.err
+    finally:
+        held.chmod(0o755)
+
+
+def _obey_file_modes() -> None:
+    """Take away from root what lets it read every file: two capabilities, from exec on."""
+    libc = ctypes.CDLL(None)
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP; fails for others, who need it not
+
+
+def test_logging_is_configured_for_parent_and_workers(tmp_path: Path) -> None:
+    """One file for all of them; a file that cannot be used ends the command before it starts."""
+    (tmp_path / "log.json").write_text(
+        json.dumps(
+            {
+                "formatters": {"own": {"format": "OWN %(name)s"}},
+                "handlers": {"err": {"class": "logging.StreamHandler", "formatter": "own"}},
+                "root": {"handlers": ["err"], "level": "INFO"},
+            }
+        )
+    )
+    work = (*WORKER, "--app", "a", "--job", "qdo.programs.echo:job", "--burst", "--log-config")
+    ended = command(*work, "log.json", cwd=tmp_path)
+    lines = ended.err.splitlines()
+    assert (ended.code, [line for line in lines if not line.startswith("OWN ")]) == (0, [])
+    for part in ("qdo.worker.supervisor", "qdo.worker.worker"):  # the parent, and a worker
+        assert any(part in line for line in lines)
+    (tmp_path / "bad.json").write_text('{"handlers": 1}')
+    for name in ("missing.json", "bad.json"):
+        refused = command(*work, name, cwd=tmp_path)
+        assert (refused.code, refused.err.count("\n"), name in refused.err) == (2, 1, True)
 
 
 def test_commands_run_beside_a_kubernetes_service_named_qdo(tmp_path: Path) -> None:

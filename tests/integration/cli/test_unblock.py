@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from tests.support.cli import QDO, Ended, command
+from tests.support.processes import wait_until
 
 LAYOUT = Layout.of("pay")
 MARKS = FailureRecord(135471512647131000, 3, "ValueError: no", blocked_since=1_700_000_000.0)
@@ -38,8 +40,11 @@ class UnblockSetup:
             self.client.ensure_path(path)
         self.client.create(LAYOUT.worker("worker-1"), WorkerNode(("q",)).encode(), ephemeral=True)
         self.put(MARKS)
-        with App("pay", broker=self._places["QDO_BROKER"]) as app:
+        with self.app() as app:
             app.send("q", 1)
+
+    def app(self) -> App:
+        return App("pay", broker=self._places["QDO_BROKER"])
 
     def put(self, marks: FailureRecord | None, above: OutOfOrderProgress | None = None) -> None:
         node = QueueNode(last=7, owner="worker-1", failure=marks, out_of_order=above).encode()
@@ -102,7 +107,8 @@ def test_queues_shows_what_fails(desk: UnblockSetup) -> None:
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
 def test_unblock_writes_the_decision_and_tells_the_owner(desk: UnblockSetup, verdict: str) -> None:
     """As a counted operator's change that leaves `last` and owner alone."""
-    ended = desk.qdo("unblock", "q", f"--{verdict}", "-o", "json")
+    named = ("--message", str(MARKS.position)) if verdict == "skip" else ()
+    ended = desk.qdo("unblock", "q", f"--{verdict}", *named, "-o", "json")
     assert ended.code == 0, ended.err
     (item,) = items(ended)
     assert (item["queue"], item["decision"], item["attempts"]) == ("q", verdict, 3)
@@ -125,16 +131,16 @@ def test_several_messages_that_block(desk: UnblockSetup) -> None:
     positions = [each["position"] for each in (item["blocked"], *item["also_blocked"])]
     assert positions == [str(each.position) for each in (MARKS, other, third)]
     assert "ValueError: no; 2 more block it" in desk.qdo("queues").out
-    ended = desk.qdo("unblock", "q", "--skip", "--position", positions[1])
+    ended = desk.qdo("unblock", "q", "--skip", "--message", positions[1])
     assert ended.code == 0, ended.err
     assert "KeyError: 'y'" in ended.out
     assert desk.node().blocking == (MARKS, third)
-    again = desk.qdo("unblock", "q", "--skip", "--position", positions[1])
+    again = desk.qdo("unblock", "q", "--skip", "--message", positions[1])
     assert again.code == 5
     both = items(desk.qdo("unblock", "q", "--all", "--retry", "-o", "json"))
     assert [each["position"] for each in both] == [positions[0], positions[2]]
     assert desk.node().blocking == ()
-    assert desk.qdo("unblock", "q", "--all", "--position", "7", "--retry").code == 2
+    assert desk.qdo("unblock", "q", "--all", "--message", "7", "--retry").code == 2
 
 
 def test_what_is_not_blocked_is_refused(desk: UnblockSetup) -> None:
@@ -144,6 +150,45 @@ def test_what_is_not_blocked_is_refused(desk: UnblockSetup) -> None:
     assert ended.code == 5
     assert desk.node().seek == 0
     assert desk.qdo("unblock", "nothing", "--skip").code == 6
+
+
+def test_skip_typed_twice_skips_no_second_message(desk: UnblockSetup) -> None:
+    """It names its message by the id of the sender; the message behind is refused."""
+    with desk.app() as app:
+        vase, lamp = (app.send("q", body) for body in ("vase", "lamp"))
+    first, second = (replace(MARKS, position=uuid.UUID(each).time) for each in (vase, lamp))
+    desk.put(first)
+    unnamed = desk.qdo("unblock", "q", "--skip")
+    assert (unnamed.code, vase in unnamed.err) == (2, True)
+    assert desk.node().failure == first
+    skip = ("unblock", "q", "--skip", "--message", vase)
+    ended = desk.qdo(*skip)
+    assert (ended.code, vase in ended.out) == (0, True)
+    desk.put(second)
+    again = desk.qdo(*skip)
+    assert (again.code, desk.node().failure) == (5, second)
+
+
+def test_a_delayed_message_is_named_by_its_own_id(desk: UnblockSetup) -> None:
+    """Which is in its headers: its position came later."""
+    with desk.app() as app:
+        stop = app.broker.listen(lambda queues: None)
+        sent = app.send("q", "late", delay_seconds=0.01)
+        wait_until(lambda: app.broker.catalog.backlog("q", 0).count == 2, "it is due")
+        stop()
+        _, row = app.broker.reader("q", 0).fetch(2)
+    desk.put(replace(MARKS, position=row[0]))
+    (item,) = items(desk.qdo("unblock", "q", "--dead-letter", "--message", sent, "-o", "json"))
+    assert item["id"] == sent
+
+
+def test_retry_now_runs_a_failing_message_at_once(desk: UnblockSetup) -> None:
+    """It is not blocked: its next attempt would be in an hour. --skip is still refused."""
+    desk.put(FailureRecord(135471512647131000, 2, "KeyError: 'x'", retry_at=4e9, retry_delay=3600))
+    assert desk.qdo("unblock", "q", "--skip", "--all").code == 5
+    (item,) = items(desk.qdo("unblock", "q", "--retry", "-o", "json"))
+    assert (item["attempts"], item["decision"]) == (2, "retry")
+    assert (desk.node().failure, desk.reread()) == (None, ("q",))
 
 
 @pytest.mark.parametrize("options", [(), ("--retry", "--skip")])

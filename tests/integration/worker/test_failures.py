@@ -145,6 +145,19 @@ def test_a_retried_queue_counts_from_one(engine: EngineSetup) -> None:
     assert failing.runs == [("bad", 1), ("bad", 1), ("two", 1)]
 
 
+def test_a_failing_message_is_retried_now(engine: EngineSetup) -> None:
+    """`qdo unblock --retry` also ends the wait of a message that is not blocked."""
+    hour = qdo.Policy(attempts=5, backoff_seconds=3600, backoff_max_seconds=3600)
+    failing = Failing(engine, hour)
+    engine.send("q", "bad", "two")
+    engine.start("q")
+    until(lambda: failing.outcomes() == [(1, "retry")])
+    failing.raises = qdo.Skip("mended")
+    engine.member.unblock("q", None)
+    until(lambda: ("two", 1) in failing.runs)
+    assert failing.runs == [("bad", 1), ("bad", 1), ("two", 1)]
+
+
 def test_a_blocked_queue_stays_so_for_its_next_owner(engine: EngineSetup) -> None:
     """It is claimed, and nothing of it runs."""
     failing = Failing(engine)

@@ -164,7 +164,8 @@ def test_an_operator_decides_on_one_of_several_keys(stage: PoisonSetup) -> None:
     worker = stage.start("block")
     wait_until(lambda: len(blocking(stage, "keys")) == 3, "three blocked keys")
     second = blocking(stage, "keys")[1]
-    worker.wait_for_line(f"`qdo unblock keys --position {second}` with --retry")
+    name = stage.broker.positions.message_id(second, stage.broker.id_node)
+    worker.wait_for_line(f"`qdo unblock keys --message {name}` with --retry")
     unblock(stage.client, stage.layout, "keys", "dead-letter", second)
     wait_until(lambda: ("b", 1) in stage.runs("keys"), "the second key goes on")
     wait_until(

@@ -32,6 +32,9 @@ def test_the_next_blocked_message_comes_foremost(verdict: str) -> None:
     again = with_unblock(after, "q", "retry")
     assert again.failure is None
     assert again.out_of_order == after.out_of_order
+    if verdict == "retry":
+        assert with_unblock(again, "q", verdict).failures == ()  # the message that only fails
+        return
     with pytest.raises(NotBlockedError):
         with_unblock(again, "q", verdict)
 
@@ -88,5 +91,5 @@ def test_a_position_where_nothing_blocks_is_refused(position: int) -> None:
     node = QueueNode(last=40, failure=FIRST, out_of_order=OutOfOrderProgress((), (FAILING, SECOND)))
     with pytest.raises(NotBlockingError) as raised:
         with_unblock(node, "q", "skip", position)
-    assert raised.value.details["position"] == position
+    assert raised.value.details["message"] == position
     assert raised.value.exit_code == 5

@@ -9,6 +9,7 @@ import doctest
 import io
 import json
 import re
+from pathlib import Path
 
 import click
 import pytest
@@ -97,6 +98,32 @@ def test_the_page_about_jobs_names_what_a_message_has() -> None:
     """Every public attribute; `limit` belongs to executors."""
     named = set(re.findall(r"\w+", " ".join(table("jobs", "message"))))
     assert named == {name for name in dir(qdo.Message) if name[0] != "_"} - {"limit"}
+
+
+def test_every_extra_is_documented() -> None:
+    """An extra that no page names is one that nobody needs."""
+    listed = (ROOT / "setup.py").read_text(encoding="utf-8").split("extras_require={")[1]
+    extras = set(re.findall(r'^ +"(\w+)": [A-Z]+,$', listed, re.MULTILINE)) - {"test", "docs"}
+    assert extras == set(re.findall(r"qdo\[(\w+)\]", "".join(map(_text, pages()))))
+
+
+def test_git_ignores_what_the_readme_creates() -> None:
+    """Its steps are typed in a clone."""
+    made = {"/hello.py", "qdo-data/"}
+    made |= {f"/{name}" for name in re.findall(r"> (\S+\.log)", read("README"))}
+    made |= {f"/{name}/" for name in re.findall(r"sqlite:(\S+)/coordination.db", read("README"))}
+    assert len(made) == 4
+    assert made <= set((ROOT / ".gitignore").read_text().splitlines())
+
+
+def test_no_page_replaces_the_installation_of_a_clone() -> None:
+    """Without -e, the user's own changes would have no effect from then on."""
+    for page in pages():
+        assert not re.search(r"pip install ['\"]?\.", _text(page)), page
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
 # --- SQS --------------------------------------------------------------------------
