@@ -198,6 +198,7 @@ def test_a_letter_is_never_lost_while_it_is_sent_again(
     One that was received by a request whose answer was lost is hidden for a while.
     """
     monkeypatch.setattr(sqs_letter_hands, "HIDE_SECONDS", 1)
+    monkeypatch.setattr(aws_sending, "PATIENCE_SECONDS", 1.0)
     broker.dead_letters.store(LETTER)
     place = [(LETTER.queue, LETTER.position)]
     proxy.spoil(fault, action, count=0)

@@ -81,14 +81,15 @@ def test_a_worker_leaves_a_silent_server_and_keeps_its_session(
     zookeeper_ensemble: Ensemble, ensemble_url: str
 ) -> None:
     """A frozen server closes no connection. Its client resumes on another within the lease."""
-    fleet = MemberFleet(ensemble_url)
+    followers = [each for each in zookeeper_ensemble.servers if each.mode() == "follower"]
+    hosts = ",".join(each.address for each in followers)
+    chroot = ensemble_url.removeprefix("zookeeper://").partition("/")[2]
+    fleet = MemberFleet(f"zookeeper://{hosts}/{chroot}")
     member, engine = fleet.join()
     fleet.create_queues([f"q{number}" for number in range(5)])
     fleet.wait(lambda: fleet.balanced(5), "all is owned")
     before = {claim.queue: claim.fence for claim in engine.claims.values()}
-    silent = next(
-        server for server in zookeeper_ensemble.servers if server.address == member._client.server
-    )
+    silent = next(each for each in followers if each.address == member._client.server)
     longest = 0.0
     silent.stop()
     try:
