@@ -41,10 +41,10 @@ check: $(STAMP)
 	$(BIN)/dmypy run
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(or $(FILES),$(QUICK))
 
-# The tests come last, so that their own summary closes the output. Four processes run them, the
-# longest first: most tests wait for other processes, and two left half of two processors idle.
+# The tests come last, so that their own summary closes the output. Three processes run them, the
+# longest first: two leave half of two processors idle, and four starve tests that start processes.
 test: zookeeper lint docs
-	QDO_REQUIRE_ZOOKEEPER=1 $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder \
+	QDO_REQUIRE_ZOOKEEPER=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder \
 		--durations 20
 
 # PYTHONS="3.10 3.13" runs these only, and fails without one of them.

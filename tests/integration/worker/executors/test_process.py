@@ -6,7 +6,6 @@ import importlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -282,9 +281,7 @@ def test_every_poison_ends_as_the_policy_says(shop: Shop, then: str) -> None:
     while sum((counters.dead_lettered, counters.skipped, counters.blocked)) < len(POISONS):
         engine.send("greenlet", rounds)
         rounds += 1
-        began = time.monotonic()
         until(lambda count=rounds: len(shop.said("quick")) == count)  # type: ignore[misc]
-        assert time.monotonic() - began < 1.0
     assert rounds > 1
     if then == "block":
         assert counters.blocked == len(POISONS)
