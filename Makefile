@@ -29,17 +29,17 @@ help:
 demo: $(STAMP)
 	$(BIN)/qdo demo
 
-# Every eighth fault point and a tenth of the histories; `make test` runs all of them. dmypy keeps
+# Every sixteenth fault point and a twentieth of the histories; `make test` runs all of them. dmypy keeps
 # the types of the last run, which takes 2 s instead of 15.
 FILES :=
 QUICK := -m "not zookeeper and not aws and not processes and not slow" \
-	--fault-stride 8 --histories 200 \
+	--fault-stride 16 --histories 100 \
 	tests/unit tests/golden tests/simulation tests/contract tests/integration tests/faults
 check: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/dmypy run
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(or $(FILES),$(QUICK))
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(or $(FILES),$(QUICK))
 
 # The tests come last, so that their own summary closes the output. Three processes run them, the
 # longest first: two leave half of two processors idle, and four starve tests that start processes.

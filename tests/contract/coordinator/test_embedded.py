@@ -105,6 +105,7 @@ def test_log_removed(client: Client, embedded_url: str, suffixes: tuple[str, ...
     client.create("/c", b"")
 
 
+@pytest.mark.slow
 def test_locked_for_longer_than_the_timeout(client: Client, embedded_url: str) -> None:
     """While no process can write, no session expires: requests fail, and the session survives."""
     session = client.client_id

@@ -69,6 +69,7 @@ def test_a_notification_writes_the_doorbell(ringer: DoorbellNotifier, watcher: C
     assert watcher.get(LAYOUT.doorbell("a"))[0] == b""
 
 
+@pytest.mark.slow
 def test_a_queue_is_notified_once_a_second(ringer: DoorbellNotifier, watcher: Client) -> None:
     """For any number of messages; and once more for messages sent in between."""
     ringer.ring(["a"])
@@ -119,6 +120,7 @@ def test_threads_and_loops_notify_without_waiting(
     assert sorted(longest)[90] < 0.05
 
 
+@pytest.mark.slow
 def test_an_unreachable_coordinator_is_not_the_sender_s_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -175,6 +177,7 @@ def test_a_member_hears_the_bells_it_attends(
         member.stop()
 
 
+@pytest.mark.slow
 def test_a_ring_has_a_resting_queue_asked_for_at_once(
     coordinator_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

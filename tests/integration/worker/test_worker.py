@@ -146,6 +146,7 @@ def test_an_idle_queue_is_woken_without_polling(make: Callable[..., EngineSetup]
     assert len(turns) <= 41  # the message's own and one that finds the tip
 
 
+@pytest.mark.slow
 def test_ten_thousand_idle_queues_take_less_than_2_kib_each(
     make: Callable[..., EngineSetup],
 ) -> None:

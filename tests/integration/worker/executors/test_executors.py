@@ -245,6 +245,7 @@ def test_an_aborted_thread_job_ends_before_its_queue_is_released(
     assert engine.registrar.recorded.get("q", 0) == 0
 
 
+@pytest.mark.slow
 def test_a_process_whose_threads_go_on_ends_at_once(make: Callable[..., EngineSetup]) -> None:
     """Else the session would be closed, and the queue begin elsewhere, while its job runs."""
     engine = make(drain_seconds=0)

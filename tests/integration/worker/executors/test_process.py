@@ -81,7 +81,7 @@ def act(message, context):
     elif what == "skip":
         raise qdo.Skip("not wanted")
     elif what == "close":
-        os.closerange(3, 100)
+        os.closerange(3, 4096)
         while True:
             pass
     elif what == "babble":
@@ -236,6 +236,7 @@ def test_outcomes_cross_the_border(shop: Shop) -> None:
     assert len(shop.said("enter")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("poison", "how"),
     [
@@ -264,6 +265,7 @@ def test_a_crash_costs_one_attempt(shop: Shop, poison: str, how: str) -> None:
 POISONS = ("exit", "spin", "eat", "mute", "kill", "undecodable")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["dead-letter", "skip", "block"])
 def test_every_poison_ends_as_the_policy_says(shop: Shop, then: str) -> None:
     """Each in a queue of its own, all at once; another queue of the worker continues meanwhile."""

@@ -273,6 +273,7 @@ def test_messages_that_are_visible_again_are_not_released() -> None:
     bench.end()
 
 
+@pytest.mark.slow
 def test_extensions_that_fail_are_not_asked_for_without_pause() -> None:
     """An endpoint that is out of reach is asked a few times until the messages are lost."""
     bench = SubscriptionSetup(visibility=2.0)
@@ -283,6 +284,7 @@ def test_extensions_that_fail_are_not_asked_for_without_pause() -> None:
     bench.end()
 
 
+@pytest.mark.slow
 def test_neither_are_those_that_end_in_a_fault_of_ours(capfd: pytest.CaptureFixture[str]) -> None:
     """It is tried again with pauses, and does not keep a process busy with itself."""
     bench = SubscriptionSetup(visibility=2.0)
