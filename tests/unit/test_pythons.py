@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import pytest
+
 from tests import shape, smoke
 
 GENERIC_SINCE_3_11 = {
@@ -58,6 +60,7 @@ def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
                 yield from _evaluated(child)
 
 
+@pytest.mark.slow
 def test_no_class_is_subscripted_that_310_cannot_subscript() -> None:
     """Python 3.10 could not import the module: ``'type' object is not subscriptable``."""
     found = [
