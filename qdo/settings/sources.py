@@ -51,7 +51,7 @@ _SERVICE_VARIABLE = re.compile(
 def is_service_variable(name: str, value: str) -> bool:
     """Return whether Kubernetes sets this variable, for a service such as ``qdo`` or ``qdo-web``.
 
-    `_PORT` alone could be somebody's idea of a setting, so its value must be an address, too.
+    `_PORT` alone could be a setting with a typo, so its value must be an address, too.
     """
     return _SERVICE_VARIABLE.match(f"{name}={value}") is not None
 

@@ -281,7 +281,7 @@ def _log_rejected(
 ) -> None:
     """Log rejected entries of a request: a line for each reason, with its number of messages.
 
-    The messages of SQS contain receipt handles of hundreds of characters, which help nobody.
+    The messages of SQS contain receipt handles of hundreds of characters, which help no reader.
     """
     reasons: Counter[tuple[int, str, str]] = Counter()
     for at, fault in faults.items():
