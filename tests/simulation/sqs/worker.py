@@ -32,7 +32,7 @@ from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.executors.greenlet import GreenletExecutor
 from tests.simulation.sqs.server import SimulatedCalls, SimulatedSqs
 from tests.simulation.sqs.virtual_time import Life
-from tests.support.sqs_consumer import AnyQueue
+from tests.support.aws.sqs_consumer import AnyQueue
 
 VISIBILITY_SECONDS = 60
 WAIT_SECONDS = 20

@@ -18,7 +18,7 @@ from qdo.brokers.sqs.codec import Received, pointing
 from qdo.brokers.sqs.consuming.in_flight import InFlightMessages
 from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
 from qdo.errors import QdoError, UnreachableError
-from tests.support.sqs_consumer import AnyQueue
+from tests.support.aws.sqs_consumer import AnyQueue
 
 ENDPOINT = "http://127.0.0.1:1"
 Say = Callable[[str, Mapping[str, Any]], dict[str, Any]]

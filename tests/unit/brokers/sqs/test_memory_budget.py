@@ -10,7 +10,7 @@ import pytest
 
 from qdo.brokers.sqs.consuming.memory_budget import MemoryBudget
 from qdo.errors import UnreachableError
-from tests.support.sqs_consumer import SubscriptionSetup, message, until
+from tests.support.aws.sqs_consumer import SubscriptionSetup, message, until
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from qdo.brokers.sqs.consuming import poller
 from qdo.errors import AccessDeniedError, AwsUnreachableError
-from tests.support.sqs_consumer import VISIBILITY, SubscriptionSetup, message, until
+from tests.support.aws.sqs_consumer import VISIBILITY, SubscriptionSetup, message, until
 
 
 @pytest.fixture

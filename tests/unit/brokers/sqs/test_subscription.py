@@ -12,7 +12,7 @@ import pytest
 from qdo.brokers.sqs.consuming.in_flight import name_of
 from qdo.errors import UnreachableError
 from qdo.positions import time_of_position
-from tests.support.sqs_consumer import VISIBILITY, SubscriptionSetup, message, until
+from tests.support.aws.sqs_consumer import VISIBILITY, SubscriptionSetup, message, until
 
 
 @pytest.fixture
