@@ -280,7 +280,7 @@ def test_a_frozen_worker_moves_no_position_when_it_wakes(fleet: KinesisFleet) ->
         fleet.send(10)
         fleet.wait_for(20 * KEYS)
         before = fleet.places()
-    frozen.wait_for_line("lost|session")
+    frozen.wait_for_line("registered; session timeout", count=2)
     fleet.send(2)
     fleet.wait_for(22 * KEYS)
     after = fleet.places()
