@@ -190,6 +190,12 @@ class Client(KazooClient):
         self._safe_close()
         self.close()
 
+    def detach(self) -> None:
+        """Stop without ending the session: it lives on for its timeout, or for another client."""
+        self._stopped.set()
+        self.drop_connection("the client leaves its session")
+        self._give_up()
+
     def command(self, cmd: bytes = b"ruok") -> str:
         """Send a four-letter command; an embedded coordinator supports only a few."""
         if self.address.path is None:

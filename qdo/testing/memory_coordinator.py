@@ -1,7 +1,7 @@
 """The queue nodes of a coordinator, in memory: `last`, owner, failure records, fences.
 
 It has no rules of its own. `qdo.coordination.znodes.queue_node` makes and reads the values of
-nodes, `qdo.coordination.crash_attempts` adds the attempts of a crash, and
+nodes, `qdo.coordination.interrupted_attempts` adds the attempts of a crash, and
 `qdo.coordination.queue_admin` makes the changes of operators. It needs no transactions: there is
 one thread, and each change is one step.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from qdo.coordination.crash_attempts import InFlight, marked_node
+from qdo.coordination.interrupted_attempts import InFlight, marked_node
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError
 
@@ -52,9 +52,10 @@ class MemoryCoordinator:
     def count_crash(self, in_flight: Iterable[InFlight], reason: str) -> None:
         """Add an attempt to each message that was in flight in a dead process."""
         for each in in_flight:
-            node = marked_node(self.node(each.queue), each, reason)
-            if node is not None:
-                self._write(each.queue, node)
+            node = self.node(each.queue)
+            marked = marked_node(node, each, reason) if node.owner == each.worker else None
+            if marked is not None:
+                self._write(each.queue, marked)
 
     def change(self, queue: str, change: Callable[[QueueNode], QueueNode]) -> QueueNode:
         """Change a node like an operator; return the changed node.

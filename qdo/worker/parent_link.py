@@ -35,15 +35,21 @@ class ParentLink:
         self._root = root
         self._gone = False
 
-    def on_session(self, session: tuple[int, bytes] | None) -> None:
-        """Report a new session; None means that the worker closed the last one itself."""
-        report: dict[str, str | None] = {"session": None}
+    def on_session(
+        self, session: tuple[int, bytes] | None, timeout_seconds: float | None = None
+    ) -> None:
+        """Report a new session; None means that the worker closed the last one itself.
+
+        :param timeout_seconds: the timeout that the coordinator granted; None if unknown.
+        """
+        report: dict[str, str | float | None] = {"session": None}
         if session is not None:
             report = {
                 "session": f"{session[0]:x}",
                 "password": session[1].hex(),
                 "coordinator": self._coordinator,
                 "root": self._root,
+                "timeout": timeout_seconds,
             }
         try:
             self._pipe.sendall(json.dumps(report).encode() + b"\n")

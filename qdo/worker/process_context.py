@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from qdo.worker.shared_memory.in_flight import InFlightTable
 from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore
@@ -26,7 +26,7 @@ class ProcessContext:
     """
 
     target: str | None = None
-    in_flight: InFlightTable | None = None
+    in_flight: InFlightTable = field(default_factory=lambda: InFlightTable(1))
     receipts: SharedReceiptStore | None = None
     left: Sequence[tuple[str, str]] = ()
     restarted: bool = False

@@ -163,7 +163,12 @@ class Worker:
         _log.info("app %s, broker %s, coordinator %s", self.app.name, *addresses)
         self._pipeline, self._dispatcher = self._build_engine()
         duties = self._build_duties()
-        watchdog = LoopWatchdog(settings.session_timeout_seconds, tick=self._exit_if_demanded)
+        watchdog = LoopWatchdog(
+            settings.session_timeout_seconds,
+            self._process.in_flight.loop,
+            [job.timeout_seconds for job in self.app.jobs],
+            tick=self._exit_if_demanded,
+        )
         watchdog.start()
         try:
             with self.app.hooks.job_context() as context:
@@ -225,6 +230,7 @@ class Worker:
             self._current,
             partial(ClaimEvents, self._dispatcher, counters),
             self._status.component,
+            self._process.in_flight,
             on_registered=self._registered,
             on_start_error=self._stop.wakeup.set,
         )
@@ -291,7 +297,7 @@ class Worker:
         self._discovery.names_received(names)
 
     def _may_start(self, message: Message) -> bool:
-        """Return whether a message of a turn under way may (still) be started."""
+        """Return whether a message of a turn under way may (still) be started; for any thread."""
         slot = self._dispatcher.slots.get(message.queue)
         claim = None if slot is None else slot.claim
         if claim is None or not claim.open or claim.fence != message.fence:

@@ -9,7 +9,7 @@ import pytest
 
 from qdo.brokers.kinesis.positions import POSITIONS as KINESIS_POSITIONS
 from qdo.brokers.sqs.positions import SQS_POSITIONS, make_position
-from qdo.coordination.crash_attempts import InFlight, marked_node
+from qdo.coordination.interrupted_attempts import InFlight, marked_node
 from qdo.coordination.protocol.claims import Claim, OwnedQueue
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress

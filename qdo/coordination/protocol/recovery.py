@@ -100,9 +100,14 @@ class Recovery:
             self._queues.begin_release(slot)
         elif sought:
             self._queues.repositioned(slot, node)
-        elif slot.progressed() is not node:
+        else:
             # An own late write, or a foreign one that left `last` alone: keep the position.
-            self._mark(slot)
+            failure = node.failure
+            if slot.claim.failure is None and failure is not None:
+                # An interrupted attempt of a former owner, which was counted after the claim.
+                slot.claim.failure = failure
+            if slot.progressed() is not node:
+                self._mark(slot)
 
     # --- transactions without an answer -----------------------------------------------
 

@@ -106,6 +106,11 @@ class Component(Registration):
         super().__init__(folder, f"{host}-", encode(value), session, lambda path: None)
         self._written = self._data
 
+    def connected(self) -> None:
+        """Register, or write the node again: while this process hung, its parent wrote to it."""
+        super().connected()
+        self._written = b""
+
     def refresh(self, value: dict[str, Any]) -> None:
         """Update the description of the process if it changed."""
         self._data = encode(value)

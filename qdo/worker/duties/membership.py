@@ -17,6 +17,7 @@ from gevent.event import Event
 from qdo.backoff import Backoff
 from qdo.brokers.registry import positions_of
 from qdo.coordination.client import Client, connect
+from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.member import Member, MemberListener
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.options import MemberOptions
@@ -25,11 +26,12 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QdoError, UnreachableError
 from qdo.queues import QueueFilter
 from qdo.settings.settings import Settings
-from qdo.text import describe
+from qdo.text import describe, pluralize
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.runner import Duty
 from qdo.worker.engine.counters import Counters
 from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.shared_memory.in_flight import InFlightTable
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ REGISTER_BACKOFF = Backoff(0.1, 5.0)
 """Delays between attempts to register again; the worker never gives up."""
 
 Change = Callable[[Client, Layout, str], QueueNode]
-OnSession = Callable[["tuple[int, bytes] | None"], None]
+OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
 
 
 class LeaderApi(Protocol):
@@ -137,11 +139,13 @@ class MemberFactory:
     :ivar awaits_exclusions: this worker reads which queues are marked as deleted. As leader it
         assigns no queue before it has read them; see `coordination.protocol.rebalancer`.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
-    :param on_session: called with id and password of every session before anything is written
-        in it, and with None after the worker closed it.
+    :param on_session: called with id and password of every session, and with its timeout, before
+        anything is written in it; and with None after the worker closed it.
     """
 
-    def __init__(self, settings: Settings, on_session: OnSession = lambda session: None) -> None:
+    def __init__(
+        self, settings: Settings, on_session: OnSession = lambda session, timeout: None
+    ) -> None:
         self.connect_seconds = settings.connect_seconds
         self.awaits_exclusions = False
         self.on_doorbell: Callable[[str], None] | None = None
@@ -170,7 +174,7 @@ class MemberFactory:
             raise
         self._client = client
         if client.client_id is not None:
-            self._on_session(client.client_id)
+            self._on_session(client.client_id, client.negotiated_timeout_seconds)
         self._member = member = Member(
             client,
             self._layout,
@@ -195,8 +199,19 @@ class MemberFactory:
         over = self._client is None or self._client.session_over
         self._client = self._member = None
         if over:
-            self._on_session(None)
+            self._on_session(None, None)
         return over
+
+    def count_interrupted(self, in_flight: Sequence[InFlight], reason: str) -> int:
+        """Count an attempt for each message that was in flight when an earlier session ended.
+
+        :returns: the number of counted attempts.
+        :raises UnreachableError: the connection is lost.
+        """
+        if self._client is None or not in_flight:
+            return 0
+        counted = count_interrupted(self._client, self._layout, in_flight, reason, self._positions)
+        return len(counted)
 
     def survey(self, queues: Iterable[str]) -> FleetSurvey:
         """Return who has these queues, see `fleet_survey`; without a session, no worker."""
@@ -212,6 +227,7 @@ class MembershipLoop(Duty):
     :param current: holds the registration in force for the other duties.
     :param make_events: makes the receiver of the events of one registration.
     :param describe_worker: returns the component node of a worker with this name.
+    :param in_flight: the messages in flight. When a session ends, their attempts are counted.
     :param on_registered: called after each registration.
     :param on_start_error: called when `start_error` was set.
     """
@@ -224,6 +240,7 @@ class MembershipLoop(Duty):
         current: CurrentMember,
         make_events: Callable[[], ClaimEvents],
         describe_worker: Callable[[str], Mapping[str, Any]],
+        in_flight: InFlightTable,
         *,
         on_registered: Callable[[], None],
         on_start_error: Callable[[], None],
@@ -234,6 +251,7 @@ class MembershipLoop(Duty):
         self._current = current
         self._make_events = make_events
         self._describe_worker = describe_worker
+        self._in_flight = in_flight
         self._on_registered = on_registered
         self._on_start_error = on_start_error
 
@@ -251,7 +269,10 @@ class MembershipLoop(Duty):
             return
         while True:
             self._wait_for_end(events)
+            lost = events.member
             events = self._register_again()
+            if lost is not None:
+                self._count_interrupted(lost.name)
 
     def close(self) -> None:
         """End the registration in force, if there is one."""
@@ -291,6 +312,27 @@ class MembershipLoop(Duty):
                 pause = REGISTER_BACKOFF.delay(attempt, random.random())
                 _log.warning("cannot register: %s; retrying in %.1f s", describe(error), pause)
                 gevent.sleep(pause)
+
+    def _count_interrupted(self, worker: str) -> None:
+        """Count the attempts that the lost session of a worker interrupted.
+
+        Their jobs may still run. The next owners run them again, and know of these attempts only
+        from their records.
+        """
+        in_flight = self._in_flight.of_worker(worker)
+        reason = f"{worker}: its session expired while the job ran"
+        try:
+            counted = self._members.count_interrupted(in_flight, reason)
+        except UnreachableError as error:
+            _log.warning("%s: cannot count its interrupted attempts: %s", worker, describe(error))
+            counted = 0
+        self._in_flight.forget_worker(worker)
+        if counted:
+            _log.warning(
+                "%s: its session expired with %s in flight; one attempt is counted for each",
+                worker,
+                pluralize(counted, "message"),
+            )
 
     def _wait_for_end(self, events: ClaimEvents) -> None:
         """Wait for the end of the registration in force, and close its session."""

@@ -3,6 +3,10 @@
 While the loop is blocked, the process sends no heartbeat and no checkpoint, and all its other
 queues wait. A timer of the loop stores the time in `LoopWatchdog.beat`, and a native thread
 checks it. Turns record nothing for this: the thread reads the job from the main thread's stack.
+
+Both the time and the finding are also stored in memory shared with the parent. The parent keeps
+the session of a blocked process alive, and ends the process when its job has blocked the loop for
+longer than its limit (`qdo.worker.supervisor.blocked_loops`).
 """
 
 from __future__ import annotations
@@ -12,9 +16,8 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import gevent
@@ -22,6 +25,7 @@ import gevent
 from qdo.system.clock import clock as boot_clock
 from qdo.system.native import guarded, native_lock, original, start_thread
 from qdo.worker.engine.pipeline import running_in
+from qdo.worker.shared_memory.loop_state import LoopState
 
 _log = logging.getLogger(__name__)
 _get_ident: Any = original("_thread", "get_ident", _thread.get_ident)
@@ -30,6 +34,19 @@ LIMIT_SECONDS = 1.0
 """A loop that has not run for this long is blocked; shorter with short session timeouts."""
 CHECKS = 4
 """Number of checks within the limit."""
+PATIENCE = 3.0
+"""Session timeouts for which a job without a time limit may block the loop."""
+
+
+def block_limit(timeout_seconds: float | None, session_timeout_seconds: float) -> float:
+    """Return how long a job may block the loop before its process is ended, in seconds.
+
+    :param timeout_seconds: the job's time limit. A shorter block than the session timeout ends no
+        process: the coordinator would not notice it either.
+    """
+    if timeout_seconds is None:
+        return PATIENCE * session_timeout_seconds
+    return max(timeout_seconds, session_timeout_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +56,13 @@ class BlockedLoop:
     :ivar kind: "blocked": the loop has not run for `seconds`; "over": it runs again after
         `seconds`; "stopped": the whole process did not run (SIGSTOP, suspend, overloaded
         machine).
-    :ivar what: the message and the job in flight.
+    :ivar blocked_by: the message and the job in flight.
     :ivar stack: the main thread's stack.
     """
 
     kind: str
     seconds: float
-    what: str = ""
+    blocked_by: str = ""
     stack: str = ""
 
 
@@ -57,50 +74,67 @@ class Watch:
         self._checked_at = now
         self._cpu = cpu
         self._blocked_since: float | None = None
+        self._stopped_until = 0.0
+        self._stopped_seconds = 0.0
 
     def check(
-        self, now: float, cpu: float, beat: float, look: Callable[[], tuple[str, str]]
+        self, now: float, cpu: float, beat: float, look: Callable[[float], tuple[str, str]]
     ) -> BlockedLoop | None:
         """Compare the clock with the loop's last beat; return a finding if there is a new one.
 
         :param cpu: processor time of the process so far, in seconds.
-        :param look: returns the message and job in flight, and the stack.
+        :param look: returns the message and job in flight, and the stack. Its argument is the beat
+            since which the loop has been blocked.
         """
         slept, self._checked_at = now - self._checked_at, now
         burnt, self._cpu = cpu - self._cpu, cpu
-        if slept > self._limit and burnt < slept / 2 and self._blocked_since is None:
+        if slept > self._limit and burnt < slept / 2:
             # This thread did not run either, and the process used no processor time.
+            self._stopped_until = now
+            self._stopped_seconds += slept
             return BlockedLoop("stopped", slept)
         if now - beat < self._limit:
+            stopped, self._stopped_seconds = self._stopped_seconds, 0.0
             since, self._blocked_since = self._blocked_since, None
-            return None if since is None else BlockedLoop("over", beat - since)
-        if self._blocked_since is not None:
+            return None if since is None else BlockedLoop("over", beat - since - stopped)
+        if self._blocked_since is not None or now - self._stopped_until < self._limit:
             return None
         self._blocked_since = beat
-        return BlockedLoop("blocked", now - beat, *look())
+        return BlockedLoop("blocked", now - beat - self._stopped_seconds, *look(beat))
 
 
 class LoopWatchdog:
     """Watches the event loop of the thread that made it, from a native thread.
 
     :ivar beat: clock time at which the loop last ran.
+    :param state: where the parent reads the state of the loop.
+    :param timeouts: the time limits of all jobs.
     :param tick: called on the native thread at every check.
     """
 
     def __init__(
         self,
         session_timeout_seconds: float,
+        state: LoopState,
+        timeouts: Iterable[float | None] = (),
         *,
         tick: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
+        self._session_timeout = session_timeout_seconds
         self._limit = min(LIMIT_SECONDS, session_timeout_seconds / 10)
+        self._state = state
+        # Which job blocks the loop stays unknown if it lets no other thread run.
+        self._longest = max(
+            block_limit(seconds, session_timeout_seconds) for seconds in (None, *timeouts)
+        )
         self._tick = tick
         self._clock = clock
         self._watched: int = _get_ident()
         self._stopping = native_lock()
         self._ended = native_lock()
         self._blocked_by = "no job"
+        self._allowed = self._longest
         self.beat = clock()
         self._timer = gevent.get_hub().loop.timer(self._limit / CHECKS, self._limit / CHECKS)
 
@@ -108,6 +142,7 @@ class LoopWatchdog:
         """Start watching."""
         self._stopping.acquire()
         self._ended.acquire()
+        self._store_beat()
         self._timer.start(self._store_beat)
         start_thread(guarded("watchdog", self._run))
 
@@ -117,9 +152,11 @@ class LoopWatchdog:
         self._timer.close()
         self._stopping.release()
         self._ended.acquire()
+        self._state.unwatched()
 
     def _store_beat(self) -> None:
         self.beat = self._clock()
+        self._state.beat(self.beat, self._longest)
 
     def _run(self) -> None:
         try:
@@ -132,19 +169,27 @@ class LoopWatchdog:
         finally:
             self._ended.release()
 
-    def _look(self) -> tuple[str, str]:
+    def _look(self, beat: float) -> tuple[str, str]:
         frame = sys._current_frames().get(self._watched)
-        return _describe_message(frame), "".join(traceback.format_stack(frame))
+        running = running_in(frame)
+        blocked_by, self._allowed = "no message in flight", self._longest
+        if running is not None:
+            message, job = running.message, running.job
+            blocked_by = f"queue {message.queue}, message {message.id}, job {job.name}"
+            self._allowed = block_limit(job.timeout_seconds, self._session_timeout)
+            self._state.blocked(beat, self._allowed, running.entry, blocked_by)
+        return blocked_by, "".join(traceback.format_stack(frame))
 
     def _report(self, report: BlockedLoop) -> None:
         if report.kind == "blocked":
-            self._blocked_by = report.what
+            self._blocked_by = report.blocked_by
             _log.warning(
-                "the event loop has been blocked for %.1f s by %s; all other queues are waiting,"
-                " and they are lost if this exceeds the session timeout. Make the job yield, or"
-                ' run it with executor="thread" or "process". Stack:\n%s',
+                "the event loop has been blocked for %.1f s by %s; all other queues of this process"
+                " are waiting, and after %g s the process is ended and the attempt has failed. Make"
+                ' the job yield, or run it with executor="thread" or "process". Stack:\n%s',
                 report.seconds,
-                report.what,
+                report.blocked_by,
+                self._allowed,
                 report.stack,
             )
         elif report.kind == "over":
@@ -155,11 +200,3 @@ class LoopWatchdog:
             )
         else:
             _log.warning("this process did not run for %.1f s; continuing", report.seconds)
-
-
-def _describe_message(frame: FrameType | None) -> str:
-    found = running_in(frame)
-    if found is None:
-        return "no message in flight"
-    message, job = found
-    return f"queue {message.queue}, message {message.id}, job {job}"

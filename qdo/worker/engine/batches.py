@@ -81,7 +81,8 @@ class Batches:
                 return self._run_single(turn, rows[0])
             return self._run(turn, rows[: job.batch])
         finally:
-            self._in_flight.give_back(slot.in_flight_index)
+            in_doubt = self._engine.clock() >= claim.lease.until
+            self._in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
 
     def _gather(self, turn: Turn, wanted: int) -> list[Row]:
         """Return at least `wanted` rows; fewer only if the queue has no more."""

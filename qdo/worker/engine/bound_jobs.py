@@ -32,6 +32,7 @@ class BoundJob:
     batch: int = 0
     """Maximum messages of one call; 0 if the job takes single messages."""
     batch_wait_seconds: float = 0.0
+    timeout_seconds: float | None = None
 
 
 def _never_started(message: Message, context: Any) -> None:
@@ -79,6 +80,7 @@ class JobTable:
                 job.lanes,
                 job.batch or 0,
                 job.batch_wait_seconds,
+                job.timeout_seconds,
             )
         return bound
 

@@ -16,6 +16,7 @@ Decode and run are one loop: `RowRunner.run_rows`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import length_hint
 from types import FrameType
 from typing import Any
@@ -162,7 +163,8 @@ class Pipeline:
                 return self._rows.run_checked(turn, rows, until)
             return self._rows.run_rows(turn, rows, until, 1)
         finally:
-            engine.in_flight.give_back(slot.in_flight_index)
+            in_doubt = engine.clock() >= claim.lease.until
+            engine.in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
             left = length_hint(rows)
             self.counters.attempts += waiting - left
             self._fetcher.learn(slot, waiting - left, left)
@@ -187,16 +189,29 @@ class Pipeline:
 _RUNNING = (HOT_LOOP, Batches._run.__code__)
 
 
-def running_in(frame: FrameType | None) -> tuple[Message, str] | None:
-    """Return message and job name of the innermost turn in a stack, None without a turn.
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job on a stack, and its message.
+
+    :ivar entry: index of its entry in the in-flight table; 0 if it has none.
+    """
+
+    message: Message
+    job: BoundJob
+    entry: int
+
+
+def running_in(frame: FrameType | None) -> RunningJob | None:
+    """Return the job of the innermost turn in a stack, None without a turn.
 
     Reads the stack of the main thread while that thread is blocked. The turns themselves record
     nothing for it, which would cost time for every message.
     """
     while frame is not None:
         if frame.f_code in _RUNNING:
-            message, job = frame.f_locals.get("message"), frame.f_locals.get("job")
+            found = frame.f_locals
+            message, job = found.get("message"), found.get("job")
             if isinstance(message, Message) and isinstance(job, BoundJob):
-                return message, job.name
+                return RunningJob(message, job, found["slot"].in_flight_index)
         frame = frame.f_back
     return None

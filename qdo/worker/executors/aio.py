@@ -18,7 +18,7 @@ from gevent import monkey
 from qdo.message import Message
 from qdo.system.loop_mailbox import LoopMailbox, leave_gevent
 from qdo.system.native import native_lock, start_thread
-from qdo.worker.executors.base import Executor, JobCall
+from qdo.worker.executors.base import Executor, JobCall, NotStarted
 from qdo.worker.executors.wait import Pending, TurnWait
 
 if TYPE_CHECKING:
@@ -31,9 +31,14 @@ LEAVE_SECONDS = 2.0
 
 
 class AsyncioExecutor(Executor):
-    """Runs coroutines on an asyncio loop, whose thread starts with the first job."""
+    """Runs coroutines on an asyncio loop, whose thread starts with the first job.
 
-    def __init__(self) -> None:
+    :param may_start: checked on the loop's thread: while a job blocks that loop, the leases of the
+        messages that wait for it may end.
+    """
+
+    def __init__(self, may_start: Callable[[Message], bool]) -> None:
+        self._may_start = may_start
         self._mailbox = LoopMailbox()
         self._running = 0
         self._loop: JobLoop | None = None
@@ -46,7 +51,7 @@ class AsyncioExecutor(Executor):
             loop = self._started()
             if job.timeout_seconds is not None:
                 message.limit(job.timeout_seconds)
-            run = _Run(loop, Pending(self._mailbox))
+            run = _Run(loop, Pending(self._mailbox), self._may_start)
             self._running += 1
             try:
                 loop.call_soon_threadsafe(run.begin, job.function, message, context)
@@ -92,13 +97,19 @@ class AsyncioExecutor(Executor):
 class _Run:
     """One run of a coroutine."""
 
-    def __init__(self, loop: JobLoop, pending: Pending) -> None:
+    def __init__(
+        self, loop: JobLoop, pending: Pending, may_start: Callable[[Message], bool]
+    ) -> None:
         self.pending = pending
+        self._may_start = may_start
         self._loop = loop
         self._task: asyncio.Task[Any] | None = None
 
     def begin(self, function: Callable[..., Any], message: Message, context: Any) -> None:
-        """Start the coroutine. Call it on the loop's thread."""
+        """Start the coroutine, if the message may be started. Call it on the loop's thread."""
+        if not self._may_start(message):
+            self.pending.finish(NotStarted())
+            return
         self._task = self._loop.create_task(self._call(function, message, context))
 
     async def _call(self, function: Callable[..., Any], message: Message, context: Any) -> None:

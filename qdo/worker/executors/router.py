@@ -22,7 +22,8 @@ class ExecutorRouter(Executor):
 
     :param target: the app as MODULE:APP, which processes import; "" for an app created for the
         job named in the settings; None if its module is unknown.
-    :param may_start: checked before a job starts that had to wait for a process.
+    :param may_start: checked on the thread that starts a job, or before a process is given a
+        message: the claim or the lease may have ended meanwhile. Any thread may call it.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class ExecutorRouter(Executor):
         if kind == "thread":
             from qdo.worker.executors.thread import ThreadExecutor
 
-            return ThreadExecutor()
+            return ThreadExecutor(self._may_start)
         if kind == ASYNCIO:
             from qdo.worker.executors.aio import AsyncioExecutor
 
-            return AsyncioExecutor()
+            return AsyncioExecutor(self._may_start)
         if kind == "process":
             from qdo.worker.executors.process.executor import ProcessExecutor
 

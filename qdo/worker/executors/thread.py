@@ -9,6 +9,7 @@ Python. The exception must never reach the thread after its job: see `_JobThread
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -17,7 +18,7 @@ from gevent import monkey
 from qdo.message import Message
 from qdo.system.loop_mailbox import LoopMailbox, leave_gevent
 from qdo.system.native import cancel_raise, native_lock, raise_in_thread, sleep, start_thread
-from qdo.worker.executors.base import Executor, JobCall, JobInterrupt
+from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, NotStarted
 from qdo.worker.executors.wait import Pending, TurnWait
 
 if TYPE_CHECKING:
@@ -28,9 +29,14 @@ ROUSE_SECONDS = 0.02
 
 
 class ThreadExecutor(Executor):
-    """A pool of native threads."""
+    """A pool of native threads.
 
-    def __init__(self) -> None:
+    :param may_start: checked on the job's thread: on a busy machine the lease may end before that
+        thread runs.
+    """
+
+    def __init__(self, may_start: Callable[[Message], bool]) -> None:
+        self._may_start = may_start
         self._mailbox = LoopMailbox()
         self._running = 0
         self._idle: list[_JobThread] = []
@@ -41,7 +47,7 @@ class ThreadExecutor(Executor):
         def call(message: Message, context: Any) -> None:
             if job.timeout_seconds is not None:
                 message.limit(job.timeout_seconds)
-            thread = self._idle.pop() if self._idle else _JobThread(self._mailbox)
+            thread = self._idle.pop() if self._idle else self._new_thread()
             self._running += 1
             try:
                 pending = thread.begin(job.function, message, context)
@@ -54,6 +60,9 @@ class ThreadExecutor(Executor):
                     self._idle.append(thread)
 
         return call
+
+    def _new_thread(self) -> _JobThread:
+        return _JobThread(self._mailbox, self._may_start)
 
     def under_way(self) -> int:
         """Return how many jobs are running."""
@@ -71,8 +80,9 @@ class ThreadExecutor(Executor):
 class _JobThread:
     """A native thread that runs one job after the other, until one is interrupted."""
 
-    def __init__(self, mailbox: LoopMailbox) -> None:
+    def __init__(self, mailbox: LoopMailbox, may_start: Callable[[Message], bool]) -> None:
         self._mailbox = mailbox
+        self._may_start = may_start
         self._work: tuple[JobFunction, Message, Any, Pending] | None = None
         self._wake = native_lock()
         self._wake.acquire()
@@ -153,6 +163,8 @@ class _JobThread:
         try:
             try:
                 self._unseal()
+                if not self._may_start(message):
+                    raise NotStarted
                 function(message, context)
             except BaseException as raised:  # noqa: BLE001 - the waiting greenlet raises it
                 error = raised

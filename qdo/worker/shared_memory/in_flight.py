@@ -2,15 +2,16 @@
 
 A message that kills its process leaves no exception behind. So each turn writes its current
 message to an entry of its own. When the process has died, its parent reads the entries, and adds
-an attempt to each message that was in flight (`qdo.coordination.crash_attempts`).
+an attempt to each message that was in flight (`qdo.coordination.interrupted_attempts`).
 
 A worker without a parent, as in a test, writes to private memory instead. So the loop over
 messages needs no check, only one store of 8 bytes.
 
-Layout, little-endian on all supported machines: entries of 1024 bytes, the first of which is
-never read. An entry holds the position of the message in flight (8 bytes, 0: none), the lengths
-of two names (2 bytes each), and the names of queue and worker. For positions wider than 8 bytes,
-the first 8 bytes hold -1 and the position is in the last 48 bytes of the entry.
+Layout, little-endian on all supported machines: entries of 1024 bytes, the first of which holds the
+state of the event loop (`loop_state`). An entry holds the position of the message in flight (8
+bytes, 0: none), the lengths of two names (2 bytes each), and the names of queue and worker. For
+positions wider than 8 bytes, the first 8 bytes hold -1 and the position is in the last 48 bytes of
+the entry.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, Protocol
 
-from qdo.coordination.crash_attempts import InFlight
+from qdo.coordination.interrupted_attempts import InFlight
 from qdo.positions import TIME_POSITIONS, Positions
+from qdo.worker.shared_memory.loop_state import LoopState
 
 ENTRY_BYTES = 1024
 """Fits the longest names: 200 characters of at most 4 bytes, and the name of a worker."""
@@ -50,6 +52,7 @@ class InFlightTable:
     """The entries of one process.
 
     :ivar positions: positions of the messages in flight, at the indexes from `take`.
+    :ivar loop: the state of the event loop.
     :param entries: number of entries.
     :param fd: descriptor of the shared memory, None without a parent.
     """
@@ -64,8 +67,11 @@ class InFlightTable:
             os.ftruncate(fd, size)
             self._memory = mmap.mmap(fd, size)
         self.positions = memoryview(self._memory).cast(_POSITION)
+        self.loop = LoopState(self._memory, self.positions)
         # The lowest entries are used first: few pages are ever touched.
         self._free = [] if fd is None else list(range(_WORDS * entries, 0, -_WORDS))
+        self._kept: dict[str, list[int]] = {}
+        """Entries of ended turns by worker, see `give_back`."""
 
     def notes(self, positions: Positions) -> InFlightEntries:
         """Return the object that accepts the positions of a broker."""
@@ -80,6 +86,8 @@ class InFlightTable:
 
         :param label: the names of the turn, from `encode_label`.
         """
+        if self._kept:
+            self._free_kept(_worker_of(label))  # its lease is valid again
         if not self._free:
             return 0
         index = self._free.pop()
@@ -87,11 +95,36 @@ class InFlightTable:
         self._memory[start : start + len(label)] = label
         return index
 
-    def give_back(self, index: int) -> None:
-        """Free the entry of a turn that has ended."""
-        if index:
+    def give_back(self, index: int, *, in_doubt: bool = False) -> None:
+        """Free the entry of a turn that has ended.
+
+        :param in_doubt: whether the lease has expired. The message may then have been in flight
+            when the session ended, so its entry is kept until that is known: until the next turn of
+            the same worker, or `forget_worker`.
+        """
+        if in_doubt and index and self.positions[index]:
+            start = 8 * index + 8
+            worker = _worker_of(self._memory[start : start + ENTRY_BYTES - 8])
+            self._kept.setdefault(worker, []).append(index)
+        elif index:
             self.positions[index] = 0
             self._free.append(index)
+
+    def of_worker(self, worker: str) -> list[InFlight]:
+        """Return the messages in flight under the claims of one worker."""
+        starts = range(ENTRY_BYTES, len(self._memory), ENTRY_BYTES)
+        return [each for each in _entries(self._memory, starts) if each.worker == worker]
+
+    def forget_worker(self, worker: str) -> None:
+        """Forget the messages in flight under the claims of one worker: they are counted."""
+        self._free_kept(worker)
+        for start in range(ENTRY_BYTES, len(self._memory), ENTRY_BYTES):
+            if any(each.worker == worker for each in _entries(self._memory, (start,))):
+                self.positions[start // 8] = 0
+
+    def _free_kept(self, worker: str) -> None:
+        for index in self._kept.pop(worker, ()):
+            self.give_back(index)
 
 
 class _WideEntries:
@@ -119,6 +152,12 @@ def encode_label(queue: str, worker: str, in_line: bool = True) -> bytes:
     return _LENGTHS.pack(*lengths) + b"".join(names)
 
 
+def _worker_of(label: bytes) -> str:
+    queue, worker = _LENGTHS.unpack_from(label)
+    start = _LENGTHS.size + (queue & ~_MANY)
+    return label[start : start + worker].decode()
+
+
 def make_memory(name: str = "qdo-in-flight") -> int:
     """Return the descriptor of empty memory for a child, which sets its size."""
     if hasattr(os, "memfd_create"):  # Linux
@@ -127,17 +166,21 @@ def make_memory(name: str = "qdo-in-flight") -> int:
         return os.dup(file.fileno())
 
 
-def read(fd: int) -> list[InFlight]:
-    """Return the messages that a dead process had in flight."""
+def read(fd: int, entry: int = 0) -> list[InFlight]:
+    """Return the messages that a dead process had in flight.
+
+    :param entry: index of the only entry to read; 0 for all.
+    """
     size = os.fstat(fd).st_size
     if not size:
         return []  # it died before it created its table
+    starts = (8 * entry,) if entry else range(ENTRY_BYTES, size, ENTRY_BYTES)
     with mmap.mmap(fd, size, prot=mmap.PROT_READ) as memory:
-        return list(_entries(memory))
+        return list(_entries(memory, starts))
 
 
-def _entries(memory: mmap.mmap) -> Iterator[InFlight]:
-    for start in range(ENTRY_BYTES, len(memory), ENTRY_BYTES):
+def _entries(memory: mmap.mmap, starts: Iterable[int]) -> Iterator[InFlight]:
+    for start in starts:
         position = int.from_bytes(memory[start : start + 8], "little", signed=True)
         if position == _WIDE:
             wide = memory[start + _WIDE_AT : start + ENTRY_BYTES]

@@ -11,13 +11,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
-from qdo.coordination.crash_attempts import InFlight
+from qdo.coordination.interrupted_attempts import InFlight
 from qdo.settings.settings import Settings
 from qdo.worker.shared_memory import in_flight
+from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
 from qdo.worker.supervisor.session_closer import Session
+from qdo.worker.supervisor.session_keeper import SessionKeeper
 
 CHILD_ARGV = (sys.executable, "-m", "qdo.worker.main")
 CHILD_VARIABLE = "QDO_CHILD"
@@ -33,7 +36,10 @@ class ChildProcess:
 
     :ivar sessions: its open coordinator sessions, as it reported them.
     :ivar files: the app's source files, as it reported them; only with the setting `reload`.
-    :ivar in_flight: after `reap`, the messages that were in flight when it died.
+    :ivar in_flight: after `reap`, the messages that were in flight when it died. If it was killed
+        because one of them blocked its loop, only that one.
+    :ivar blamed: the state of its event loop for which it is killed, None if it is not.
+    :ivar keeper: keeps its session alive, or did so last.
     :ivar receipts: descriptor of the shared store of its receipt handles at the broker. The
         owner of the reaped child closes it.
     :param left: such descriptors of dead processes, whose messages this process releases.
@@ -56,14 +62,18 @@ class ChildProcess:
         self.sessions: list[Session] = []
         self.files: list[str] = []
         self._coordinator = settings.coordinator
+        self._session_timeout = settings.session_timeout_seconds
         self._received = b""
         # A socket pair, not a pipe: the child writes its reports into it, and reads the end of
         # the stream from it when the parent has died.
         self.pipe, far_end = socket.socketpair()
         self.pipe.setblocking(False)
         self._table = in_flight.make_memory()
+        self._reading = threading.Lock()
         self.receipts = in_flight.make_memory("qdo-receipts")
         self.in_flight: list[InFlight] = []
+        self.blamed: LoopReport | None = None
+        self.keeper: SessionKeeper | None = None
         child = {
             "settings": dataclasses.asdict(settings),
             "target": target,
@@ -112,13 +122,32 @@ class ChildProcess:
         Also reads its last reports and its messages in flight. The group is killed first, while
         the unreaped leader still keeps the kernel from reusing its id.
         """
+        if self.keeper is not None:
+            self.keeper.stop()
         self.kill()
         code = self._process.wait()
         self.receive()
         self.pipe.close()
-        self.in_flight = in_flight.read(self._table)
-        os.close(self._table)
+        # If the loop ran again before the signal arrived, the guilty message is unknown.
+        guilty = self.blamed.entry if self.blamed is not None and self.blamed == self.loop() else 0
+        self.in_flight = in_flight.read(self._table, guilty)
+        with self._reading:
+            os.close(self._table)
+            self._table = -1
         return code
+
+    def loop(self) -> LoopReport | None:
+        """Return the state of its event loop, None while nothing watches it. For any thread."""
+        with self._reading:
+            return None if self._table < 0 else read_loop(self._table)
+
+    def is_stopped(self) -> bool:
+        """Return whether the process is stopped by a signal or a debugger (Linux)."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                return file.read().rpartition(b") ")[2][:1] in b"Tt"
+        except OSError:
+            return False
 
     def group_gone(self) -> bool:
         """Return whether its whole group is dead; call it after `reap`.
@@ -168,7 +197,13 @@ class ChildProcess:
         # An app may set its coordinator in code, which only the child imports.
         url = value.get("coordinator") or self._coordinator
         root = str(value.get("root", ""))
-        return Session(url, int(value["session"], 16), bytes.fromhex(value["password"]), root)
+        return Session(
+            url,
+            int(value["session"], 16),
+            bytes.fromhex(value["password"]),
+            root,
+            float(value.get("timeout") or self._session_timeout),
+        )
 
 
 def next_ended() -> int | None:

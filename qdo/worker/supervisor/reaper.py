@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from qdo.brokers.registry import positions_of
-from qdo.coordination.crash_attempts import InFlight
+from qdo.coordination.interrupted_attempts import InFlight
 from qdo.settings.settings import Settings
 from qdo.worker.supervisor.child_process import ChildProcess
 from qdo.worker.supervisor.session_closer import SessionCloser
@@ -61,12 +61,13 @@ class Reaper:
     def reap(self, child: ChildProcess, *, stopping: bool) -> int:
         """Reap a dead child; return its exit code.
 
-        :param stopping: it was asked to exit. Then its death counts as no message's attempt.
+        :param stopping: it was asked to exit. Then its death counts as no message's attempt, unless
+            a message blocked its loop.
         """
         code = child.reap()
         if child.registered:
             give_up_at = time.monotonic() + self._settings.session_timeout_seconds
-            in_flight = [] if stopping else child.in_flight
+            in_flight = [] if stopping and child.blamed is None else child.in_flight
             reason = _exit_reason(child, code)
             self._dying.append(_DyingProcess(child, give_up_at, in_flight, reason))
         else:
@@ -106,6 +107,7 @@ class Reaper:
             dying.in_flight,
             dying.reason,
             positions_of(self._settings.broker),
+            after=child.keeper,
         )
         self._closers.append(closer)
         closer.start()
@@ -121,6 +123,9 @@ def _exit_message(child: ChildProcess, code: int, *, stopping: bool) -> tuple[in
 
 def _exit_reason(child: ChildProcess, code: int) -> str:
     """Return how an unfinished child exited."""
+    if child.blamed is not None:
+        limit = child.blamed.limit_seconds
+        return f"{child.name} (pid {child.pid}) was killed: a job blocked its loop for {limit:g} s"
     how = f"exited with code {code}" if code >= 0 else f"died of {_signal_name(-code)}"
     return f"{child.name} (pid {child.pid}) {how}"
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qdo.coordination.client import Client, connect
-from qdo.coordination.crash_attempts import InFlight, record_crash_attempt
+from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import UnreachableError
 from qdo.positions import TIME_POSITIONS, Positions
-from qdo.text import describe
+from qdo.text import describe, pluralize
 
 RETRY_SECONDS = 0.2
 
@@ -35,6 +35,8 @@ class Session:
     password: bytes
     root: str = ""
     """Znode of its app, "" if unknown."""
+    timeout_seconds: float = 0.0
+    """As the coordinator granted it; 0 if unknown."""
 
     def __repr__(self) -> str:
         return f"<Session {self.id:#x}>"
@@ -48,6 +50,7 @@ class SessionCloser(threading.Thread):
     :ivar finished: True when nothing is left to do; `ended` is called right after that.
     :param in_flight: messages whose attempt ended with the process, for the given `reason`. The
         attempts are counted first: once the session is closed the queues have other owners.
+    :param after: a thread that attaches to the sessions too; it is awaited.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class SessionCloser(threading.Thread):
         in_flight: Sequence[InFlight] = (),
         reason: str = "",
         positions: Positions = TIME_POSITIONS,
+        *,
+        after: threading.Thread | None = None,
     ) -> None:
         super().__init__(name=f"closer-{process}", daemon=True)
         self._process = process
@@ -68,6 +73,7 @@ class SessionCloser(threading.Thread):
         self._in_flight = tuple(in_flight)
         self._reason = reason
         self._positions = positions
+        self._after = after
         self._given_up = threading.Event()
         self.finished = False
 
@@ -78,6 +84,8 @@ class SessionCloser(threading.Thread):
     def run(self) -> None:
         try:
             deadline = time.monotonic() + self._timeout
+            if self._after is not None:
+                self._after.join(self._timeout)
             # The newest first: earlier ones have probably expired.
             for session in reversed(self._sessions):
                 self._close(session, deadline)
@@ -119,7 +127,7 @@ class SessionCloser(threading.Thread):
         if not self._in_flight or not session.root:
             return
         try:
-            counted = record_crash_attempt(
+            counted = count_interrupted(
                 client, Layout(session.root), self._in_flight, self._reason, self._positions
             )
         except UnreachableError as error:
@@ -127,11 +135,13 @@ class SessionCloser(threading.Thread):
                 "%s: cannot count its interrupted attempts: %s", self._process, describe(error)
             )
             return
+        # Not again, neither when the close is repeated nor in the next session.
+        self._in_flight = tuple(each for each in self._in_flight if each not in counted)
         if counted:
             _log.warning(
-                "%s: crashed with %d messages in flight; one attempt is counted for each",
+                "%s: it died with %s in flight; one attempt is counted for each",
                 self._process,
-                counted,
+                pluralize(len(counted), "message"),
             )
 
 
@@ -153,7 +163,8 @@ def close_session(
 
     A session that has expired in the meantime is not an error.
 
-    :param before: called with session and client before the close, if the session still exists.
+    :param before: called with session and client before the close. If the session has ended, the
+        client has another one.
     :raises UnreachableError: the coordinator did not respond within `patience_seconds`.
     """
     client = connect(
@@ -163,8 +174,7 @@ def close_session(
     )
     client.open(patience_seconds)
     try:
-        if client.client_id is not None and client.client_id[0] == session.id:
-            before(session, client)
+        before(session, client)
         client.stop()
     finally:
         client.close()

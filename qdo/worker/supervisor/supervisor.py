@@ -32,6 +32,7 @@ from types import FrameType
 from qdo.brokers.registry import closing_seconds
 from qdo.settings.settings import Settings
 from qdo.system import logs
+from qdo.worker.supervisor.blocked_loops import BlockedLoops
 from qdo.worker.supervisor.child_process import CHILD_ARGV, ChildProcess, adopt_orphans, next_ended
 from qdo.worker.supervisor.reaper import Reaper
 from qdo.worker.supervisor.reload import POLL_SECONDS, SourceWatcher
@@ -89,6 +90,7 @@ class _Parent:
         drain_seconds = max(settings.drain_seconds, closing_seconds(settings.broker))
         self._policy = RestartPolicy(settings.processes, drain_seconds, settings.reload)
         self._reaper = Reaper(settings, self._wake_up)
+        self._loops = BlockedLoops(settings.session_timeout_seconds)
         self._watcher = SourceWatcher() if settings.reload else None
         self._look_at = 0.0
         self._children: dict[int, ChildProcess] = {}
@@ -164,6 +166,8 @@ class _Parent:
         self._handle_signals()
         self._reap_dead()
         self._reload()
+        for child, reason in self._loops.look(self._children.values()):
+            self._kill(child, reason)
         self._do(self._policy.tick(time.monotonic()))
 
     def _is_finished(self) -> bool:
@@ -174,6 +178,8 @@ class _Parent:
 
     def _timeout(self) -> float | None:
         due = [self._reaper.next_at, self._policy.next_at, self._leave_at]
+        if self._children:
+            due.append(self._loops.next_at)
         if self._watcher is not None:
             due.append(self._look_at)
         times = [at for at in due if at is not None]
@@ -248,9 +254,7 @@ class _Parent:
                 case Terminate(slot):
                     self._children[slot].terminate()
                 case Kill(slot, reason):
-                    child = self._children[slot]
-                    _log.warning("killing %s (pid %d): %s", child.name, child.pid, reason)
-                    child.kill()
+                    self._kill(self._children[slot], reason)
                 case Restart(slot, after_seconds):
                     _log.info("%s: restarting in %.1f s", _name(slot), after_seconds)
                 case WaitForReload(slot):
@@ -261,6 +265,10 @@ class _Parent:
                     _log.error(
                         "%s cannot start (exit code %d); stopping qdo-worker", _name(slot), code
                     )
+
+    def _kill(self, child: ChildProcess, reason: str) -> None:
+        _log.warning("killing %s (pid %d): %s", child.name, child.pid, reason)
+        child.kill()
 
     def _spawn(self, slot: int) -> None:
         left = self._reaper.left

@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 
-import qdo
-from qdo.brokers.registry import open_broker
-from qdo.coordination.client import Client, connect
-from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.ops.unblock import Decision, unblock
-from tests.support.processes import Proc, wait_until, whole_lines
+from tests.support.app_runs import AppRuns
+from tests.support.processes import Proc, wait_until
 
 APP = """
 import os
@@ -45,63 +41,18 @@ def job(message, context):
 """
 
 
-class PoisonSetup:
-    """An app in a folder, and the files of its worker processes."""
+class PoisonSetup(AppRuns):
+    """The app, with a policy for messages that fail for the last time."""
 
-    def __init__(self, folder: Path, coordinator: str) -> None:
-        self.folder = folder
-        self.coordinator = coordinator
-        self.broker = open_broker(f"sqlite:{folder / 'messages.db'}", "poison")
-        self.app = qdo.App("poison", broker=f"sqlite:{folder / 'messages.db'}")
-        self.layout = Layout.of("poison")
-        self._client: Client | None = None
-        self._procs: list[Proc] = []
-
-    def start(self, then: str = "dead-letter", *options: str) -> Proc:
-        (self.folder / "jobs.py").write_text(APP.format(then=then))
-        places = {"QDO_BROKER": f"sqlite:{self.folder / 'messages.db'}"}
-        places["QDO_COORDINATOR"] = self.coordinator
-        argv = ("-m", "qdo.cli.worker", "jobs:app", *options)
-        proc = Proc.python(*argv, env=places, cwd=self.folder)
-        self._procs.append(proc)
-        return proc
-
-    @property
-    def client(self) -> Client:
-        if self._client is None:
-            self._client = connect(self.coordinator, handler="threading")
-            self._client.open(10.0)
-        return self._client
-
-    def runs(self, queue: str) -> list[tuple[str, int]]:
-        """Return body and attempt of every run of the job for a queue."""
-        path = self.folder / "out"
-        lines = whole_lines(path)
-        return [(body, int(attempt)) for q, body, attempt, _ in map(str.split, lines) if q == queue]
-
-    def pids(self) -> list[int]:
-        path = self.folder / "out"
-        lines = whole_lines(path)
-        return [int(line.split()[3]) for line in lines]
-
-    def node(self, queue: str) -> QueueNode:
-        return QueueNode.parse(self.client.get(self.layout.queue(queue))[0])
-
-    def close(self) -> None:
-        for proc in self._procs:
-            proc.__exit__(None, None, None)
-        if self._client is not None:
-            self._client.stop()
-            self._client.close()
-        self.broker.close()
-        self.app.close()
+    def begin(self, then: str = "dead-letter", *options: str) -> Proc:
+        return self.start(APP.format(then=then), *options)
 
 
 @pytest.fixture
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PoisonSetup]:
     """On the embedded coordinator, or on the one that a test's parameter names."""
     coordinator = getattr(request, "param", "embedded_url")
-    stage = PoisonSetup(tmp_path, request.getfixturevalue(coordinator))
+    stage = PoisonSetup("poison", tmp_path, request.getfixturevalue(coordinator))
     yield stage
     stage.close()
 
@@ -119,7 +70,7 @@ RUNS = [("one", 1), ("poison", 1), ("poison", 2), ("poison", 3)]
 def test_a_poison_message_is_ended_by_its_policy(stage: PoisonSetup, then: str) -> None:
     """It kills its process three times; then the queue continues without it, in order."""
     send(stage, "q", "one", "poison", "two")
-    stage.start(then)
+    stage.begin(then)
     wait_until(lambda: ("two", 1) in stage.runs("q"), "the message behind the poison")
     assert [run for run in stage.runs("q") if run[0] == "poison"] == RUNS[1:]
     letters = [(each.body, each.attempts) for each in stage.broker.dead_letters.records("q")]
@@ -135,7 +86,7 @@ def test_a_poison_message_blocks_until_an_operator_decides(
 ) -> None:
     """The queue waits with its order kept; the others of its worker continue."""
     send(stage, "q", "one", "poison", "two")
-    stage.start("block")
+    stage.begin("block")
     wait_until(lambda: is_blocked(stage, "q"), "the block")
     marks = stage.node("q").failure
     assert marks is not None
@@ -161,7 +112,7 @@ def test_an_operator_decides_on_one_of_several_keys(stage: PoisonSetup) -> None:
     for key in ("a", "b", "c"):
         stage.app.send("keys", "mean", key=key)
         stage.app.send("keys", key, key=key)
-    worker = stage.start("block")
+    worker = stage.begin("block")
     wait_until(lambda: len(blocking(stage, "keys")) == 3, "three blocked keys")
     second = blocking(stage, "keys")[1]
     name = stage.broker.positions.message_id(second, stage.broker.id_node)
@@ -194,12 +145,12 @@ def is_blocked(stage: PoisonSetup, queue: str) -> bool:
 def test_attempts_survive_a_clean_stop(stage: PoisonSetup) -> None:
     """A message that failed before a restart continues with its next attempt."""
     send(stage, "q", "mean")
-    first = stage.start("block")
+    first = stage.begin("block")
     wait_until(lambda: len(stage.runs("q")) >= 1, "an attempt")
     first.send(signal.SIGTERM)
     assert first.wait() == 0
     done = len(stage.runs("q"))
-    second = stage.start("block")
+    second = stage.begin("block")
     wait_until(lambda: is_blocked(stage, "q"), "the block")
     assert [attempt for _, attempt in stage.runs("q")] == [1, 2, 3]
     assert done <= 3
@@ -211,7 +162,7 @@ def test_attempts_survive_a_clean_stop(stage: PoisonSetup) -> None:
 def test_an_operators_kill_counts_no_attempt(stage: PoisonSetup) -> None:
     """A worker that was killed after a stop signal did not crash because of its message."""
     send(stage, "q", "endless")
-    proc = stage.start()
+    proc = stage.begin()
     wait_until(lambda: len(stage.runs("q")) == 1, "the attempt")
     for answer in ("signal: draining", "signal: aborting", "signal: killing"):
         proc.send(signal.SIGTERM)
@@ -225,7 +176,7 @@ def test_kill_9_counts_an_attempt_of_the_message_in_hand(stage: PoisonSetup) -> 
     """Only of the one in flight: messages done before it in the same process are untouched."""
     send(stage, "done", "one", "two")
     send(stage, "q", "slow")
-    proc = stage.start()
+    proc = stage.begin()
     wait_until(lambda: len(stage.pids()) == 3, "all messages begun")
     wait_until(lambda: stage.node("done").last > 0, "the checkpoint")
     os.kill(stage.pids()[0], signal.SIGKILL)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qdo.coordination.crash_attempts import InFlight
+from qdo.coordination.interrupted_attempts import InFlight
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.errors import NotFoundError
 from qdo.testing.memory_coordinator import MemoryCoordinator

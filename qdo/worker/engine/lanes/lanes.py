@@ -266,7 +266,8 @@ class Lanes:
         except BaseException as error:  # noqa: BLE001 - raised where the turn ends
             self._error, self._stopping = error, True
         finally:
-            self._engine.in_flight.give_back(slot.in_flight_index)
+            in_doubt = self._clock() >= self.claim.lease.until
+            self._engine.in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
             slot.greenlet = slot.message = None
             del self._running[lane]
             self._permits.release()

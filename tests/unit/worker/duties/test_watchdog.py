@@ -5,7 +5,7 @@ from __future__ import annotations
 from qdo.worker.duties.watchdog import BlockedLoop, Watch
 
 
-def look() -> tuple[str, str]:
+def look(beat: float) -> tuple[str, str]:
     return "queue q, message 1, job j", "stack"
 
 

@@ -652,9 +652,8 @@ def test_what_runs_can_be_read_from_the_stack(stile: Turnstile) -> None:
     stile.act = lambda message: found.append(running_in(sys._getframe()))
     stile.broker.put("q", b"1")
     stile.turns()
-    message, job = found[0]
-    assert message is stile.messages[0]
-    assert job.endswith("Turnstile._job")
+    assert found[0].message is stile.messages[0]
+    assert found[0].job.name.endswith("Turnstile._job")
     assert running_in(sys._getframe()) is None
 
 

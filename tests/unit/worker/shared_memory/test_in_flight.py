@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdo.coordination.crash_attempts import InFlight, marked_node
+from qdo.coordination.interrupted_attempts import InFlight, marked_node
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.worker.shared_memory.in_flight import InFlightTable, encode_label, make_memory, read
@@ -97,8 +97,7 @@ IN_FLIGHT = InFlight("q", "worker-1", 50)
 @pytest.mark.parametrize(
     "node",
     [
-        QueueNode(last=40, owner="worker-2"),
-        QueueNode(last=40),
+        QueueNode(last=40, owner="worker-2", failure=FailureRecord(45, 1)),
         QueueNode(last=50, owner="worker-1"),
         QueueNode(last=40, owner="worker-1", fault="garbage"),
         QueueNode(last=40, owner="worker-1", failure=FailureRecord(50, 3, blocked_since=1.0)),
@@ -106,7 +105,7 @@ IN_FLIGHT = InFlight("q", "worker-1", 50)
     ],
 )
 def test_no_attempt_is_counted(node: QueueNode) -> None:
-    """Other owner, no owner, message recorded as done, garbage, blocked queue, decided message."""
+    """Record of a new owner, message recorded as done, garbage, blocked queue, decided message."""
     assert marked_node(node, IN_FLIGHT, "it died") is None
 
 

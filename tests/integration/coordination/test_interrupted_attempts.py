@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from qdo.coordination import crash_attempts as crashes
+from qdo.coordination import interrupted_attempts as crashes
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client, connect
-from qdo.coordination.crash_attempts import InFlight, record_crash_attempt
+from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -49,8 +49,8 @@ def node(client: Client, queue: str) -> QueueNode:
 def test_each_message_in_hand_gets_an_attempt(client: Client) -> None:
     """In one transaction; a further crash adds one more."""
     in_hand = [InFlight("a", "worker-1", 50), InFlight("b", "worker-1", 60)]
-    assert record_crash_attempt(client, LAYOUT, in_hand, "died") == 2
-    assert record_crash_attempt(client, LAYOUT, in_hand[:1], "died again") == 1
+    assert count_interrupted(client, LAYOUT, in_hand, "died") == in_hand
+    assert count_interrupted(client, LAYOUT, in_hand[:1], "died again") == in_hand[:1]
     assert node(client, "a").failure == FailureRecord(50, 2, "died again", crashed=True)
     assert node(client, "b").failure == FailureRecord(60, 1, "died", crashed=True)
 
@@ -61,12 +61,12 @@ def test_what_is_another_workers_is_left_alone(client: Client, embedded_url: str
     other = connect(embedded_url, handler="threading")
     other.open(5.0)
     try:
-        assert record_crash_attempt(other, LAYOUT, [InFlight("b", "worker-1", 60)], "died") == 0
+        assert count_interrupted(other, LAYOUT, [InFlight("b", "worker-1", 60)], "died") == []
     finally:
         other.stop()
         other.close()
     in_hand = [InFlight("a", "worker-1", 50), InFlight("nothing", "worker-1", 50)]
-    assert record_crash_attempt(client, LAYOUT, in_hand, "died") == 0
+    assert count_interrupted(client, LAYOUT, in_hand, "died") == []
     assert node(client, "a").failure is None
     assert node(client, "b").failure is None
 
@@ -82,7 +82,8 @@ def test_a_late_checkpoint_is_read_again(client: Client, monkeypatch: pytest.Mon
         return found
 
     monkeypatch.setattr(crashes, "read_nodes", read_then_lose)
-    assert record_crash_attempt(client, LAYOUT, [InFlight("a", "worker-1", 50)], "died") == 1
+    in_hand = [InFlight("a", "worker-1", 50)]
+    assert count_interrupted(client, LAYOUT, in_hand, "died") == in_hand
     assert node(client, "a") == QueueNode(
         last=46, owner="worker-1", failure=FailureRecord(50, 1, "died", crashed=True)
     )
@@ -99,5 +100,5 @@ def test_it_gives_up_in_the_end(
         return found
 
     monkeypatch.setattr(crashes, "read_nodes", read_then_lose)
-    assert record_crash_attempt(client, LAYOUT, [InFlight("a", "worker-1", 50)], "died") == 0
+    assert count_interrupted(client, LAYOUT, [InFlight("a", "worker-1", 50)], "died") == []
     assert [(each.levelname, each.args) for each in caplog.records] == [("WARNING", ("a",))]

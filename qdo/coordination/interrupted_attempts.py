@@ -1,9 +1,13 @@
-"""Counting an attempt for each message that a dead process had in flight.
+"""Counting an attempt for each message that was in flight when its process or its session ended.
 
-This happens in the dead process's own session, before it is closed. Its queues have no other owner
-until then, so no other worker writes these nodes. Each node is compared all the same: the queue
-must still name the dead worker, and the version must be the one read, because a last checkpoint may
-arrive late.
+A parent counts for its dead child in the child's own session, before it closes that session. The
+queues have no other owner until then. A worker whose session expired counts in its next session,
+and so does the parent of a worker that died after its session. The queues may have other owners by
+then. An owner that finds a record of an attempt that it does not know keeps it
+(`qdo.coordination.protocol.recovery`).
+
+Each node is compared all the same: the version must be the one read, because a checkpoint may
+arrive late. In the worker's own session the queue must also still name the worker.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
 
-from qdo.coordination.bulk_reads import NodeValue, read_nodes
+from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
@@ -31,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A message that a process had in flight when it died.
+    """A message that a process had in flight when the process or its session ended.
 
     :ivar in_line: whether its queue has one message in flight at a time.
     """
@@ -42,21 +46,23 @@ class InFlight:
     in_line: bool = True
 
 
-def record_crash_attempt(
+def count_interrupted(
     client: Client,
     layout: Layout,
     in_hand: Sequence[InFlight],
     reason: str,
     positions: Positions = TIME_POSITIONS,
-) -> int:
-    """Add an attempt to the failure record of each message; return how many were counted.
+) -> list[InFlight]:
+    """Add an attempt to the failure record of each message; return the messages that got one.
 
-    :param client: in the session of the dead process.
+    A message of a worker that lives in another session is not counted.
+
+    :param client: in the session of the worker, or in any session once that one has ended.
     :param positions: the broker's kind of positions.
     :raises CoordinatorUnreachableError: the connection is lost, or the transaction failed for
         another reason than a late checkpoint.
     """
-    counted = 0
+    counted: list[InFlight] = []
     for start in range(0, len(in_hand), BATCH):
         left = list(in_hand[start : start + BATCH])
         for _ in range(TRIES):
@@ -67,7 +73,7 @@ def record_crash_attempt(
         if left:
             names = ", ".join(each.queue for each in left)
             _log.warning(
-                "queues %s: cannot count the attempts that a dead process had begun; their "
+                "queues %s: cannot count the interrupted attempts of messages in flight; these "
                 "messages may get one attempt more than their policy allows",
                 names,
             )
@@ -80,8 +86,8 @@ def _count(
     in_hand: Sequence[InFlight],
     reason: str,
     positions: Positions,
-) -> tuple[list[InFlight], int]:
-    """Try once; return the messages to retry, and how many were counted."""
+) -> tuple[list[InFlight], list[InFlight]]:
+    """Try once; return the messages to retry, and those that were counted."""
     workers = sorted({each.worker for each in in_hand})
     paths = [layout.worker(name) for name in workers]
     found = {
@@ -89,20 +95,28 @@ def _count(
         for read in read_nodes(client, [*paths, *(layout.queue(each.queue) for each in in_hand)])
     }
     session = client.client_id[0] if client.client_id is not None else 0
-    own = {name for name in workers if _is_of(found.get(layout.worker(name)), session)}
+    own, gone = set(), set()
+    for name in workers:
+        read = found.get(layout.worker(name))
+        if read is None:
+            gone.add(name)
+        elif read.session == session:
+            own.add(name)
     changed: dict[str, QueueNode] = {}
     counted = []
     for each in in_hand:
         path = layout.queue(each.queue)
-        if each.worker in own and path in found:
-            # A queue may have had several messages in flight.
-            node = changed.get(path) or QueueNode.parse(found[path].data)
+        if path not in found:
+            continue
+        # A queue may have had several messages in flight.
+        node = changed.get(path) or QueueNode.parse(found[path].data)
+        if each.worker in gone or (each.worker in own and node.owner == each.worker):
             marked = marked_node(node, each, reason, positions)
             if marked is not None:
                 changed[path] = marked
                 counted.append(each)
     if not changed:
-        return [], 0
+        return [], []
     transaction = client.transaction()
     for name in sorted(own):
         transaction.check(layout.worker(name), -1)
@@ -114,11 +128,7 @@ def _count(
         raise CoordinatorUnreachableError(
             url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
         ) from error
-    return (counted, 0) if late else ([], len(counted))
-
-
-def _is_of(read: NodeValue | None, session: int) -> bool:
-    return read is not None and read.session == session
+    return (counted, []) if late else ([], counted)
 
 
 def _is_late(results: Sequence[object]) -> bool:
@@ -135,14 +145,14 @@ def marked_node(
 ) -> QueueNode | None:
     """Return a queue node with one more attempt for a message; None if that is not needed.
 
-    It is not needed if another worker owns the queue, the message is recorded as done, or it waits
-    for an operator. A queue that is processed in line has one failure record, so a record of
-    another message is replaced. That message has ended since, or it lies ahead and was reached
-    before `last` was recorded.
+    It is not needed if the message is recorded as done, or if it waits for an operator. A queue
+    that is processed in line has one failure record, so a record of another message is replaced.
+    That message has ended since, or it lies ahead and was reached before `last` was recorded. The
+    record of a new owner is kept.
     """
     position = in_hand.position
     name = positions.identity(position)
-    if node.owner != in_hand.worker or node.fault or _is_done(node, position):
+    if node.fault or _is_done(node, position):
         return None
     progress = node.out_of_order or OutOfOrderProgress()
     others = progress.other_failures
@@ -153,6 +163,8 @@ def marked_node(
             return _unless_same(node, replace(node, out_of_order=after))
     known = node.failure
     same = known is not None and positions.identity(known.position) == name
+    if in_hand.in_line and node.owner != in_hand.worker and known is not None and not same:
+        return None
     if known is None or same or in_hand.in_line:
         known = known if same else None
         counted = _counted(known or FailureRecord(position, 0), reason)

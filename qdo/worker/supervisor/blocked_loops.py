@@ -1,0 +1,139 @@
+"""Processes whose event loop is blocked by a job: their sessions are kept, for a while.
+
+A blocked loop sends no heartbeats, so its session would end after the session timeout. All queues
+of the process would move to other workers, and the job would block the next one. So the parent
+keeps the session alive, from outside (`session_keeper`). Until the job returns, its process starts
+no message, and no other process takes its queues. When the job has blocked the loop for longer than
+its limit, the process is killed. An attempt is counted for its message only, and all other queues
+continue in other processes.
+
+=======================================  =====================================================
+the loop has not run for                 what the parent does
+=======================================  =====================================================
+less than half of the session timeout    nothing
+longer                                   keeps the session alive
+longer than the limit of the job         kills the process
+=======================================  =====================================================
+
+A process that is stopped (SIGSTOP) is not blocked: its session ends, and its queues move.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from qdo.system.clock import clock
+from qdo.worker.shared_memory.loop_state import LoopReport
+from qdo.worker.supervisor.child_process import ChildProcess
+from qdo.worker.supervisor.session_keeper import SessionKeeper
+
+KEEP_AFTER = 0.5
+"""Share of the session timeout after which the session of a blocked process is kept alive."""
+LOOKS = 8
+"""Number of looks within a session timeout."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A child as seen at the last look.
+
+    :ivar running_since: clock time before which the loop could not run: the child or this process
+        was stopped.
+    """
+
+    running_since: float = 0.0
+    keeper: SessionKeeper | None = None
+
+
+class BlockedLoops:
+    """Watches the event loops of the children of one parent.
+
+    :ivar next_at: time of the next look, on `time.monotonic`.
+    """
+
+    def __init__(self, session_timeout_seconds: float) -> None:
+        self.next_at = 0.0
+        self._timeout = session_timeout_seconds
+        self._looked_at = clock()
+        self._awake_since = 0.0
+        self._watched: dict[ChildProcess, _Watched] = {}
+
+    def look(self, children: Collection[ChildProcess]) -> Iterator[tuple[ChildProcess, str]]:
+        """Keep the sessions of blocked children; yield each child to kill, and the reason."""
+        if time.monotonic() < self.next_at:
+            return
+        now = clock()
+        # An app may set a shorter timeout in code, and the coordinator may grant a shorter one.
+        granted = [child.sessions[-1].timeout_seconds for child in children if child.registered]
+        pause = min(granted, default=self._timeout) / LOOKS
+        self.next_at = time.monotonic() + pause
+        if now - self._looked_at > 3 * pause:
+            self._awake_since = now
+        self._looked_at = now
+        for child in set(self._watched).difference(children):
+            self._release(child)
+        for child in children:
+            reason = self._look_at(child, now)
+            if reason:
+                yield child, reason
+
+    def _look_at(self, child: ChildProcess, now: float) -> str:
+        """Keep the session of a child if its loop is blocked; return why it must be killed."""
+        report = child.loop() if child.registered else None
+        if report is None:
+            self._release(child)
+            return ""
+        watched = self._watched.setdefault(child, _Watched())
+        if child.is_stopped():
+            watched.running_since = now
+        blocked = now - max(report.beat, self._awake_since, watched.running_since)
+        if blocked < KEEP_AFTER * child.sessions[-1].timeout_seconds:
+            self._release(child, watched.running_since)
+            return ""
+        if blocked >= report.limit_seconds:
+            child.blamed = report
+            return f"{_cause(report)} for {blocked:.1f} s"
+        if watched.keeper is None:
+            watched.keeper = self._keep(child, report, blocked)
+        return ""
+
+    def _keep(self, child: ChildProcess, report: LoopReport, blocked: float) -> SessionKeeper:
+        name = f"{child.name} (pid {child.pid})"
+        _log.warning(
+            "%s: %s for %.1f s; keeping its session, and killing it after %g s",
+            name,
+            _cause(report),
+            blocked,
+            report.limit_seconds,
+        )
+        note = {
+            "state": "blocked",
+            "blocked_by": report.blocked_by or "an unknown job",
+            "blocked_since": time.time() - blocked,
+        }
+
+        def is_blocked() -> bool:
+            seen = child.loop()
+            return seen is not None and seen.beat == report.beat
+
+        keeper = child.keeper = SessionKeeper(name, child.sessions[-1], note, is_blocked)
+        keeper.start()
+        return keeper
+
+    def _release(self, child: ChildProcess, running_since: float = 0.0) -> None:
+        """Stop to keep the session of a child."""
+        watched = self._watched.pop(child, None)
+        if watched is not None and watched.keeper is not None:
+            watched.keeper.stop()
+        if running_since:
+            self._watched[child] = _Watched(running_since)
+
+
+def _cause(report: LoopReport) -> str:
+    what = report.blocked_by or "an unknown job that lets no other thread run"
+    return f"its event loop has been blocked by {what}"

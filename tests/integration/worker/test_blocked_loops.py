@@ -1,0 +1,163 @@
+"""Jobs that block the event loop of their process: it costs their own queue, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.app_runs import AppRuns
+from tests.support.processes import Proc, stopped, wait_until, whole_lines
+
+T = 2.0
+"""Session timeout in seconds."""
+APP = """
+import os
+import re
+import signal
+import time
+
+import qdo
+
+app = qdo.App("blocked", session_timeout_seconds=2, checkpoint_seconds=0.05)
+out = open("out", "a", 1)
+policy = qdo.Policy(attempts=2, backoff_seconds=0.02, backoff_max_seconds=0.1)
+
+def spin(seconds):
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        pass
+
+@app.job(policy=policy)
+@app.job("limited", policy=policy, timeout_seconds=1)
+def job(message, context):
+    out.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
+    if message.body == "wait":
+        time.sleep(3600)
+    if message.body == "long":
+        spin(3)
+    if message.body == "endless":
+        spin(3600)
+    if message.body == "lock":
+        re.match("(a+)+$", 60 * "a" + "b")
+    if message.body == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    out.write(f"{message.queue} {message.body}-end {message.attempt} {os.getpid()}\\n")
+"""
+
+
+@pytest.fixture(params=["embedded_url", "zookeeper_url"])
+def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AppRuns]:
+    setup = AppRuns("blocked", tmp_path, request.getfixturevalue(request.param))
+    yield setup
+    setup.close()
+
+
+def send(runs: AppRuns, queue: str, *bodies: str) -> None:
+    runs.app.send_many([(queue, body) for body in bodies])
+
+
+def ends(runs: AppRuns, queue: str) -> list[str]:
+    return [body.removesuffix("-end") for body, _ in runs.runs(queue) if body.endswith("-end")]
+
+
+def begins(runs: AppRuns, queue: str) -> list[tuple[str, int]]:
+    return [run for run in runs.runs(queue) if not run[0].endswith("-end")]
+
+
+def letters(runs: AppRuns, queue: str) -> list[tuple[bytes, int]]:
+    return [(each.body, each.attempts) for each in runs.broker.dead_letters.records(queue)]
+
+
+def test_a_job_longer_than_the_session_runs_once(runs: AppRuns) -> None:
+    """1.5 T of computing: nothing is repeated, no queue moves, and what follows it runs."""
+    send(runs, "q", "short", "long", "after")
+    send(runs, "other", "one")
+    worker = runs.start(APP, "--processes", "2")
+    wait_until(lambda: "after" in ends(runs, "q"), "the message behind it")
+    send(runs, "other", "two")
+    wait_until(lambda: ends(runs, "other") == ["one", "two"], "the other queue")
+    assert begins(runs, "q") == [("short", 1), ("long", 1), ("after", 1)]
+    assert "session expired" not in worker.output
+    worker.wait_for_line("keeping its session")
+    worker.wait_for_line(r"blocked for .* by queue q, message .*, job jobs:job")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0, worker.output
+
+
+@pytest.mark.parametrize("queue", ["q", "limited"])
+def test_an_endless_job_is_ended_by_its_policy(runs: AppRuns, queue: str) -> None:
+    """After its limit its process is killed, and one attempt counted: of this message only."""
+    send(runs, queue, "endless", "after")
+    send(runs, "waiting", "wait")
+    worker = runs.start(APP)
+    wait_until(lambda: "after" in ends(runs, queue), "the message behind it")
+    assert begins(runs, queue) == [("endless", 1), ("endless", 2), ("after", 1)]
+    assert letters(runs, queue) == [(b'"endless"', 2)]
+    limit = 2 if queue == "limited" else 6
+    found = worker.wait_for_line(rf"killing process 1 .*blocked by queue {queue}.* for ([\d.]+) s")
+    assert limit <= float(found[0][1]) < limit + T
+    # It was in flight beside it, and is not guilty.
+    assert {attempt for _, attempt in begins(runs, "waiting")} == {1}
+
+
+def test_code_that_lets_no_thread_run_is_ended_too(runs: AppRuns) -> None:
+    """A regular expression that backtracks for ever holds the interpreter lock."""
+    send(runs, "q", "lock", "after")
+    runs.start(APP)
+    wait_until(lambda: "after" in ends(runs, "q"), "the message behind it")
+    assert begins(runs, "q") == [("lock", 1), ("lock", 2), ("after", 1)]
+    assert letters(runs, "q") == [(b'"lock"', 2)]
+
+
+def test_the_state_of_a_blocked_worker_is_shown(runs: AppRuns) -> None:
+    """By `qdo workers`, while the job blocks; later the worker is running again."""
+    send(runs, "q", "long")
+    runs.start(APP)
+
+    def state() -> tuple[str, str]:
+        command = Proc.python(
+            *("-m", "qdo", "workers", "--app", "blocked", "-o", "json"),
+            env={"QDO_COORDINATOR": runs.coordinator},
+            cwd=runs.folder,
+        )
+        with command:
+            command.wait()
+            found = json.loads(command.output[command.output.index("{") :])["items"]
+        return (found[0]["state"], found[0].get("blocked_by", "")) if found else ("", "")
+
+    found: list[tuple[str, str]] = []
+
+    def is_blocked() -> bool:
+        found.append(state())
+        return found[-1][0] == "blocked"
+
+    wait_until(is_blocked, "the blocked worker")
+    assert re.fullmatch(r"queue q, message \S+, job jobs:job", found[-1][1])
+    wait_until(lambda: state() == ("running", ""), "the worker runs again")
+
+
+def test_a_session_lost_in_flight_counts_an_attempt(runs: AppRuns) -> None:
+    """The message stops each process that runs it until its session is lost."""
+    send(runs, "q", "freeze", "after")
+    worker = runs.start(APP, "--processes", "3")
+
+    def thaw() -> bool:
+        """Continue processes that are stopped, once another one has their message."""
+        lines = [line.split() for line in whole_lines(runs.folder / "out")]
+        *earlier, latest = [int(line[3]) for line in lines if line[1] == "freeze"]
+        for pid in {*earlier} - {latest}:
+            if stopped(pid):
+                os.kill(pid, signal.SIGCONT)
+        return "after" in ends(runs, "q")
+
+    wait_until(lambda: bool(whole_lines(runs.folder / "out")), "the first run")
+    wait_until(thaw, "the message behind it", timeout_seconds=60)
+    assert letters(runs, "q") == [(b'"freeze"', 2)]
+    assert [run for run in begins(runs, "q") if run[0] == "freeze"][-1] == ("freeze", 2)
+    worker.wait_for_line("one attempt is counted for each")
