@@ -141,7 +141,8 @@ class SimulatedEngine:
         claim = work.claim
         lease = self.lease() if self.switches.current_lease else claim.lease
         careless = self.switches.keep_starting or self.switches.ignore_lost
-        if not ((claim.open or careless) and self.schedule.now < lease.until):
+        valid = self.schedule.now < lease.until or self.switches.careless_threads
+        if not ((claim.open or careless) and valid):
             self._go(work, 0.4)
             return
         position = self.broker.next(claim.queue, claim.done)

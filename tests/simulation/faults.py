@@ -71,6 +71,42 @@ def stop(world: World) -> None:
         world.schedule.after(duration + 0.3 * world.random.random(), world.befall, _cutter(process))
 
 
+def block(world: World) -> None:
+    """Let a job block a process; its parent keeps the session, and kills it after a while."""
+    process = world.one()
+    if process is None or process.stopped:
+        return
+    process.block()
+    limit = TIMEOUT * world.random.choice((1.0, 3.0))
+    duration = TIMEOUT * world.random.uniform(0.3, 3.5)
+    if duration < limit:
+        world.schedule.after(duration, process.resume)
+    else:
+        world.schedule.after(limit, _kill_blocked, world, process)
+    world.schedule.after(TIMEOUT / 2, _keep, world, process)
+
+
+def _keep(world: World, process: SimulatedProcess) -> None:
+    if process.dead or not process.blocked:
+        return
+    # The loop may run again before the parent has attached.
+    if world.random.random() < 0.9:
+        world.schedule.after(0.1 * world.random.random(), _take_over, process)
+    world.schedule.after(TIMEOUT / 3, _keep, world, process)
+
+
+def _take_over(process: SimulatedProcess) -> None:
+    if not process.dead:
+        process.link.take_over()
+
+
+def _kill_blocked(world: World, process: SimulatedProcess) -> None:
+    if process.blocked and not process.dead:
+        process.kill()
+        _close(world, process)
+        world.schedule.after(world.random.random(), world.befall, World.join)
+
+
 def kill(world: World) -> None:
     """Kill a process; its parent may or may not close its session; another may start."""
     process = world.one()
@@ -173,6 +209,8 @@ FAULTS: tuple[Callable[[World], None], ...] = (
     stall,
     stop,
     stop,
+    block,
+    block,
     kill,
     kill,
     outage,

@@ -137,6 +137,16 @@ class Link:
             self.deliver(self.on_suspended)
         self.connect()
 
+    def take_over(self) -> None:
+        """Let the parent attach to the session and leave it: its timeout begins again."""
+        session = self.session
+        if session is None or session.closed_time is not None or self.coordinator.down:
+            return
+        self.schedule.note("%s: its parent attaches to session %x", self.name, session.id)
+        session.touched = self.schedule.now
+        self.lose()
+        self.coordinator.watch_expiry(session)
+
     def snipe(self, count: int) -> None:
         """Lose the connection after writes took effect and before their answers arrive."""
         self.sniped = count

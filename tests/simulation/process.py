@@ -24,6 +24,7 @@ class SimulatedProcess:
     """One operating system process; it can be stopped, killed, and slow to react.
 
     :ivar deafness: how many seconds its coordination loop may be late.
+    :ivar blocked: a job blocks its loop; its job threads still start what they were given.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class SimulatedProcess:
         self.takes = takes
         self.dead = False
         self.stopped = False
+        self.blocked = False
         self.draining = False
         self.deafness = 0.0
         self._held: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -78,7 +80,8 @@ class SimulatedProcess:
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         """Run a function of the process; a stopped process runs it after it resumes."""
-        if self.stopped:
+        starts = self.blocked and getattr(function, "__name__", "") == "_start"
+        if self.stopped and not (starts and self.schedule.chance() < 0.5):
             self._held.append((function, arguments))
         elif not self.dead:
             function(*arguments)
@@ -160,12 +163,19 @@ class SimulatedProcess:
             for member in self.members:
                 member.link.pause()
 
+    def block(self) -> None:
+        """Let a job block the event loop, until `resume`."""
+        if self.alive and not self.stopped:
+            self.schedule.note("%s is blocked by a job", self.name)
+            self.stop()
+            self.blocked = True
+
     def resume(self) -> None:
         """SIGCONT: it resumes with its old knowledge, in no certain order."""
         if self.dead or not self.stopped:
             return
         self.schedule.note("%s resumes", self.name)
-        self.stopped = False
+        self.stopped = self.blocked = False
         held, self._held = self._held, deque()
         for member in self.members:
             member.link.resume()

@@ -15,6 +15,7 @@ class Switches:
     :ivar keep_starting: the engine starts messages though the claim is being released.
     :ivar ignore_lost: the engine continues with claims after it was notified of their loss.
     :ivar current_lease: the engine looks at the lease of the process's present registration.
+    :ivar careless_threads: the threads of a blocked process start messages without a lease.
     :ivar filters: workers take only some queues; nothing is wrong with that world either.
     """
 
@@ -24,4 +25,5 @@ class Switches:
     keep_starting: bool = False
     ignore_lost: bool = False
     current_lease: bool = False
+    careless_threads: bool = False
     filters: bool = False

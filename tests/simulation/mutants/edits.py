@@ -314,6 +314,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a lost claim is dropped", "", (), ("ignore_lost",)),
     Mutant("old lease bound to its own node", "7 1", (), ("ignore_lost", "current_lease")),
     Mutant("numbers never reused", "1 7 8", (), ("reuse_numbers",)),
+    Mutant("threads start messages under the lease", "7 1", (), ("careless_threads",)),
     Mutant("parent closes only dead children's sessions", "7 1", (), ("close_living",)),
     Mutant(
         "rebalancer's fence",

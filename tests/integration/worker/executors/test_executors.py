@@ -15,9 +15,13 @@ import gevent
 import pytest
 
 from qdo.errors import JobTimeoutError, UsageError
+from qdo.jobs.job import Job
 from qdo.message import Message
 from qdo.outcomes import DeadLetter
-from qdo.worker.executors.base import JobInterrupt
+from qdo.system.native import native_lock
+from qdo.worker.executors.aio import AsyncioExecutor
+from qdo.worker.executors.base import JobInterrupt, NotStarted
+from qdo.worker.executors.thread import ThreadExecutor
 from tests.support.engine import EngineSetup, until
 
 
@@ -508,6 +512,56 @@ def test_a_blocking_async_job_delays_no_greenlet_job(
     engine.send("quick", 1)
     until(lambda: len(seen) == 3)
     assert seen == ["begin", "quick", "end"]
+
+
+def test_an_async_job_that_waited_starts_only_under_the_lease(
+    make: Callable[..., EngineSetup],
+) -> None:
+    """Another job blocks the asyncio loop until the lease has expired."""
+    engine = make()
+    seen: list[str] = []
+    release = native_lock()
+    release.acquire()
+
+    @engine.app.job("blocks")
+    async def blocks(message: Message, context: Any) -> None:
+        seen.append("begin")
+        release.acquire()
+        seen.append("end")
+
+    @engine.app.job("waits")
+    async def waits(message: Message, context: Any) -> None:
+        seen.append("waits")
+
+    engine.send("blocks", 1)
+    engine.start("blocks", "waits")
+    until(lambda: seen)
+    engine.send("waits", 1)
+    until(lambda: len(engine.worker._dispatcher.in_flight()) == 2, "the message that waits")
+    lease = engine.member.lease
+    until_before, lease.until = lease.until, 0.0
+    release.release()
+    until(lambda: not engine.worker._dispatcher.in_flight(), "the ends of both calls")
+    assert seen == ["begin", "end"]
+    lease.until = until_before
+    engine.worker._dispatcher.tick()
+    until(lambda: len(seen) == 3)
+    assert seen == ["begin", "end", "waits"]
+
+
+@pytest.mark.parametrize("kind", [ThreadExecutor, AsyncioExecutor])
+def test_threads_ask_before_they_start_a_job(
+    kind: type[ThreadExecutor] | type[AsyncioExecutor],
+) -> None:
+    """On their own thread: the lease may have ended on the way to it."""
+    asked: list[int] = []
+    executor = kind(lambda message: bool(asked.append(threading.get_ident())))
+    call = executor.bind(Job(lambda message, context: asked.append(0), "job"))
+    with pytest.raises(NotStarted):
+        call(Message("q", 1, None), None)
+    assert len(asked) == 1
+    assert asked[0] not in (0, threading.get_ident())
+    executor.close()
 
 
 # --- rejected at start -------------------------------------------------------------------

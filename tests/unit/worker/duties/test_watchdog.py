@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from qdo.worker.duties.watchdog import BlockedLoop, Watch
+import pytest
+
+from qdo.worker.duties.watchdog import BlockedLoop, Watch, block_limit
 
 
 def look(beat: float) -> tuple[str, str]:
@@ -56,3 +58,31 @@ def test_code_that_lets_no_thread_run_is_a_block() -> None:
     report = watch.check(105.0, 5.0, 100.0, look)
     assert report is not None
     assert report.kind == "blocked"
+
+
+def test_no_job_is_blamed_for_a_stop_while_it_blocks() -> None:
+    """A fork takes half a second; meanwhile the process is stopped for thirty."""
+    watch = Watch(0.3, 100.0, 0.0)
+    blocked = watch.check(100.35, 0.3, 100.0, look)
+    assert blocked is not None
+    assert blocked.kind == "blocked"
+    assert watch.check(130.35, 0.31, 100.0, look) == BlockedLoop("stopped", 30.0)
+    over = watch.check(130.45, 0.35, 130.4, look)
+    assert over is not None
+    assert (over.kind, round(over.seconds, 3)) == ("over", 0.4)
+
+
+def test_a_loop_that_wakes_slowly_after_a_stop_is_not_blocked() -> None:
+    """Its time begins when the process runs again."""
+    watch = Watch(1.0, 100.0, 0.0)
+    assert watch.check(130.0, 0.01, 100.0, look) == BlockedLoop("stopped", 30.0)
+    assert watch.check(130.25, 0.02, 100.0, look) is None
+    report = watch.check(131.05, 0.8, 100.0, look)
+    assert report is not None
+    assert (report.kind, round(report.seconds, 3)) == ("blocked", 1.05)
+
+
+@pytest.mark.parametrize(("timeout", "limit"), [(None, 30.0), (1.0, 10.0), (600.0, 600.0)])
+def test_the_job_decides_how_long_it_may_block(timeout: float | None, limit: float) -> None:
+    """Session timeout 10 s: no time limit, a shorter and a longer one."""
+    assert block_limit(timeout, 10.0) == limit

@@ -15,6 +15,7 @@ from qdo.coordination.interrupted_attempts import InFlight, marked_node
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.worker.shared_memory.in_flight import InFlightTable, encode_label, make_memory, read
+from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
 
 POSITION = 135471512647131000
 
@@ -52,6 +53,69 @@ def test_table_outlives_its_process(memory: int) -> None:
     ended = subprocess.run([sys.executable, "-c", code], pass_fds=(memory,), check=False)
     assert ended.returncode == -9
     assert read(memory) == [InFlight("q", "worker-1", 42)]
+
+
+def test_one_entry_can_be_read_alone(memory: int) -> None:
+    """That of the message which blocked the event loop."""
+    table = InFlightTable(3, memory)
+    for name in ("a", "b"):
+        table.positions[table.take(encode_label(name, "worker-1"))] = POSITION
+    second = table.take(encode_label("c", "worker-1"))
+    table.positions[second] = 7
+    assert read(memory, second) == [InFlight("c", "worker-1", 7)]
+
+
+def test_a_turn_that_ends_in_doubt_stays_in_flight(memory: int) -> None:
+    """Until its worker runs the next turn, which it does only under a lease."""
+    table = InFlightTable(3, memory)
+    index = table.take(encode_label("a", "worker-1"))
+    table.positions[index] = POSITION
+    table.give_back(index, in_doubt=True)
+    assert table.of_worker("worker-1") == [InFlight("a", "worker-1", POSITION)]
+    table.take(encode_label("b", "worker-2"))
+    assert read(memory) == [InFlight("a", "worker-1", POSITION)]
+    table.take(encode_label("b", "worker-1"))
+    assert read(memory) == []
+
+
+def test_counted_messages_of_a_worker_are_forgotten(memory: int) -> None:
+    """The ended turns and those under way; entries of both are used again."""
+    table = InFlightTable(2, memory)
+    indexes = [table.take(encode_label(name, "worker-1")) for name in ("a", "b")]
+    for index in indexes:
+        table.positions[index] = POSITION
+    table.give_back(indexes[0], in_doubt=True)
+    table.forget_worker("worker-1")
+    assert read(memory) == []
+    table.give_back(indexes[1], in_doubt=True)
+    assert {table.take(encode_label("c", "worker-2")) for _ in range(2)} == set(indexes)
+
+
+def test_the_state_of_the_loop_is_shared(memory: int) -> None:
+    """What blocks it is valid only for the beat since which it does."""
+    assert read_loop(memory) is None
+    table = InFlightTable(1, memory)
+    assert read_loop(memory) is None
+    table.loop.beat(100.0, 6.0)
+    assert read_loop(memory) == LoopReport(100.0, 6.0)
+    table.loop.blocked(100.0, 2.0, 128, "queue q, job j")
+    assert read_loop(memory) == LoopReport(100.0, 2.0, 128, "queue q, job j")
+    table.loop.beat(101.0, 6.0)
+    assert read_loop(memory) == LoopReport(101.0, 6.0)
+    table.loop.unwatched()
+    assert read_loop(memory) is None
+
+
+def test_a_long_description_of_the_job_is_cut(memory: int) -> None:
+    """It must not reach into the entries of turns."""
+    table = InFlightTable(1, memory)
+    table.positions[table.take(encode_label("a", "worker-1"))] = POSITION
+    table.loop.beat(100.0, 6.0)
+    table.loop.blocked(100.0, 2.0, 0, 2000 * "\u00e4")
+    found = read_loop(memory)
+    assert found is not None
+    assert set(found.blocked_by) == {"\u00e4"}
+    assert read(memory) == [InFlight("a", "worker-1", POSITION)]
 
 
 def test_process_that_died_at_its_start_has_no_entries(memory: int) -> None:
