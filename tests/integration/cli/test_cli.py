@@ -180,7 +180,7 @@ def test_disk_full(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmbeddedBroker, "send_many", send_many)
     Path("in.jsonl").write_text("1\n" * 50)
     ended = cli("send", "--app", "a", "q", "--file", "in.jsonl")
-    assert ended.code == 1
+    assert ended.code == 3
     assert ended.err.splitlines() == [
         "sent 30 messages, up to line 30 of in.jsonl",
         f"qdo: {DatabaseFullError(path='x.db', reason='database or disk is full')}",
