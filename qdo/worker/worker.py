@@ -218,7 +218,7 @@ class Worker:
         counters = self._pipeline.counters
         self._discovery = Discovery(self._broker, clock, self._current)
         self._status = StatusReport(
-            self._dispatcher, counters, settings.concurrency, lambda: self.state, self._current
+            self._dispatcher, counters, settings, lambda: self.state, self._current
         )
         self._membership = MembershipLoop(
             self._members,

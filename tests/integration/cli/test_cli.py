@@ -365,6 +365,7 @@ def test_workers(cli: Run, client: Client, coordinator: str) -> None:
     """A worker and its component node are matched by their session."""
     ended = cli("workers", "--app", "a", "--coordinator", coordinator, "-o", "jsonl")
     [item] = map(json.loads, ended.out.splitlines())
+    assert 0 < item.pop("reported") <= time.time() + 1
     assert item == {
         "worker": "worker-0000000000",
         "queues": 1,

@@ -16,7 +16,8 @@ from qdo.coordination.member import Member
 from qdo.coordination.protocol.options import MemberOptions
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_node import encode_queues
-from qdo.ops.status import QueueStatus, queue_statuses, worker_statuses
+from qdo.ops.status import QueueStatus, queue_statuses
+from qdo.ops.worker_status import worker_statuses
 from qdo.queues import QueueFilter
 from tests.support.fleet import CountingEngine
 from tests.support.processes import Proc, wait_until
