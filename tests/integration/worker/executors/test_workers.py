@@ -213,5 +213,5 @@ def test_a_thread_that_cannot_be_stopped_ends_its_process(held: Held) -> None:
         wait_until(lambda: len(held.said("begin")) == 1, "the job began")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 1
-        assert "1 jobs did not stop; exiting" in worker.output
+        assert "1 job did not stop; exiting" in worker.output
     assert held.said("end") == []
