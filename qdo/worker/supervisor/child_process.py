@@ -16,6 +16,7 @@ from typing import Any
 
 from qdo.coordination.crash_attempts import InFlight
 from qdo.settings.settings import Settings
+from qdo.worker.process_title import process_title
 from qdo.worker.shared_memory import in_flight
 from qdo.worker.supervisor.session_closer import Session
 
@@ -75,7 +76,7 @@ class ChildProcess:
         }
         try:
             self._process = subprocess.Popen(
-                argv,
+                [*argv, process_title(name, settings, target)],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, CHILD_VARIABLE: json.dumps(child)},
                 pass_fds=(far_end.fileno(), self._table, self.receipts, *left),
