@@ -6,7 +6,8 @@
 # make docs   the documentation, into docs/_build/html
 # make lint   ruff and mypy only
 #
-# Everything is installed into .venv; `make clean` removes it.
+# Everything is installed into .venv; `make clean` removes it. `make demo` installs qdo only, the
+# others add the tools of tests and documentation.
 #
 # make check FILES=tests/unit/brokers/sqs runs all tests of this file or folder instead, those with
 # servers included.
@@ -14,7 +15,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+QDO := $(VENV)/qdo-installed
 STAMP := $(VENV)/installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
 SHELL := /bin/bash
 
 # Tests start a thousand Python processes: with bytecode caches each start takes half the time.
@@ -26,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-demo: $(STAMP)
+demo: $(QDO)
 	$(BIN)/qdo demo
 
 # Every sixteenth fault point and a twentieth of the histories; `make test` runs all of them. dmypy keeps
@@ -66,11 +69,15 @@ bench: $(STAMP) zookeeper
 	$(BIN)/python -m bench.executors
 
 # Created again when the requirements may have changed.
-$(STAMP): setup.py pyproject.toml .ci/prepare
+$(QDO): setup.py pyproject.toml .ci/prepare
 	@bash .ci/prepare python "$(PYTHON)"
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,docs]'
+	$(PIP) --editable .
+	@touch $@
+
+$(STAMP): $(QDO)
+	$(PIP) --editable '.[test,docs]'
 	@touch $@
 
 zookeeper:

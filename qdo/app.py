@@ -16,6 +16,7 @@ from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import literal_characters
 from qdo.jobs.signatures import check_hook
 from qdo.sending.sender import Sender
+from qdo.text import pluralize
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -203,4 +204,4 @@ class App(Sender):
         return hook
 
     def __repr__(self) -> str:
-        return f"<App {self.name!r} with {len(self._jobs)} jobs>"
+        return f"<App {self.name!r} with {pluralize(len(self._jobs), 'job')}>"

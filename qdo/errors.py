@@ -161,9 +161,7 @@ class DatabaseNewerError(DatabaseError):
 
 class DatabaseFullError(DatabaseError):
     """database {path} cannot grow ({reason}), so nothing of this call was stored; free disk space,
-    then repeat the command; workers continue by themselves"""
-
-    exit_code = 1
+    then repeat the command; running workers continue by themselves"""
 
 
 class DatabaseBusyError(DatabaseError):

@@ -81,12 +81,14 @@ class NodeValue:
     """A node as it was read.
 
     :ivar session: id of the session of an ephemeral node, 0 for a persistent node.
+    :ivar written: when it was last written, Unix time of the coordinator's clock.
     """
 
     path: str
     data: bytes
     version: int
     session: int
+    written: float
 
 
 def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
@@ -100,7 +102,8 @@ def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
     for path, answer in answers:
         if answer is not None:
             data, stat = answer
-            found.append(NodeValue(path, data, stat.version, stat.ephemeralOwner))
+            written = stat.mtime / 1000
+            found.append(NodeValue(path, data, stat.version, stat.ephemeralOwner, written))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.ops.status import worker_statuses
+from qdo.ops.worker_status import worker_statuses
 
 
 class WatchedFleet:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -103,7 +103,8 @@ class Audit:
     :ivar repeats: how often a message was processed again.
     :ivar claims: number of claims under which messages were processed.
     :ivar pauses: longest time between two messages of a queue, by the event in between:
-        "stayed", "handed over" or "killed".
+        "stayed", "handed over" or "killed". What follows a kill lasts until the first new message:
+        the retry of the message in flight, which may come after some repetitions.
     :ivar faults: every violated guarantee, as sentences.
     """
 
@@ -131,9 +132,8 @@ def audit(
         history = sorted(by_queue[queue], key=lambda record: record.ended)
         faults += _missing(queue, history, count)
         faults += _misplaced(queue, history, killed)
-        for before, after in pairwise(history):
-            kind = _transition(before, after, killed)
-            pauses[kind] = max(pauses[kind], after.started - before.ended)
+        for kind, pause in _pauses(history, killed):
+            pauses[kind] = max(pauses[kind], pause)
     total = sum(map(len, by_queue.values()))
     processed = len({(each.queue, each.number) for many in by_queue.values() for each in many})
     claims = len({(each.queue, each.fence) for many in by_queue.values() for each in many})
@@ -186,7 +186,16 @@ def _fault(
     return None
 
 
-def _transition(before: Record, after: Record, killed: frozenset[int]) -> str:
-    if before.fence == after.fence:
-        return "stayed"
-    return "killed" if before.pid in killed else "handed over"
+def _pauses(history: Sequence[Record], killed: frozenset[int]) -> Iterator[tuple[str, float]]:
+    """Return each pause of a queue with its kind."""
+    furthest: Record | None = None
+    for before, after in pairwise(history):
+        if furthest is None or before.number > furthest.number:
+            furthest = before
+        if furthest.pid in killed and after.pid != furthest.pid:
+            kind = "killed"
+        elif before.fence == after.fence:
+            kind = "stayed"
+        else:
+            kind = "handed over"
+        yield kind, after.started - before.ended

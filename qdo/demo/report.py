@@ -85,7 +85,7 @@ def _print_figures(display: Display, report: DemoReport, found: Audit) -> None:
         running_seconds = running_again(report.records, kill) - kill.at
         display.tell(
             f"kill -9: {len(kill.queues)} queues owned again after {_ms(kill.owned_seconds)}, "
-            f"all running after {_ms(running_seconds)}"
+            f"all with new messages after {_ms(running_seconds)}"
         )
     display.tell(
         f"longest pause of a queue: {_ms(found.pauses['handed over'])} during a handover, "
@@ -98,10 +98,16 @@ def _print_figures(display: Display, report: DemoReport, found: Audit) -> None:
 
 
 def running_again(records: Sequence[Record], kill: KilledWorker) -> float:
-    """Return when the last queue of the killed worker, of those with work left, resumed."""
+    """Return when the last queue of the killed worker, of those with work left, resumed.
+
+    A queue resumes with its first new message, not with a repetition.
+    """
+    done = {(record.queue, record.number) for record in records if record.pid == kill.pid}
     first: dict[str, float] = {}
     for record in records:
-        if record.queue in kill.queues and record.started > kill.at:
+        if record.queue not in kill.queues or record.started <= kill.at:
+            continue
+        if (record.queue, record.number) not in done:
             first[record.queue] = min(record.started, first.get(record.queue, record.started))
     return max(first.values(), default=kill.at)
 

@@ -68,12 +68,17 @@ class Sandbox:
         """The folder of the workers' ledgers."""
         return self.folder / job.LEDGER_FOLDER
 
-    def start_workers(self, processes: int) -> None:
-        """Start one `qdo-worker` command with a number of worker processes."""
+    def start_workers(self, processes: int, concurrency: int) -> None:
+        """Start one `qdo-worker` command.
+
+        :param processes: number of worker processes.
+        :param concurrency: how many jobs each of them runs at the same time.
+        """
         flags = {
             "--broker": self.broker_url,
             "--coordinator": self.coordinator_url,
             "--processes": str(processes),
+            "--concurrency": str(concurrency),
         }
         with self.log.open("ab") as log:
             parent = subprocess.Popen(

@@ -104,7 +104,7 @@ class Scenario:
             "order.",
         )
         began = time.monotonic()
-        self._sandbox.start_workers(processes)
+        self._start_workers(processes)
         self._wait_until(lambda: self._is_balanced(processes), "the queues were not assigned")
         self._display.tell(
             f"{self._size.queues} queues assigned as {self._shares()}, "
@@ -121,7 +121,8 @@ class Scenario:
             "Kill",
             f"Run `kill -9 {pid}` on {worker}, which owns {len(queues)} queues. The parent process "
             "closes the worker's session immediately and starts a replacement. Otherwise the "
-            "queues would wait for the session timeout, 10 s.",
+            "queues would wait for the session timeout, 10 s. The kill counts as a failed attempt "
+            "of each message in flight, so its retry waits for 0.25 to 0.5 s.",
         )
         killed = self._killed = KilledWorker(worker, pid, queues, time.monotonic())
         os.kill(pid, signal.SIGKILL)
@@ -154,7 +155,7 @@ class Scenario:
             "Start another `qdo-worker`. Only its share of the queues moves, each between two "
             "messages. All other queues continue without a pause.",
         )
-        self._sandbox.start_workers(1)
+        self._start_workers(1)
         size = self._size.processes + 1
         self._wait_until(lambda: self._is_balanced(size), "the new worker did not get its queues")
         self._required_moves += self._newest_share()
@@ -202,6 +203,11 @@ class Scenario:
             required_moves=self._required_moves,
             statuses=queue_statuses(sandbox.client, sandbox.layout, sandbox.broker).queues,
         )
+
+    def _start_workers(self, processes: int) -> None:
+        # Every process could run all queues at once. With the default of 100, the queues of a
+        # worker that owns 150 take turns, and those that stay appear to pause for 50 ms.
+        self._sandbox.start_workers(processes, concurrency=self._size.queues)
 
     # --- waiting ---
 

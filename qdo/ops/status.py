@@ -1,12 +1,10 @@
-"""The status of queues and workers. Reads only, and returns frozen values."""
+"""The status of queues. Reads only, and returns frozen values."""
 
 from __future__ import annotations
 
 import fnmatch
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
@@ -18,7 +16,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import QdoError
 from qdo.ops.backlogs import ask
-from qdo.queues import EVERYTHING, QueueFilter
+from qdo.ops.worker_status import component_nodes, details_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +72,6 @@ class Statuses:
     queues: list[QueueStatus]
     unasked: int = 0
     dead_letters_error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """A registered worker.
-
-    :ivar queues: how many queues it owns.
-    :ivar assigned: how many queues the rebalancer assigns to it.
-    :ivar takes: filter of the queues that may be assigned to it.
-    :ivar details: data published by its process: host, pid, version, started, state, ...
-    """
-
-    worker: str
-    queues: int
-    assigned: int
-    details: tuple[tuple[str, Any], ...]
-    takes: QueueFilter = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +273,8 @@ def _read_queue_nodes(client: Client, layout: Layout, names: Iterable[str]) -> d
 def _lags(client: Client, layout: Layout) -> dict[str, float]:
     """Return the lag of queues in seconds, as workers report it for queues that have one."""
     found: dict[str, float] = {}
-    for read in read_nodes(client, _below(client, f"{layout.components}/worker")):
-        behind = dict(_details(read.data)).get("behind")
+    for read in component_nodes(client, layout):
+        behind = dict(details_of(read.data)).get("behind")
         if isinstance(behind, dict):
             found.update(
                 (queue, float(seconds))
@@ -303,47 +284,8 @@ def _lags(client: Client, layout: Layout) -> dict[str, float]:
     return found
 
 
-def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
-    """Return every registered worker, in the order of registration.
-
-    A worker and its component node are matched by their session.
-
-    :raises CoordinatorUnreachableError: the connection is lost.
-    """
-    workers = _below(client, layout.workers)
-    described = {
-        read.session: _details(read.data)
-        for read in read_nodes(client, _below(client, f"{layout.components}/worker"))
-    }
-    names = [path.rpartition("/")[2] for path in workers]
-    assigned = {
-        read.path.rpartition("/")[2]: len(WorkerNode.parse(read.data).queues)
-        for read in read_nodes(client, [layout.assignment(name) for name in names])
-    }
-    statuses = []
-    for read in read_nodes(client, workers):
-        name = read.path.rpartition("/")[2]
-        node = WorkerNode.parse(read.data)
-        details = described.get(read.session, ())
-        granted = assigned.get(name, 0)
-        statuses.append(WorkerStatus(name, len(node.queues), granted, details, node.filter))
-    return statuses
-
-
-def _details(data: bytes) -> tuple[tuple[str, Any], ...]:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return ()
-    return tuple(value.items()) if isinstance(value, dict) else ()
-
-
 def _names(client: Client, path: str) -> frozenset[str]:
     return frozenset(read_children(client, [path]).get(path, ()))
-
-
-def _below(client: Client, path: str) -> list[str]:
-    return [f"{path}/{name}" for name in sorted(_names(client, path))]
 
 
 def _matching(names: Iterable[str], glob: str) -> Iterable[str]:

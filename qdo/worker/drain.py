@@ -10,7 +10,7 @@ import gevent
 from gevent.event import Event
 
 from qdo.system.clock import clock
-from qdo.text import join_some
+from qdo.text import join_some, pluralize
 from qdo.worker.duties.membership import MemberApi
 from qdo.worker.engine.dispatcher import Dispatcher
 
@@ -47,8 +47,8 @@ class Drain:
         """
         self._session_lost = session_lost
         _log.info(
-            "step 2: %d messages in flight may finish within %g s",
-            len(self._dispatcher.in_flight()),
+            "step 2: %s in flight may finish within %g s",
+            pluralize(len(self._dispatcher.in_flight()), "message"),
             self._seconds,
         )
         if member is not None:

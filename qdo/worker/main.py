@@ -46,6 +46,7 @@ def main() -> int:
     from gevent import monkey
 
     monkey.patch_all()
+    del sys.argv[1:]  # the process title is for `ps`, not for the app
     # Removed from the environment: settings may hold secrets, which processes started by the
     # app must not inherit.
     child = json.loads(os.environ.pop("QDO_CHILD"))

@@ -51,6 +51,7 @@ from qdo.system.clock import clock
 from qdo.system.loop_mailbox import LoopMailbox
 from qdo.system.sqlite import absolute
 from qdo.system.stop_flag import SIGN
+from qdo.text import pluralize
 from qdo.worker.drain import Drain
 from qdo.worker.duties.burst import Burst
 from qdo.worker.duties.checkpoint_progress import CheckpointProgress
@@ -195,7 +196,7 @@ class Worker:
         executor: Executor = self._executors
         if settings.max_messages:
             most = settings.max_messages
-            reason = f"max_messages reached: this worker has started {most} messages"
+            reason = f"max_messages reached: this worker has started {pluralize(most, 'message')}"
             executor = LimitedExecutor(executor, most, partial(self._stop.finish, reason))
         pipeline = Pipeline(
             Engine.build(
@@ -223,7 +224,7 @@ class Worker:
         counters = self._pipeline.counters
         self._discovery = Discovery(self._broker, clock, self._current)
         self._status = StatusReport(
-            self._dispatcher, counters, settings.concurrency, lambda: self.state, self._current
+            self._dispatcher, counters, settings, lambda: self.state, self._current
         )
         self._membership = MembershipLoop(
             self._members,
@@ -347,8 +348,8 @@ class Worker:
         under_way = self._executors.under_way()
         if under_way and self._exit_process is not None:
             _log.error(
-                "%d jobs did not stop; exiting immediately without closing the job context. Their"
-                " queues are released when this process is gone",
-                under_way,
+                "%s did not stop; exiting immediately without closing the job context. The parent"
+                " releases the queues when this process is gone",
+                pluralize(under_way, "job"),
             )
             self._exit_process(1)

@@ -18,6 +18,12 @@ def demo(folder: Path, *options: str) -> Proc:
     return Proc.python("-c", PROGRAM, "demo", *scale, *options, env={"TMPDIR": str(folder)})
 
 
+def option_of(pid: int, name: str) -> str:
+    """Return the value of an option of a running command."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return words[words.index(name) + 1]
+
+
 def test_demo_kills_and_adds_workers_and_loses_nothing(tmp_path: Path):
     with demo(tmp_path) as proc:
         code = proc.wait(LIMIT_SECONDS)
@@ -48,6 +54,7 @@ def test_demo_fails_with_the_reason_if_its_workers_exit(tmp_path: Path):
     with demo(tmp_path) as proc:
         proc.wait_for_line("20 [+] 20 [+] 20", timeout_seconds=LIMIT_SECONDS)
         (parent,) = children(proc.pid)
+        assert option_of(parent, "--concurrency") == "60", "no queue waits for a free slot"
         os.kill(parent, signal.SIGKILL)
         assert proc.wait(LIMIT_SECONDS) == 1
         proc.wait_for_line("qdo-worker .* -9")

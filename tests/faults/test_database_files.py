@@ -232,7 +232,7 @@ def _may_mount() -> bool:
     return tried.returncode == 0
 
 
-WAYS = {"limit": "DatabaseError 3 "} | ({"disk": "DatabaseFullError 1 "} if _may_mount() else {})
+WAYS = {"limit": "DatabaseError 3 "} | ({"disk": "DatabaseFullError 3 "} if _may_mount() else {})
 
 
 @pytest.mark.parametrize("way", WAYS)

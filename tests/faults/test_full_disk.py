@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from qdo.app import App
+from qdo.errors import DatabaseFullError
 from qdo.system.clock import clock
 from tests.support.processes import Proc, wait_until, whole_lines
 
@@ -105,6 +106,28 @@ def test_a_full_disk_of_the_coordinator_ends_no_worker(tmp_path: Path, small_dis
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
     _check_order(lines(tmp_path))
+
+
+@pytest.mark.parametrize("burst", [["--burst"], []], ids=["burst", "service"])
+def test_a_worker_that_starts_on_a_full_disk_ends(
+    burst: list[str], tmp_path: Path, small_disk: Path
+) -> None:
+    """The coordinator's file cannot be created: exit code 3, and the reason is in the log."""
+    (tmp_path / "jobs.py").write_text(JOBS)
+    broker = f"sqlite:{tmp_path / 'messages.db'}"
+    with contextlib.closing(App("full", broker=broker)) as app:
+        app.send("q", 1)
+    with (
+        full(small_disk),
+        Proc.python(
+            *("-m", "qdo.cli.worker", "--app", "full", "--job", "jobs:run", *burst),
+            *("--broker", broker, "--coordinator", f"sqlite:{small_disk / 'coordination.db'}"),
+            cwd=tmp_path,
+        ) as worker,
+    ):
+        assert worker.wait() == DatabaseFullError.exit_code == 3
+        assert len(re.findall(r"process 1 started", worker.output)) == 1
+        worker.wait_for_line("^qdo-worker: database .*coordination.db")
 
 
 def _check_order(found: list[list[str]]) -> None:

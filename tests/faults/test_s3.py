@@ -354,7 +354,7 @@ def test_a_stopping_worker_releases_messages_with_unread_bodies(
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
     assert stage.counts("q.fifo") == {"waiting": 8, "hidden": 0}
-    assert "do not answer" not in stage.output()
+    assert "SQS does not answer" not in stage.output()
 
 
 @pytest.mark.parametrize("queue", ["q", "q.fifo"])

@@ -14,7 +14,7 @@ from qdo.brokers.sqs.broker import SqsBroker
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.ops.status import worker_statuses
+from qdo.ops.worker_status import worker_statuses
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import LoggedRequest, Proxy
 from tests.support.aws.server_process import ServerProcess

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
 
 from qdo.cli.connections import open_connections
+from qdo.cli.durations import short_duration
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
-from qdo.ops import status
+from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
 
 
@@ -17,11 +19,15 @@ from qdo.settings.settings import Settings
 @with_settings("app", "coordinator", "namespace", "connect_seconds")
 @output_option
 def workers(form: str, settings: Settings) -> None:
-    """List the registered workers with their hosts and their numbers of queues."""
+    """List the registered workers with their hosts and their numbers of queues.
+
+    REPORTED is the age of a worker's last report. A worker that died unnoticed stays registered
+    until its session ends, but reports nothing.
+    """
     app = require_app(settings)
     with open_connections(settings, broker=False) as connections:
         client = connections.client
-        found = status.worker_statuses(client, connections.layout) if client else []
+        found = worker_statuses(client, connections.layout) if client else []
 
     if not found:
         print_message(f"hint: no worker of app {app!r} is registered")
@@ -29,6 +35,7 @@ def workers(form: str, settings: Settings) -> None:
     if form == "table":
         for item in items:
             item["started"] = _moment(item.get("started"))
+            item["reported"] = f"{short_duration(time.time() - item['reported'])} ago"
         for item, each in zip(items, found, strict=True):
             item["filter"] = str(each.takes)
     columns = {
@@ -38,6 +45,7 @@ def workers(form: str, settings: Settings) -> None:
         "host": "HOST",
         "pid": "PID",
         "state": "STATE",
+        "reported": "REPORTED",
         "started": "STARTED",
         "version": "VERSION",
         "filter": "FILTER",
@@ -47,11 +55,12 @@ def workers(form: str, settings: Settings) -> None:
     emit("qdo.workers/1", items, form, columns)
 
 
-def _worker_item(each: status.WorkerStatus) -> dict[str, Any]:
+def _worker_item(each: WorkerStatus) -> dict[str, Any]:
     known: dict[str, Any] = {
         "worker": each.worker,
         "queues": each.queues,
         "assigned": each.assigned,
+        "reported": each.reported,
         "filter": {"queues": each.takes.queues, "exclude": each.takes.exclude},
     }
     return {**known, **dict(each.details), **known}

@@ -27,6 +27,7 @@ from qdo.coordination.protocol.machine import (
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES, MAX_VALUE_BYTES
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse_assignment
+from qdo.text import pluralize
 
 log = logging.getLogger(__name__)
 
@@ -186,9 +187,9 @@ def _fitting(worker: str, share: frozenset[str]) -> bytes:
     names = sorted(share)
     fits = len(names) * MAX_VALUE_BYTES // len(data) * 9 // 10
     log.error(
-        "rebalancer: %d queues for %s do not fit into one node; %d of them have no owner; "
+        "rebalancer: %s for %s do not fit into one node; %d of them have no owner; "
         "start more workers",
-        len(names),
+        pluralize(len(names), "queue"),
         worker,
         len(names) - fits,
     )

@@ -36,6 +36,7 @@ from qdo.coordination.protocol.machine import (
 from qdo.coordination.protocol.queue_nodes import QueueNodes
 from qdo.coordination.znodes.layout import Layout, is_worker_name
 from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.text import join_some, pluralize
 
 log = logging.getLogger(__name__)
 
@@ -277,8 +278,9 @@ class Rebalancer(Machine):
         self._report_unmatched(sorted(unmatched))
         changes = self._assignments.changes(workers, wanted)
         if changes:
-            sizes = len(queues), len(able), len(changes)
-            log.info("rebalancer: %d queues over %d workers, %d assignments change", *sizes)
+            sizes = pluralize(len(queues), "queue"), pluralize(len(able), "worker")
+            changed = pluralize(len(changes), "changed assignment")
+            log.info("rebalancer: %s over %s, with %s", *sizes, changed)
             self._assignments.write(changes)
 
     def _planned(self, queues: Sequence[str]) -> Sequence[str]:
@@ -297,12 +299,10 @@ class Rebalancer(Machine):
         if unmatched == self._unmatched:
             return
         if unmatched:
-            shown = ", ".join(unmatched[:NAMES_SHOWN])
             log.warning(
-                "rebalancer: %d queues are excluded by all workers (--queues, --exclude) and are "
-                "not processed; start a worker that takes them: %s",
-                len(unmatched),
-                shown + ("" if len(unmatched) <= NAMES_SHOWN else ", ..."),
+                "rebalancer: all workers exclude %s; start a worker that takes: %s",
+                pluralize(len(unmatched), "queue"),
+                join_some(unmatched, NAMES_SHOWN),
             )
         else:
             log.info("rebalancer: no queue is excluded by all workers any longer")

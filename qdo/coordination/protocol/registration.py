@@ -104,7 +104,7 @@ class Component(Registration):
 
     def __init__(self, folder: str, host: str, value: dict[str, Any], session: int) -> None:
         super().__init__(folder, f"{host}-", encode(value), session, lambda path: None)
-        self._written = self._data
+        self._due = False
 
     def connected(self) -> None:
         """Register, or write the node again: while this process hung, its parent wrote to it."""
@@ -112,12 +112,13 @@ class Component(Registration):
         self._written = b""
 
     def refresh(self, value: dict[str, Any]) -> None:
-        """Update the description of the process if it changed."""
+        """Write the description of the process, changed or not: the write is a sign of life."""
         self._data = encode(value)
+        self._due = True
 
     def flush(self) -> None:
-        if self.path is not None and self._data != self._written:
-            self._written = self._data
+        if self.path is not None and self._due:
+            self._due = False
             # Without a version: only this process writes it, and the next write repairs a lost one.
             self.ask(Commit((SetOp(self.path, self._data, ANY_VERSION),)), _ignore)
 

@@ -32,9 +32,9 @@ class LeftMessages(Duty):
             self._broker.release(self._left)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.warning(
-                "cannot release %d messages that a dead worker held; they become visible again"
-                " after their visibility timeout: %s",
-                count,
+                "cannot release %s that a dead worker held; the broker delivers again after the"
+                " visibility timeout: %s",
+                pluralize(count, "message"),
                 describe(error),
             )
         else:

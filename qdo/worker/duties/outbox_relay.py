@@ -12,7 +12,7 @@ from qdo.app import OutboxTable
 from qdo.brokers.base import Broker
 from qdo.errors import UnsupportedError
 from qdo.outbox import DEDUP_SECONDS
-from qdo.text import describe
+from qdo.text import describe, pluralize
 from qdo.worker.duties.membership import CurrentMember
 from qdo.worker.duties.runner import Duty
 
@@ -74,7 +74,7 @@ class Relay(Duty):
         moved = sum(count for count in results if count is not None)
         self.quiet = not moved and None not in results
         if moved:
-            _log.debug("relayed %d messages from the outbox", moved)
+            _log.debug("relayed %s from the outbox", pluralize(moved, "message"))
             return 0.0
         return RETRY_SECONDS if None in results else POLL_SECONDS
 

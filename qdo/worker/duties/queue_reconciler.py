@@ -10,7 +10,7 @@ from functools import partial
 from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin
 from qdo.errors import CorruptNodeError
-from qdo.text import describe
+from qdo.text import describe, pluralize
 from qdo.worker.duties.membership import Change, LeaderApi
 from qdo.worker.duties.queue_inventory import QueueInventory
 
@@ -77,10 +77,9 @@ class QueueReconciler:
         """Record a list of the broker; return False if the parents of its queues are unknown."""
         if self._listed and not names and self._missing_lists is not None:
             _log.warning(
-                "the broker no longer lists any of its %d queues; retiring them after %d such"
-                " responses in a row",
-                self._listed,
-                self._missing_lists,
+                "the broker no longer lists any queue, after %s; retiring them after %s in a row",
+                pluralize(self._listed, "queue"),
+                pluralize(self._missing_lists, "such response"),
             )
         self._listed = len(names)
         if self._end_text is not None:
@@ -142,15 +141,13 @@ class QueueReconciler:
             queues,
             inventory.vanished(),
             queue_admin.retire,
-            "retired %d queues that the broker no longer has; their nodes are kept and marked as"
+            "retired %s that the broker no longer has, keeping the nodes and marking them as"
             " deleted: %s",
         )
-        more |= self._change(
-            queues, inventory.returned(), queue_admin.restore, "restored %d queues: %s"
-        )
+        more |= self._change(queues, inventory.returned(), queue_admin.restore, "restored %s: %s")
         mark = partial(queue_admin.mark_finished, finished=self._end_text or "")
         more |= self._change(
-            queues, inventory.to_mark_finished(), mark, "%d queues are finished: %s"
+            queues, inventory.to_mark_finished(), mark, "marked %s as finished: %s"
         )
         if more:
             return 0.0  # excluding each part by itself would make the rebalancer plan each time
@@ -169,14 +166,16 @@ class QueueReconciler:
             self._parents_at = now + PARENTS_SECONDS
             self._read(queues, inventory.awaited())
         ready = inventory.take_ready()
-        _log_names("starting %d queues whose parents are finished: %s", ready)
+        _log_names("starting %s whose parents are finished: %s", ready)
         if new:
             queues.create_queues(new)
         if ready:
             # They are children of queues of this app, unless the app had no queue before.
             queues.create_queues(ready, self._broker.catalog.child_start if inventory.nodes else 0)
         waiting = set(inventory.waiting)
-        _log_names("%d queues wait for their parents: %s", waiting - self._logged_waiting)
+        _log_names(
+            "holding %s back until their parents are finished: %s", waiting - self._logged_waiting
+        )
         self._logged_waiting = waiting
 
     def _must_wait(self, name: str) -> bool:
@@ -223,4 +222,4 @@ def _log_names(template: str, names: Iterable[str]) -> None:
     listed = sorted(names)
     if listed:
         more = "" if len(listed) <= NAMES_SHOWN else ", ..."
-        _log.info(template, len(listed), ", ".join(listed[:NAMES_SHOWN]) + more)
+        _log.info(template, pluralize(len(listed), "queue"), ", ".join(listed[:NAMES_SHOWN]) + more)

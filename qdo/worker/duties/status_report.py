@@ -12,6 +12,7 @@ from typing import Any
 import gevent
 
 from qdo._version import __version__
+from qdo.settings.settings import Settings
 from qdo.worker.duties.membership import CurrentMember
 from qdo.worker.duties.runner import Duty
 from qdo.worker.engine.counters import Counters
@@ -19,7 +20,10 @@ from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.slot import Slot
 
 REFRESH_SECONDS = 10.0
-"""How often the component node is refreshed."""
+"""How often the component node is refreshed, at least."""
+REPORTS_PER_SESSION = 3
+"""A dead worker is registered for a whole session timeout: `qdo workers` shows by the age of its
+report that it is silent."""
 MOST_QUEUES = 100
 """At most this many queues are listed, those farthest behind: many clients read component nodes."""
 WORTH_SECONDS = 1.0
@@ -39,20 +43,23 @@ class StatusReport(Duty):
         self,
         dispatcher: Dispatcher,
         counters: Counters,
-        concurrency: int,
+        settings: Settings,
         state: Callable[[], str],
         current: CurrentMember,
     ) -> None:
         self._dispatcher = dispatcher
         self._counters = counters
-        self._concurrency = concurrency
+        self._concurrency = settings.concurrency
+        self._refresh_seconds = min(
+            REFRESH_SECONDS, settings.session_timeout_seconds / REPORTS_PER_SESSION
+        )
         self._state = state
         self._current = current
         self._started_at = time.time()
 
     def run(self) -> None:
         while True:
-            gevent.sleep(REFRESH_SECONDS)
+            gevent.sleep(self._refresh_seconds)
             self.refresh()
 
     def refresh(self) -> None:

@@ -39,6 +39,7 @@ import gevent
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.system.clock import clock as boot_clock
+from qdo.text import pluralize
 from qdo.worker.engine.slot import ClaimSink, Slot, SlotState, TurnResult
 from qdo.worker.engine.timers import SlotTimers
 from qdo.worker.executors.base import JobAborted
@@ -170,7 +171,7 @@ class Dispatcher:
             self._make_ready(slot)
             resumed += 1
         if resumed and not self._timers.any_paused:
-            _log.info("the lease is valid again: resuming %d queues", resumed)
+            _log.info("the lease is valid again: resuming %s", pluralize(resumed, "queue"))
 
     def due(self) -> float:
         """Return the clock time at which `tick` must be called, `inf` for never."""

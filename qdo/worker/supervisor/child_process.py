@@ -17,6 +17,7 @@ from typing import Any
 
 from qdo.coordination.interrupted_attempts import InFlight
 from qdo.settings.settings import Settings
+from qdo.worker.process_title import process_title
 from qdo.worker.shared_memory import in_flight
 from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
 from qdo.worker.supervisor.session_closer import Session
@@ -85,7 +86,7 @@ class ChildProcess:
         }
         try:
             self._process = subprocess.Popen(
-                argv,
+                [*argv, process_title(name, settings, target)],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, CHILD_VARIABLE: json.dumps(child)},
                 pass_fds=(far_end.fileno(), self._table, self.receipts, *left),

@@ -10,6 +10,7 @@ from       cause                                                  to
 running    exit code 0: it finished on purpose                    ended
 running    exit code of a worker that cannot start (2, 3, 5, 6),  ended; the others drain
            and no worker of this slot has ever registered
+running    with `burst`: any error before it has registered       ended; the others drain
 running    any other exit, and no stop was requested              waiting (backoff)
 running    any exit after a stop was requested                    ended
 waiting    its delay is over                                      running
@@ -139,11 +140,14 @@ class RestartPolicy:
     :ivar size: number of worker processes to keep.
     :ivar drain_seconds: how long a worker may take to drain and to close its broker.
     :ivar watching: a worker that cannot start waits for `reload` if its app may be the reason.
+    :ivar burst: nobody waits for a burst worker that cannot start: it is not restarted, not even
+        if it ran before. A signal, such as the one of the kernel that lacks memory, is no reason.
     """
 
     size: int
     drain_seconds: float
     watching: bool = False
+    burst: bool = False
     stop: StopLevel = StopLevel.NO
     _slots: list[_ProcessSlot] = field(default_factory=list)
     _start_failure: int | None = None
@@ -178,7 +182,7 @@ class RestartPolicy:
         if self.watching and code in FIXABLE and not entry.was_registered:
             entry.phase, entry.due_at, entry.failures = Phase.WAITING, NEVER, 0
             return [WaitForReload(slot)]
-        if code in CANNOT_START and not entry.ever_registered:
+        if self._cannot_start(entry, code):
             entry.phase = Phase.ENDED
             self._start_failure = code
             return [GiveUp(slot, code), *self.drain(now)]
@@ -278,6 +282,11 @@ class RestartPolicy:
         entry.registered = entry.was_registered = False
         entry.kill_at = None
         return Spawn(slot)
+
+    def _cannot_start(self, entry: _ProcessSlot, code: int) -> bool:
+        if self.burst and code > 0 and not entry.was_registered:
+            return True
+        return code in CANNOT_START and not entry.ever_registered
 
     def _rate(self, entry: _ProcessSlot, code: int) -> int:
         # A process that gets SIGTERM before it has set its handlers dies of it. It owns nothing.

@@ -88,7 +88,9 @@ class _Parent:
         self._argv = argv
         self._kind = kind
         drain_seconds = max(settings.drain_seconds, closing_seconds(settings.broker))
-        self._policy = RestartPolicy(settings.processes, drain_seconds, settings.reload)
+        self._policy = RestartPolicy(
+            settings.processes, drain_seconds, settings.reload, settings.burst
+        )
         self._reaper = Reaper(settings, self._wake_up)
         self._loops = BlockedLoops(settings.session_timeout_seconds)
         self._watcher = SourceWatcher() if settings.reload else None

@@ -180,7 +180,7 @@ def test_disk_full(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmbeddedBroker, "send_many", send_many)
     Path("in.jsonl").write_text("1\n" * 50)
     ended = cli("send", "--app", "a", "q", "--file", "in.jsonl")
-    assert ended.code == 1
+    assert ended.code == 3
     assert ended.err.splitlines() == [
         "sent 30 messages, up to line 30 of in.jsonl",
         f"qdo: {DatabaseFullError(path='x.db', reason='database or disk is full')}",
@@ -365,6 +365,7 @@ def test_workers(cli: Run, client: Client, coordinator: str) -> None:
     """A worker and its component node are matched by their session."""
     ended = cli("workers", "--app", "a", "--coordinator", coordinator, "-o", "jsonl")
     [item] = map(json.loads, ended.out.splitlines())
+    assert 0 < item.pop("reported") <= time.time() + 1
     assert item == {
         "worker": "worker-0000000000",
         "queues": 1,

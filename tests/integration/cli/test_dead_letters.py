@@ -272,7 +272,7 @@ def test_an_error_in_the_middle_tells_what_was_done(
 
     monkeypatch.setattr(type(broker.dead_letters), "retry", fail_later)
     ended = cli("retry", "*", "--all", "-o", "jsonl")
-    assert ended.code == 1
+    assert ended.code == 3
     assert len(ended.out.splitlines()) == 2
     assert ended.err.splitlines() == [
         "2 dead letters retried",

@@ -16,7 +16,8 @@ from qdo.coordination.member import Member
 from qdo.coordination.protocol.options import MemberOptions
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.worker_node import encode_queues
-from qdo.ops.status import QueueStatus, queue_statuses, worker_statuses
+from qdo.ops.status import QueueStatus, queue_statuses
+from qdo.ops.worker_status import worker_statuses
 from qdo.queues import QueueFilter
 from tests.support.fleet import CountingEngine
 from tests.support.processes import Proc, wait_until
@@ -73,7 +74,7 @@ def test_workers_get_what_they_take_and_the_rest_is_nobodys(fleet: FilteredFleet
     mail = fleet.start("--queues", "mail-*", "--exclude", "*-vip")
     client = fleet.client()
     wait_until(lambda: fleet.done("mail-2") == ["0", "1", "2"], "its queues are processed")
-    mail.wait_for_line(r"rebalancer: 3 queues .*: fax-1, mail-vip, sms-1$")
+    mail.wait_for_line(r"rebalancer: .* 3 queues; .*: fax-1, mail-vip, sms-1$")
     statuses = fleet.statuses(client)
     assert {name for name, each in statuses.items() if each.untaken} == {
         "mail-vip",

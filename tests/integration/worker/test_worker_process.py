@@ -23,10 +23,10 @@ from qdo.app import App
 from qdo.coordination.client import Client, connect
 from qdo.coordination.queue_admin import seek
 from qdo.coordination.znodes.layout import Layout
-from qdo.ops.status import worker_statuses
+from qdo.ops.worker_status import worker_statuses
 from qdo.settings.settings import Settings
 from tests.support.paths import ROOT
-from tests.support.processes import wait_until, whole_lines
+from tests.support.processes import Proc, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
 
 DEADLINE_SECONDS = 60.0
@@ -169,6 +169,29 @@ def fleet(tmp_path: Path) -> Iterator[ProcessFleet]:
 def once(bodies: list[int]) -> list[int]:
     """Return bodies without repetitions, in the order of their first processing."""
     return list(dict.fromkeys(bodies))
+
+
+@pytest.mark.slow
+def test_age_of_the_last_report_tells_a_dead_worker(fleet: ProcessFleet) -> None:
+    """An idle worker reports three times per session timeout; a dead one stays registered."""
+    timeout = 9.0
+    child = fleet.start(session_timeout_seconds=timeout)
+
+    def reported() -> float:
+        with fleet.coordinator() as client:
+            found = worker_statuses(client, Layout.of("fleet"))
+        return found[0].reported if found else 0.0
+
+    wait_until(lambda: bool(reported()), "the worker is registered")
+    first = reported()
+    wait_until(lambda: reported() > first + timeout / 4, "an idle worker reports")
+    child.process.kill()
+    child.wait()
+    wait_until(lambda: time.time() - reported() > 0.6 * timeout, "the report grows old")
+    at = ("--coordinator", f"sqlite:{fleet.folder / 'coordination.db'}")
+    with Proc.python("-m", "qdo", "workers", "--app", "fleet", *at, cwd=fleet.folder) as shown:
+        assert shown.wait() == 0
+        shown.wait_for_line("worker-.* running +[5-9]s ago")
 
 
 def test_burst_workers_share_the_queues_and_leave_nothing(fleet: ProcessFleet) -> None:

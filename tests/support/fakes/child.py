@@ -129,4 +129,4 @@ MODES: dict[str, Callable[..., None]] = {
 }
 
 if __name__ == "__main__":
-    MODES[sys.argv[1]](*sys.argv[2:])
+    MODES[sys.argv[1]](*sys.argv[2:-1])  # the last one is for `ps`

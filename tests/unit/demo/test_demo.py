@@ -48,6 +48,19 @@ def test_audit_accepts_repeats_of_a_killed_worker():
     assert found.pauses["killed"] == pytest.approx(0.5)
 
 
+def test_audit_counts_the_wait_for_a_retry_after_a_kill():
+    """The new owner repeats message 2, and then waits for the retry of message 3."""
+    records = [
+        *GOOD[:2],
+        record(2, 1.6, fence=9, pid=2),
+        record(3, 3.0, fence=9, pid=2),
+        record(4, 3.7, fence=9, pid=2),
+    ]
+    found = audit(records, {"q": 4}, KILLED)
+    assert found.faults == ()
+    assert found.pauses == pytest.approx({"stayed": 0.5, "handed over": 0.0, "killed": 0.9})
+
+
 @pytest.mark.parametrize(
     ("records", "pattern"),
     [
@@ -166,9 +179,10 @@ def test_running_again_is_when_the_last_queue_resumes():
     kill = KilledWorker("w", 1, frozenset({"a", "b"}), at=10.0)
     records = [
         record(1, 9.0, queue="a"),
-        record(2, 10.2, queue="a"),
-        record(3, 11.0, queue="a"),
-        record(1, 10.4, queue="b"),
-        record(1, 12.0, queue="other"),
+        record(1, 10.1, queue="a", pid=2),  # a repetition
+        record(2, 10.6, queue="a", pid=2),
+        record(3, 11.0, queue="a", pid=2),
+        record(1, 10.4, queue="b", pid=2),
+        record(1, 12.0, queue="other", pid=2),
     ]
-    assert running_again(records, kill) == 10.4
+    assert running_again(records, kill) == 10.6

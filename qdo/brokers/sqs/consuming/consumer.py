@@ -17,6 +17,7 @@ from qdo.brokers.sqs.consuming.subscription import Callbacks, SqsSubscription
 from qdo.brokers.sqs.url import FIFO
 from qdo.brokers.subscription import OPEN_POLL, ReceiptHandleStore
 from qdo.errors import QdoError
+from qdo.text import pluralize
 
 CLOSE_SECONDS = 10.0
 """How long closing waits for requests after the end of the last long poll."""
@@ -143,8 +144,8 @@ class SqsConsumer:
             subscription.close()
         if not self._all_closed.wait(self._wait_seconds + CLOSE_SECONDS):
             _log.warning(
-                "%d queues of SQS do not answer: other workers receive the messages of their last"
-                " polls after the visibility timeout",
-                len(self._open),
+                "SQS does not answer for %s: other workers receive the messages of the last polls"
+                " after the visibility timeout",
+                pluralize(len(self._open), "queue"),
             )
         self._requests.close()

@@ -19,6 +19,7 @@ from qdo.system.stop_flag import SIGN
 from qdo.worker.executors.base import JobAborted
 from qdo.worker.executors.process import frames as wire
 from qdo.worker.executors.process.frames import VARIABLE
+from qdo.worker.process_title import process_title
 
 ARGV = (sys.executable, "-m", "qdo.worker.executors.process.main")
 START_SECONDS = 60.0
@@ -64,7 +65,7 @@ class JobProcess:
         }
         try:
             self._process = _processes.Popen(
-                ARGV,
+                [*ARGV, process_title(f"job {queues}", settings, target)],
                 stdin=_processes.DEVNULL,
                 env={**os.environ, VARIABLE: json.dumps(parameters)},
                 pass_fds=(theirs.fileno(), sign),

@@ -19,7 +19,7 @@ from qdo.backoff import Backoff
 from qdo.errors import JobCrashedError
 from qdo.message import Message
 from qdo.settings.settings import Settings
-from qdo.text import describe
+from qdo.text import describe, pluralize
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, timed_out
 from qdo.worker.executors.process import errors as remote
 from qdo.worker.executors.process.child import JobProcess, ProcessExited, TooLarge
@@ -204,7 +204,8 @@ class _Pool:
         """Keep a process for the next message, unless it reached a limit."""
         recycle_after, memory_mib = self._job.recycle_after, self._job.memory_mib
         if recycle_after is not None and spawned.served >= recycle_after:
-            _log.info("process %d has run %d messages; replacing it", spawned.pid, spawned.served)
+            served = pluralize(spawned.served, "message")
+            _log.info("process %d has run %s; replacing it", spawned.pid, served)
         elif memory_mib is not None and spawned.is_over(memory_mib):
             _log.info("process %d has grown over %d MiB; replacing it", spawned.pid, memory_mib)
         else:

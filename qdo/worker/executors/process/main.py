@@ -40,6 +40,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     """Run the process with the parameters of its environment; return the exit code."""
+    del sys.argv[1:]  # the process title is for `ps`, not for the app
     parameters = json.loads(os.environ[VARIABLE])
     # Processes that the app starts must not inherit it: settings may hold secrets.
     del os.environ[VARIABLE]

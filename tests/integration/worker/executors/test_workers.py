@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 from tests.support.processes import Proc, alive, children, descendants, wait_until, whole_lines
 
 JOBS = """
-import asyncio, ctypes, os, time
+import asyncio, ctypes, os, sys, time
 import qdo
 
 app = qdo.App("held")
@@ -70,6 +70,11 @@ def sends(message, context):
     time.sleep(0.01)
     app.send("echo", message.body)
 
+@app.job("argv", executor="process")
+def argv(message, context):
+    say("argv", *sys.argv[1:], len(sys.argv))
+    time.sleep(message.body)
+
 @app.job("echo")
 def echo(message, context):
     say("echo", message.body)
@@ -78,6 +83,11 @@ def echo(message, context):
 def quick(message, context):
     say("quick", message.body, time.time())
 """
+
+
+def words_of(pid: int) -> list[str]:
+    """Return the command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
 
 
 class Held:
@@ -132,6 +142,20 @@ def test_a_job_that_never_yields_loses_no_session(held: Held, queue: str, how: s
         assert worker.wait() == 0
         assert "session is over" not in worker.output
     assert len(held.said("begin")) == 1
+
+
+def test_ps_tells_the_processes_of_an_app_apart(held: Held) -> None:
+    """The parent, its workers and their job processes; the app does not see the titles."""
+    held.app.send("argv", 60.0)
+    with held.start("--processes", "2") as parent:
+        wait_until(lambda: len(held.said("argv")) == 1, "the job process runs")
+        workers = children(parent.pid)
+        titles = [words_of(pid)[-1] for pid in workers]
+        jobs = [words_of(pid)[-1] for pid in descendants(parent.pid) if pid not in workers]
+        assert "held:app" in words_of(parent.pid)
+    assert titles == ["process 1 of held:app", "process 2 of held:app"]
+    assert jobs == ["job argv of held:app (app held)"]
+    assert held.said("argv") == [["1"]]
 
 
 def test_every_executor_in_a_worker_that_gevent_has_patched(held: Held) -> None:
@@ -213,5 +237,5 @@ def test_a_thread_that_cannot_be_stopped_ends_its_process(held: Held) -> None:
         wait_until(lambda: len(held.said("begin")) == 1, "the job began")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 1
-        assert "1 jobs did not stop; exiting" in worker.output
+        assert "1 job did not stop; exiting" in worker.output
     assert held.said("end") == []

@@ -148,7 +148,7 @@ def test_a_queue_that_vanishes_is_retired(
     assert stage.leader["b"].seek == 0
     assert stage.leader.excluded == {"b"}
     assert not stage.leader["a"].deleted
-    assert [r.args for r in caplog.records if r.levelname == "INFO"] == [(1, "b")]
+    assert [r.args for r in caplog.records if r.levelname == "INFO"] == [("1 queue", "b")]
 
 
 def test_only_missing_lists_in_a_row_retire_a_queue(
@@ -170,7 +170,9 @@ def test_only_missing_lists_in_a_row_retire_a_queue(
     assert not stage.leader["a"].deleted
     stage.run(20)
     assert stage.leader["a"].deleted
-    assert [r.args for r in caplog.records if r.args and r.args[0] == 1] == [(1, 3)] * 2
+    assert [r.args for r in caplog.records if r.args and r.args[0] == "1 queue"] == [
+        ("1 queue", "3 such responses")
+    ] * 2
 
 
 def test_returned_queue_is_restored(stage: ReconcilerSetup) -> None:
@@ -330,7 +332,7 @@ def test_finished_queue_is_marked_for_good(
     stage.run(100)
     assert stage.leader["alone"] == QueueNode(last=9, position=END, deleted=True)
     assert stage.leader.excluded == {"alone"}
-    assert [r.args for r in caplog.records if r.levelname == "INFO"] == [(1, "alone")]
+    assert [r.args for r in caplog.records if r.levelname == "INFO"] == [("1 queue", "alone")]
     stage.broker.names.clear()
     stage.run(100)
     stage.broker.add("alone")

@@ -104,6 +104,21 @@ def test_worker_that_registered_once_always_restarts():
     assert policy.exited(0, 3, 2.5) == [Restart(0, 0.2)]
 
 
+@pytest.mark.parametrize("code", [1, 3])
+def test_burst_worker_that_cannot_restart_ends_all(code: int):
+    policy = RestartPolicy(1, 30.0, burst=True)
+    policy.start(0.0)
+    policy.registered(0, True)
+    policy.registered(0, False)
+    assert policy.exited(0, code, 1.0) == [Restart(0, 0.1)]
+    policy.tick(2.0)
+    assert policy.exited(0, SIGKILL, 2.5) == [Restart(0, 0.2)]
+    policy.tick(3.0)
+    assert policy.exited(0, code, 3.5) == [GiveUp(0, code)]
+    assert policy.done
+    assert policy.exit_code == code
+
+
 def test_first_stop_signal_drains_all_and_restarts_none():
     policy = started(3)
     policy.exited(2, SIGKILL, 1.0)

@@ -1,0 +1,83 @@
+"""The status of workers. Reads only, and returns frozen values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from qdo.coordination.bulk_reads import NodeValue, read_children, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.queues import EVERYTHING, QueueFilter
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A registered worker.
+
+    :ivar queues: how many queues it owns.
+    :ivar assigned: how many queues the rebalancer assigns to it.
+    :ivar takes: filter of the queues that may be assigned to it.
+    :ivar reported: when it last wrote its nodes, Unix time of the coordinator's clock. A dead
+        worker stays registered until its session ends.
+    :ivar details: data published by its process: host, pid, version, started, state, ...
+    """
+
+    worker: str
+    queues: int
+    assigned: int
+    reported: float
+    details: tuple[tuple[str, Any], ...]
+    takes: QueueFilter = EVERYTHING
+
+
+def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
+    """Return every registered worker, in the order of registration.
+
+    A worker and its component node are matched by their session.
+
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    workers = _below(client, layout.workers)
+    described = {read.session: read for read in component_nodes(client, layout)}
+    names = [path.rpartition("/")[2] for path in workers]
+    assigned = {
+        read.path.rpartition("/")[2]: len(WorkerNode.parse(read.data).queues)
+        for read in read_nodes(client, [layout.assignment(name) for name in names])
+    }
+    statuses = []
+    for read in read_nodes(client, workers):
+        name = read.path.rpartition("/")[2]
+        node = WorkerNode.parse(read.data)
+        component = described.get(read.session, read)
+        statuses.append(
+            WorkerStatus(
+                worker=name,
+                queues=len(node.queues),
+                assigned=assigned.get(name, 0),
+                reported=max(read.written, component.written),
+                details=() if component is read else details_of(component.data),
+                takes=node.filter,
+            )
+        )
+    return statuses
+
+
+def details_of(data: bytes) -> tuple[tuple[str, Any], ...]:
+    """Return the content of a component node; empty if it cannot be read."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return ()
+    return tuple(value.items()) if isinstance(value, dict) else ()
+
+
+def component_nodes(client: Client, layout: Layout) -> list[NodeValue]:
+    """Return the nodes in which the worker processes describe themselves."""
+    return read_nodes(client, _below(client, f"{layout.components}/worker"))
+
+
+def _below(client: Client, path: str) -> list[str]:
+    return [f"{path}/{name}" for name in read_children(client, [path]).get(path, ())]
