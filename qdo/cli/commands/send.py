@@ -13,6 +13,7 @@ from io import BufferedReader
 import click
 
 from qdo.brokers.base import Broker, SendOptions
+from qdo.cli.app_settings import code_hint
 from qdo.cli.durations import parse_duration, parse_time
 from qdo.cli.framework import require_app, with_settings
 from qdo.cli.json_lines import (
@@ -176,9 +177,14 @@ def _send_one(settings: Settings, app: str, message: NewMessage) -> None:
 
 @contextmanager
 def _broker(settings: Settings, app: str, options: SendOptions | None) -> Iterator[Broker]:
+    hint = code_hint(settings, "broker")
+    path = settings.broker.removeprefix("sqlite:")
+    is_new = bool(hint) and not os.path.exists(path)
     with open_broker_with_doorbell(settings, app) as broker:
         check_terms(broker.capabilities, options, settings.broker)
         yield broker
+    if is_new:
+        print_message(f"hint: created {path}{hint}")
 
 
 def _send_file(
