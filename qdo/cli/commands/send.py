@@ -67,11 +67,11 @@ def send(
     """Send a message with a JSON BODY to QUEUE, or one for each line of a file.
 
     \b
-    qdo send --app hello greetings '{"name": "Ada"}'
-    qdo send --app hello greetings '{"name": "Ada"}' --delay 15m
+    qdo send --app hello:app greetings '{"name": "Ada"}'
+    qdo send --app hello:app greetings '{"name": "Ada"}' --delay 15m
     qdo send --app churn --file commits.jsonl --queue-field repo
     qdo send --app images thumbnails --raw --file photo.jpg --header content-type=image/jpeg
-    producer | qdo send --app hello greetings --file -
+    producer | qdo send --app hello:app greetings --file -
 
     A message is durable once it is reported as sent. An invalid line ends the command: everything
     before it is sent, and the number of sent messages is reported on stderr.
