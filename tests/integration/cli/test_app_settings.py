@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.cli import QDO, WORKER, Ended, command
+from tests.support.processes import Proc, children, wait_until
 
 APP = """
 import qdo
@@ -85,6 +87,24 @@ def test_every_command_uses_what_the_app_uses(folder: Path) -> None:
         assert ended.code == code, (arguments, ended.err)
         assert "qdo-data" not in ended.err
     assert not (folder / "qdo-data").exists()
+
+
+def test_the_parent_of_workers_uses_what_the_app_uses(folder: Path) -> None:
+    """It never imports the app, and learns from its first worker how many others to start."""
+    (folder / "inc.py").write_text(
+        APP.replace("attempts=1", "processes=3, drain_seconds=50.0, log_level='warning'")
+    )
+    with Proc.python(*WORKER, "inc:app", cwd=folder) as proc:
+        wait_until(lambda: len(children(proc.pid)) == 3, "three worker processes")
+        listed = rows(command(*QDO, "config", "--app", "inc:app", "-o", "jsonl", cwd=folder))
+        found = {each["setting"]: each["value"] for each in listed}
+        assert (found["processes"], found["drain_seconds"]) == (3, 50.0)
+        registered = (*QDO, "workers", "--app", "inc:app", "-o", "jsonl")
+        wait_until(lambda: len(rows(command(*registered, cwd=folder))) == 3, "all registered")
+        proc.send(signal.SIGTERM)
+        assert proc.wait() == 0
+        # Before the import of the app, the parent knows only the default level.
+        assert [line for line in proc.output.splitlines() if "process 1 started" not in line] == []
 
 
 # --- the environment differs from the code ---
