@@ -66,11 +66,7 @@ def code_hint(settings: Settings, name: str) -> str:
 
     "" if the location does not depend on code that was not read.
     """
-    if is_code_known(settings) or settings.origin(name) != DEFAULT:
+    is_code_known = settings.origin("app") == code_origin(settings.app)
+    if is_code_known or settings.origin(name) != DEFAULT:
         return ""
     return f"; if the code of app {settings.app!r} sets another {name}, use --app MODULE:APP"
-
-
-def is_code_known(settings: Settings) -> bool:
-    """Return whether the settings include those that the app sets in code."""
-    return settings.origin("app") == code_origin(settings.app)

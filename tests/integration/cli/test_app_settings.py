@@ -52,6 +52,7 @@ def rows(ended: Ended) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.out.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_told_once_a_command_uses_what_the_app_uses(folder: Path, way: str) -> None:
     """A sent message is processed by the worker, and the list of queues shows it."""
@@ -65,6 +66,7 @@ def test_told_once_a_command_uses_what_the_app_uses(folder: Path, way: str) -> N
     assert not (folder / "qdo-data").exists()
 
 
+@pytest.mark.slow
 def test_every_command_uses_what_the_app_uses(folder: Path) -> None:
     """A message that becomes a dead letter is found, sent again and moved behind."""
     app = ("--app", "inc:app")
@@ -89,6 +91,7 @@ def test_every_command_uses_what_the_app_uses(folder: Path) -> None:
     assert not (folder / "qdo-data").exists()
 
 
+@pytest.mark.slow
 def test_the_parent_of_workers_uses_what_the_app_uses(folder: Path) -> None:
     """It never imports the app, and learns from its first worker how many others to start."""
     (folder / "inc.py").write_text(
