@@ -59,6 +59,11 @@ class JobModuleError(JobImportError):
     or install what it needs"""
 
 
+class AppImportError(UsageError):
+    """cannot import the app {target!r}{origin}: {reason}; fix it, start in the folder that
+    contains its module, or give --app NAME and, as options, what the app sets in code"""
+
+
 class NotSettledError(UsageError):
     """the app must {goal}, but {waiting}; {remedy}"""
 

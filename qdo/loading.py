@@ -10,12 +10,16 @@ from types import ModuleType
 from typing import Any
 
 from qdo.app import App
-from qdo.errors import JobImportError, JobModuleError, QdoError, UsageError
+from qdo.errors import AppImportError, JobImportError, JobModuleError, QdoError, UsageError
 from qdo.jobs.signatures import check_job
 from qdo.settings.settings import Settings
+from qdo.settings.values import from_origin
 from qdo.text import did_you_mean, one_line
 
-USAGE = "name an app with its jobs as MODULE:APP, or give --app NAME and --job MODULE:FUNCTION"
+USAGE = (
+    "name an app with its jobs as MODULE:APP, as an argument or in the setting `app`, or give "
+    "--app NAME and --job MODULE:FUNCTION"
+)
 _IMPORT = ("<frozen", os.path.dirname(importlib.__file__) + os.sep)
 """The code that imports modules."""
 _QDO_FOLDER = os.path.dirname(__file__) + os.sep
@@ -25,11 +29,11 @@ def prepare(settings: Settings, target: str | None = None) -> tuple[App, Setting
     """Return the app to work for and the settings in force.
 
     :param settings: as loaded from file, environment and flags.
-    :param target: MODULE:APP, or None to make an app around the settings `app` and `job`.
+    :param target: MODULE:APP, see `choose_target`.
     :raises JobImportError: the app, the job or a hook cannot be imported.
     :raises UsageError: the target and the settings name too little, or contradict each other.
     """
-    check_target(settings, target)
+    target = choose_target(settings, target)
     app = load_app(target) if target else _app_around_job(settings)
     if settings.job_context:
         app.hooks.replace_context(load_callable(settings.job_context))
@@ -43,11 +47,15 @@ def prepare(settings: Settings, target: str | None = None) -> tuple[App, Setting
     return app, app.use(settings)
 
 
-def check_target(settings: Settings, target: str | None) -> None:
-    """Raise UsageError unless the target and the settings name an app with jobs.
+def choose_target(settings: Settings, target: str | None) -> str | None:
+    """Return the app to import: the argument `target`, or else the setting `app`.
 
     Imports nothing: the parent of worker processes calls it.
+
+    :return: MODULE:APP, or None to make an app around the settings `app` and `job`.
+    :raises UsageError: the target and the settings name too little, or contradict each other.
     """
+    target = target or settings.target or None
     if target:
         _split(target)
         if settings.job:
@@ -57,6 +65,22 @@ def check_target(settings: Settings, target: str | None) -> None:
             )
     elif not settings.app or not settings.job:
         raise UsageError(reason=USAGE)
+    return target
+
+
+def load_named_app(settings: Settings) -> App:
+    """Import the app that the setting `app` names as MODULE:APP, for a command.
+
+    :raises AppImportError: the app cannot be imported.
+    """
+    try:
+        return load_app(settings.target)
+    except JobImportError as error:
+        raise AppImportError(
+            target=settings.target,
+            origin=from_origin(settings.origin("app")),
+            reason=error.details["reason"],
+        ) from error
 
 
 def load_app(target: str) -> App:
@@ -68,8 +92,10 @@ def load_app(target: str) -> App:
     app = _load(target)
     if isinstance(app, App):
         return app
-    advice = f"use --job {target}" if callable(app) else "create one with qdo.App(NAME)"
-    raise JobImportError(target=target, reason=f"it must be a qdo.App, got {_kind(app)}; {advice}")
+    raise JobImportError(
+        target=target,
+        reason=f"it must be a qdo.App, as qdo.App(NAME) creates it, got {_kind(app)}",
+    )
 
 
 def load_job(target: str) -> Any:

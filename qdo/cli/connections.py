@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from qdo.brokers.base import Broker
+from qdo.cli.app_settings import code_hint
 from qdo.cli.output import print_message
 from qdo.coordination.client import Address, Client, connect
 from qdo.coordination.znodes.layout import Layout
@@ -50,8 +51,11 @@ def _client(settings: Settings, stack: ExitStack) -> Client | None:
     # kazoo logs every failed attempt to stderr; the one line of our error is enough.
     logging.getLogger().addHandler(logging.NullHandler())
     path = Address.parse(settings.coordinator).path
-    if path is not None and not _exists(path):
-        print_message(f"hint: {path} does not exist yet: no worker has used this coordinator")
+    if path is not None and not file_exists(path):
+        print_message(
+            f"hint: {path} does not exist yet: no worker has used this coordinator"
+            f"{code_hint(settings, 'coordinator')}"
+        )
         return None
     client = connect(
         settings.coordinator,
@@ -66,13 +70,16 @@ def _client(settings: Settings, stack: ExitStack) -> Client | None:
 
 def _broker(settings: Settings, stack: ExitStack) -> Broker | None:
     path = settings.broker.removeprefix("sqlite:")
-    if path != settings.broker and not _exists(path):
-        print_message(f"hint: {path} does not exist yet: nothing was sent to this broker")
+    if path != settings.broker and not file_exists(path):
+        print_message(
+            f"hint: {path} does not exist yet: nothing was sent to this broker"
+            f"{code_hint(settings, 'broker')}"
+        )
         return None
     return stack.enter_context(open_broker_with_doorbell(settings, settings.app))
 
 
-def _exists(path: str) -> bool:
+def file_exists(path: str) -> bool:
     """Return whether a file exists.
 
     :raises DatabaseError: this user may not look; "nothing there" would be a false answer.

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from qdo._version import __version__
+from qdo.cli.app_settings import import_settings
 from qdo.cli.output import FORMATS, forget_stdout, print_message
 from qdo.errors import QdoError, UsageError
 from qdo.settings.settings import Settings, declarations
@@ -129,18 +130,24 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, each[2]) for name, each in self._table.items()])
 
 
-def with_settings(*names: str) -> Callable[[_Function], click.Command]:
+def with_settings(*names: str, import_app: bool = True) -> Callable[[_Function], click.Command]:
     """Give a function --config, --debug and an option for each named setting.
 
     The function gets the loaded settings as `settings`. Values of options are checked like those
     of all other sources of settings: an invalid value gives the same error everywhere.
+
+    :param import_app: if the setting `app` is MODULE:APP, import the app, so that the settings
+        given in its code apply.
     """
     chosen = [each for each in declarations() if each.name in names and each.kind != "tables"]
 
     def decorate(function: Any) -> Any:
         def call(config: str | None, **arguments: Any) -> Any:
             flags = {each.name: _given(arguments.pop(each.name)) for each in chosen}
-            return function(settings=load(flags=flags, config=config), **arguments)
+            settings = load(flags=flags, config=config)
+            if import_app:
+                settings = import_settings(settings, names)
+            return function(settings=settings, **arguments)
 
         update_wrapper(call, function)
         for each in reversed(chosen):
@@ -180,7 +187,7 @@ def _default(declaration: Declaration) -> str:
 
 
 _METAVARS = {
-    "app": "NAME",
+    "app": "NAME|MODULE:APP",
     "job": "MODULE:FUNCTION",
     "job_context": "MODULE:FUNCTION",
     "job_failure": "MODULE:FUNCTION",
@@ -231,7 +238,8 @@ def require_app(settings: Settings) -> str:
     """Return the name of the app; raise UsageError if none is given."""
     if not settings.app:
         raise UsageError(
-            reason="an app must be named; use --app NAME, QDO_APP=NAME, or "
-            'app = "NAME" in the settings file'
+            reason="an app must be named; use --app MODULE:APP, QDO_APP=MODULE:APP, or "
+            'app = "MODULE:APP" in the settings file; NAME is enough if the app has no settings '
+            "in code"
         )
     return settings.app

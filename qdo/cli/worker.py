@@ -7,7 +7,7 @@ import sys
 import click
 
 from qdo.cli.framework import EXIT_CODES, run, version_option, with_settings
-from qdo.loading import check_target
+from qdo.loading import choose_target
 from qdo.settings.settings import Settings
 
 SIGNALS = """\b
@@ -44,15 +44,16 @@ Signals:
     "drain_seconds",
     "log_level",
     "log_config",
+    import_app=False,  # the worker processes import it
 )
 @version_option
 def worker(target: str | None, settings: Settings) -> int:
     """Run workers of an app: they run its jobs for the queues that the rebalancer assigns.
 
-    Name the app as MODULE:APP, or use one function as its job: --app NAME --job
-    MODULE:FUNCTION. Modules are also searched in the current folder.
+    Name the app as MODULE:APP, here or in the setting `app`, or use one function as its job:
+    --app NAME --job MODULE:FUNCTION. Modules are also searched in the current folder.
     """
-    check_target(settings, target)
+    target = choose_target(settings, target)
     from qdo.worker.supervisor.supervisor import supervise
 
     return supervise(settings, target)

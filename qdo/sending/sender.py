@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _Self = TypeVar("_Self", bound="Sender")
 
 
+def code_origin(app: str) -> str:
+    """Return the origin of settings that an app of this name gives in code."""
+    return f"App({app!r})"
+
+
 class Sender:
     """The sending half of `qdo.App`.
 
@@ -31,12 +36,16 @@ class Sender:
     """
 
     def __init__(self, name: str, given: Mapping[str, Any]) -> None:
-        check_names(given, f"App({name!r})")
+        check_names(given, code_origin(name))
         self.name = name
         self.given: Mapping[str, Any] = {**given, "app": name}
         """Settings given in code."""
         if not name:
             raise SettingsError(name="app", reason="it must not be empty")
+        if ":" in name:
+            raise SettingsError(
+                name="app", reason=f"a name must not contain ':', as MODULE:APP does, got {name!r}"
+            )
         Settings(**self.given)
         self._settings: Settings | None = None
         self._lock = threading.Lock()
@@ -62,22 +71,27 @@ class Sender:
     @property
     def origin(self) -> str:
         """The origin of settings given in code, as `qdo config` and errors show it."""
-        return f"App({self.name!r})"
+        return code_origin(self.name)
 
     def use(self, settings: Settings) -> Settings:
         """Use settings that were loaded elsewhere; they override those given in code.
 
+        A setting `app` of the form MODULE:APP says which app workers and commands import. It says
+        nothing about an app that is already there.
+
         :return: the settings in force.
         :raises UsageError: they are for another app.
         """
-        if settings.app not in ("", self.name):
+        if settings.app not in ("", self.name) and not settings.target:
             raise UsageError(
                 reason=f"this is app {self.name!r}, but {settings.origin('app')} names "
                 f"{settings.app!r}"
             )
         merged = settings.underlaid(self.given, self.origin)
-        self._settings = merged if merged.app else merged.merged({"app": self.name}, self.origin)
-        return self._settings
+        if merged.app != self.name:
+            merged = merged.merged({"app": self.name}, self.origin)
+        self._settings = merged
+        return merged
 
     # --- sending ---
 

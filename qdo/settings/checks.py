@@ -48,17 +48,23 @@ def non_empty_globs(value: tuple[str, ...]) -> str | None:
     return globs(value) if value else "it must contain a glob; * matches every queue"
 
 
-def app_name(value: str) -> str | None:
-    """Check a text that is empty or the name of a znode."""
+def app(value: str) -> str | None:
+    """Check a text that is empty, the name of a znode, or MODULE:APP."""
+    if ":" in value:
+        return None if _is_reference(value) else f"it must be NAME or MODULE:APP, got {value!r}"
     fault = name_error(value) if value else None
     return f"{value!r} cannot be a znode name: {fault}" if fault else None
 
 
 def import_reference(value: str) -> str | None:
     """Check a text that is empty or MODULE:NAME."""
-    if not value or re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", value):
+    if not value or _is_reference(value):
         return None
     return f"it must have the form MODULE:NAME, got {value!r}"
+
+
+def _is_reference(value: str) -> bool:
+    return re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", value) is not None
 
 
 def broker_url(value: str) -> str | None:

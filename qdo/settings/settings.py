@@ -1,4 +1,4 @@
-"""All settings: one frozen object, from TOML file < QDO_* environment < flags.
+"""All settings: one frozen object, from code < TOML file < QDO_* environment < flags.
 
 Each setting is declared once, below, with its type, default, unit, limits and explanation. The
 command line and `qdo config` are generated from these declarations; the sample file and the
@@ -44,7 +44,9 @@ class Settings:
     """
 
     app: str = _setting(
-        "", "name of the app; all its data is stored below one znode", checks.app_name
+        "",
+        "the app: MODULE:APP, whose settings in code then apply, or only the name of its znode",
+        checks.app,
     )
     job: str = _setting(
         "",
@@ -219,6 +221,11 @@ class Settings:
         """Return where the value of a setting came from, such as "QDO_APP" or "default"."""
         return self.origins.get(name, DEFAULT)
 
+    @property
+    def target(self) -> str:
+        """The app as MODULE:APP, "" if the setting `app` is only a name."""
+        return self.app if ":" in self.app else ""
+
     def values(self) -> dict[str, Any]:
         """Return every setting by name, in the order of declaration."""
         return {each.name: getattr(self, each.name) for each in declarations()}
@@ -240,6 +247,11 @@ class Settings:
         check_names(values, origin)
         free = {name: value for name, value in values.items() if name not in self.origins}
         return self.merged(free, origin)
+
+    def overridden(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of `values` that differ from the present values."""
+        other = Settings(**values).values()
+        return {name: other[name] for name in values if other[name] != getattr(self, name)}
 
 
 _KINDS = {"tuple[QueuePolicy, ...]": "tables", "tuple[str, ...]": "globs"}

@@ -11,7 +11,7 @@ from gevent.event import Event
 
 from qdo.system.clock import clock
 from qdo.text import join_some, pluralize
-from qdo.worker.duties.membership import MemberApi
+from qdo.worker.duties.member_api import MemberApi
 from qdo.worker.engine.dispatcher import Dispatcher
 
 _log = logging.getLogger(__name__)

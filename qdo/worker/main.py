@@ -101,11 +101,16 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
 
     from qdo.coordination.znodes.layout import Layout
     from qdo.loading import prepare
-    from qdo.worker.duties.membership import MemberFactory
-    from qdo.worker.parent_link import ParentLink, send_files_forever
+    from qdo.system import logs
+    from qdo.worker.duties.member_factory import MemberFactory
+    from qdo.worker.parent_link import ParentLink, send_files_forever, send_settings
     from qdo.worker.worker import Worker
 
-    app, settings = prepare(settings, child["target"])
+    before = settings
+    app, settings = prepare(before, child["target"])
+    if (settings.log_level, settings.log_config) != (before.log_level, before.log_config):
+        logs.configure(settings.log_level, config=settings.log_config)
+    send_settings(pipe, settings)
     root = Layout.of(settings.app, settings.namespace).root
     parent = ParentLink(pipe, settings.coordinator, root)
     members = MemberFactory(settings, parent.on_session)

@@ -1,7 +1,8 @@
-"""The child's end of the pipe to its parent: reports sessions, notices the parent's death."""
+"""The child's end of the pipe to its parent: reports to it, and notices its death."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import socket
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import gevent
 
+from qdo.settings.settings import Settings
 from qdo.worker.imported_files import app_files
 
 FILES_SECONDS = 1.0
@@ -66,6 +68,14 @@ class ParentLink:
             _log.debug("the pipe to the parent broke: %s", error)
         self._gone = True
         on_death()
+
+
+def send_settings(pipe: socket.socket, settings: Settings) -> None:
+    """Send the parent the settings in force: the app may have some in code."""
+    try:
+        pipe.sendall(json.dumps({"settings": dataclasses.asdict(settings)}).encode() + b"\n")
+    except OSError as error:
+        _log.warning("cannot report the settings to the parent: %s", error)
 
 
 def send_files(pipe: socket.socket, files: Iterable[str]) -> None:

@@ -41,8 +41,7 @@ from gevent.event import Event
 from qdo.app import App
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import open_broker
-from qdo.jobs.policy import Policy
-from qdo.jobs.policy_tables import check_policies, policy_for
+from qdo.jobs.policy_tables import check_policies
 from qdo.message import Message
 from qdo.queues import QueueFilter
 from qdo.sending.doorbell import attach_doorbell
@@ -58,7 +57,9 @@ from qdo.worker.duties.checkpoint_progress import CheckpointProgress
 from qdo.worker.duties.discovery import Discovery, has_dynamic_queues
 from qdo.worker.duties.doorbell_listener import DoorbellListener
 from qdo.worker.duties.left_messages import LeftMessages
-from qdo.worker.duties.membership import ClaimEvents, CurrentMember, MemberFactory, MembershipLoop
+from qdo.worker.duties.member_api import CurrentMember
+from qdo.worker.duties.member_factory import MemberFactory
+from qdo.worker.duties.membership import ClaimEvents, MembershipLoop
 from qdo.worker.duties.queue_timers import QueueTimers
 from qdo.worker.duties.retention import Retention
 from qdo.worker.duties.runner import Duties, Duty
@@ -66,7 +67,7 @@ from qdo.worker.duties.status_report import StatusReport
 from qdo.worker.duties.time_limit import TimeLimit
 from qdo.worker.duties.watchdog import LoopWatchdog
 from qdo.worker.engine.compatibility import check_jobs
-from qdo.worker.engine.context import Engine
+from qdo.worker.engine.context import Engine, default_policy, policy_lookup
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.executors.base import Executor
@@ -101,9 +102,6 @@ class Worker:
         self._exit_process = self._process.exit
         self._executors = ExecutorRouter(settings, self._process.target, self._may_start)
         self._takes = QueueFilter(settings.queues, settings.exclude).matcher()
-        self._policy = Policy(
-            settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds
-        )
         self._stop = StopRequests()
         self._timers_changed = Event()
         self._duties = Duties(self._stop.wakeup.set)
@@ -134,7 +132,7 @@ class Worker:
         :raises UnreachableError: broker or coordinator cannot be reached at the start.
         """
         self._executors.check(self.app.jobs)
-        check_policies(self.app.jobs, self.settings.policies, self._policy)
+        check_policies(self.app.jobs, self.settings.policies, default_policy(self.settings))
         self._stop.open()
         try:
             self._broker = open_broker(self.settings.broker, self.app.name)
@@ -145,7 +143,8 @@ class Worker:
                     if each is not None:
                         stack.callback(each.close)
                 refuse = not self._process.restarted
-                check_jobs(self.app, self._broker, self._takes, self._policy_of, refuse=refuse)
+                policy_of = policy_lookup(self.app, self.settings)
+                check_jobs(self.app, self._broker, self._takes, policy_of, refuse=refuse)
                 code = self._serve()
             _log.info("step 6: the broker is closed; exit code %d", code)
             return code
@@ -153,10 +152,6 @@ class Worker:
             self.state = "stopped"
             SIGN.show(False)
             self._stop.close()
-
-    def _policy_of(self, queue: str) -> Policy:
-        job = self.app.job_for(queue)
-        return policy_for(queue, job, self.settings.policies, self._policy)
 
     def _serve(self) -> int:
         settings = self.settings

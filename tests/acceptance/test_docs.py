@@ -147,7 +147,7 @@ def test_the_kinesis_page_happens_as_shown(shell: Shell, moto_url: str, aws_stre
     ran = 0
     for command, shown in steps(session):
         # The app is called as the stream is, and stays.
-        own = re.sub(r"='clicks'|/clicks\?|clicks clicks", _renamed(aws_stream), command)
+        own = re.sub(r"='clicks'|/clicks\?|clicks:app clicks", _renamed(aws_stream), command)
         found = shell.run(f"{setting.replace('/clicks?', f'/{aws_stream}?')}; {own}")
         assert plain(found) == plain("\n".join(shown)), command
         ran += 1

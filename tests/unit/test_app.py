@@ -426,6 +426,8 @@ def test_settings_in_code_are_checked_at_once() -> None:
     with pytest.raises(SettingsError, match="setting app"):
         App("a/b")
     with pytest.raises(SettingsError, match="setting app"):
+        App("a:b")
+    with pytest.raises(SettingsError, match="setting app"):
         App("")
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from qdo import Settings
+from qdo import App, Settings
 from qdo.errors import JobImportError, JobModuleError, UsageError
-from qdo.loading import check_target, load_app, load_job, prepare
+from qdo.loading import choose_target, load_app, load_job, prepare
 
 _numbers = itertools.count()
 Maker = Callable[[str], str]
@@ -155,11 +155,11 @@ def test_modules_that_fail(module: Maker, source: str, reason: str) -> None:
 
 
 def test_an_app_must_be_one(module: Maker) -> None:
-    """A function is pointed to --job."""
+    """The error shows what it is instead."""
     name = module(JOBS)
-    with pytest.raises(JobImportError, match=rf"--job {name}:greet"):
+    with pytest.raises(JobImportError, match="of type function"):
         load_app(f"{name}:greet")
-    with pytest.raises(JobImportError, match=r"qdo\.App\(NAME\)"):
+    with pytest.raises(JobImportError, match=r"qdo\.App\(NAME\).* 5 of type int"):
         load_app(f"{name}:number")
 
 
@@ -179,10 +179,20 @@ def test_an_app_of_another_name(module: Maker) -> None:
 def test_too_little_is_named(settings: Settings) -> None:
     """The error shows both ways to name an app."""
     with pytest.raises(UsageError, match="MODULE:APP"):
-        check_target(settings, None)
+        choose_target(settings, None)
+
+
+def test_the_setting_app_is_a_target() -> None:
+    """An argument overrides it, and it does not contradict the name of the imported app."""
+    named = Settings(app="m:one")
+    assert choose_target(named, None) == "m:one"
+    assert choose_target(named, "m:two") == "m:two"
+    assert App("two").use(named).app == "two"
 
 
 def test_too_much_is_named() -> None:
     """An app and a job contradict each other; the error names the source of the job."""
     with pytest.raises(UsageError, match=r"m:app.*m:f.*QDO_JOB"):
-        check_target(Settings(job="m:f", origins={"job": "QDO_JOB"}), "m:app")
+        choose_target(Settings(job="m:f", origins={"job": "QDO_JOB"}), "m:app")
+    with pytest.raises(UsageError, match=r"m:app.*m:f.*QDO_JOB"):
+        choose_target(Settings(app="m:app", job="m:f", origins={"job": "QDO_JOB"}), None)

@@ -1,4 +1,4 @@
-"""`qdo config`: every setting in force, with its origin."""
+"""`qdo config`: every setting with its value and origin."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from typing import Any
 
 import click
 
+from qdo.cli.app_settings import import_app, report_overridden
 from qdo.cli.framework import output_option, with_settings
-from qdo.cli.output import emit
+from qdo.cli.output import emit, print_message
 from qdo.settings.settings import Settings, declarations
+
+NAMES = tuple(each.name for each in declarations())
 
 
 @click.command()
-@with_settings(*(each.name for each in declarations()))
+@with_settings(*NAMES, import_app=False)
 @output_option
 def config(form: str, settings: Settings) -> None:
-    """List every setting with its value, unit and origin."""
+    """List every setting with its value, unit and origin.
+
+    With --app MODULE:APP these are the settings in force, including those in the app's code.
+    """
+    app, settings = import_app(settings)
+    code = {} if app is None else Settings(**app.given).values()
     items = [
         {
             "setting": each.name,
@@ -24,6 +32,7 @@ def config(form: str, settings: Settings) -> None:
             "unit": each.unit,
             "origin": settings.origin(each.name),
             "default": each.default,
+            "code": _shown(code[each.name]) if app and each.name in app.given else None,
             "help": each.help,
         }
         for each in declarations()
@@ -43,6 +52,13 @@ def config(form: str, settings: Settings) -> None:
             "help": "MEANING",
         },
     )
+    if app is not None:
+        report_overridden(app, settings, NAMES)
+    else:
+        print_message(
+            "hint: settings in the code of an app are not included, and override defaults; use "
+            '--app MODULE:APP, QDO_APP=MODULE:APP, or app = "MODULE:APP" in the settings file'
+        )
 
 
 def _shown(value: Any) -> Any:

@@ -52,11 +52,11 @@ def dead_letters() -> None:
     """Manage dead letters: messages that failed in their last attempt.
 
     \b
-    qdo dead-letters --app mail
-    qdo dead-letters show --app mail QUEUE ID
-    qdo dead-letters retry --app mail QUEUE ID
-    qdo dead-letters retry --app mail 'eu-*' --error Timeout --newer 2h
-    qdo dead-letters export --app mail > letters.jsonl
+    qdo dead-letters --app mail:app
+    qdo dead-letters show --app mail:app QUEUE ID
+    qdo dead-letters retry --app mail:app QUEUE ID
+    qdo dead-letters retry --app mail:app 'eu-*' --error Timeout --newer 2h
+    qdo dead-letters export --app mail:app > letters.jsonl
 
     Without a command, list them. ID is the id of a message or its position.
     """

@@ -13,6 +13,7 @@ from io import BufferedReader
 import click
 
 from qdo.brokers.base import Broker, SendOptions
+from qdo.cli.app_settings import code_hint
 from qdo.cli.durations import parse_duration, parse_time
 from qdo.cli.framework import require_app, with_settings
 from qdo.cli.json_lines import (
@@ -66,11 +67,11 @@ def send(
     """Send a message with a JSON BODY to QUEUE, or one for each line of a file.
 
     \b
-    qdo send --app hello greetings '{"name": "Ada"}'
-    qdo send --app hello greetings '{"name": "Ada"}' --delay 15m
+    qdo send --app hello:app greetings '{"name": "Ada"}'
+    qdo send --app hello:app greetings '{"name": "Ada"}' --delay 15m
     qdo send --app churn --file commits.jsonl --queue-field repo
     qdo send --app images thumbnails --raw --file photo.jpg --header content-type=image/jpeg
-    producer | qdo send --app hello greetings --file -
+    producer | qdo send --app hello:app greetings --file -
 
     A message is durable once it is reported as sent. An invalid line ends the command: everything
     before it is sent, and the number of sent messages is reported on stderr.
@@ -176,9 +177,14 @@ def _send_one(settings: Settings, app: str, message: NewMessage) -> None:
 
 @contextmanager
 def _broker(settings: Settings, app: str, options: SendOptions | None) -> Iterator[Broker]:
+    hint = code_hint(settings, "broker")
+    path = settings.broker.removeprefix("sqlite:")
+    is_new = bool(hint) and not os.path.exists(path)
     with open_broker_with_doorbell(settings, app) as broker:
         check_terms(broker.capabilities, options, settings.broker)
         yield broker
+    if is_new:
+        print_message(f"hint: created {path}{hint}")
 
 
 def _send_file(

@@ -16,7 +16,7 @@ from qdo.brokers.base import Broker
 from qdo.errors import QdoError
 from qdo.queues import name_error
 from qdo.text import describe
-from qdo.worker.duties.membership import CurrentMember, LeaderApi
+from qdo.worker.duties.member_api import CurrentMember, LeaderApi
 from qdo.worker.duties.queue_reconciler import QueueReconciler
 from qdo.worker.duties.runner import Duty
 

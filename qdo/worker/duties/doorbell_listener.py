@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import gevent
 
-from qdo.worker.duties.membership import CurrentMember, DoorbellApi
+from qdo.worker.duties.member_api import CurrentMember, DoorbellApi
 from qdo.worker.duties.runner import Duty
 from qdo.worker.engine.slot import Slot, SlotState
 

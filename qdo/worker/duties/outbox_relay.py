@@ -13,7 +13,7 @@ from qdo.brokers.base import Broker
 from qdo.errors import UnsupportedError
 from qdo.outbox import DEDUP_SECONDS
 from qdo.text import describe, pluralize
-from qdo.worker.duties.membership import CurrentMember
+from qdo.worker.duties.member_api import CurrentMember
 from qdo.worker.duties.runner import Duty
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin
 from qdo.errors import CorruptNodeError
 from qdo.text import describe, pluralize
-from qdo.worker.duties.membership import Change, LeaderApi
+from qdo.worker.duties.member_api import Change, LeaderApi
 from qdo.worker.duties.queue_inventory import QueueInventory
 
 _log = logging.getLogger(__name__)

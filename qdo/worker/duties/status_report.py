@@ -13,7 +13,7 @@ import gevent
 
 from qdo._version import __version__
 from qdo.settings.settings import Settings
-from qdo.worker.duties.membership import CurrentMember
+from qdo.worker.duties.member_api import CurrentMember
 from qdo.worker.duties.runner import Duty
 from qdo.worker.engine.counters import Counters
 from qdo.worker.engine.dispatcher import Dispatcher

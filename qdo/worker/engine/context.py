@@ -31,6 +31,17 @@ class JobContext:
     value: Any = None
 
 
+def default_policy(settings: Settings) -> Policy:
+    """Return the policy of queues for which neither job nor settings have one."""
+    return Policy(settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds)
+
+
+def policy_lookup(app: App, settings: Settings) -> Callable[[str], Policy]:
+    """Return a function that returns the failure policy of a queue."""
+    default = default_policy(settings)
+    return lambda queue: policy_for(queue, app.job_for(queue), settings.policies, default)
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """The shared parts of one worker process's engine; `build` makes them.
@@ -79,7 +90,6 @@ class Engine:
         :param in_flight: where turns record the message in flight; memory of this process by
             default.
         """
-        default = Policy(settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds)
         observers = Observers(app.hooks.observers)
         return cls(
             app=app,
@@ -90,9 +100,7 @@ class Engine:
             observers=observers,
             in_flight=InFlightTable(1) if in_flight is None else in_flight,
             permits=LanePermits(settings.concurrency),
-            policy_of=lambda queue: policy_for(
-                queue, app.job_for(queue), settings.policies, default
-            ),
+            policy_of=policy_lookup(app, settings),
             on_stop=on_stop,
             clock=clock,
             jitter=jitter,

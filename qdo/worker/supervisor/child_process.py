@@ -36,6 +36,8 @@ class ChildProcess:
     """A running worker process, leader of its own process group and session.
 
     :ivar sessions: its open coordinator sessions, as it reported them.
+    :ivar settings: the settings in force, those in the app's code included, as it reported them;
+        None before.
     :ivar files: the app's source files, as it reported them; only with the setting `reload`.
     :ivar in_flight: after `reap`, the messages that were in flight when it died. If it was killed
         because one of them blocked its loop, only that one.
@@ -61,6 +63,7 @@ class ChildProcess:
     ) -> None:
         self.name = name
         self.sessions: list[Session] = []
+        self.settings: Settings | None = None
         self.files: list[str] = []
         self._coordinator = settings.coordinator
         self._session_timeout = settings.session_timeout_seconds
@@ -180,6 +183,9 @@ class ChildProcess:
     def _handle(self, line: bytes) -> None:
         try:
             value = json.loads(line)
+            if "settings" in value:
+                self.settings = Settings(**value["settings"])
+                return
             if "files" in value:
                 self.files = list(map(str, value["files"]))
                 return

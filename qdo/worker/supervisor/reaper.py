@@ -38,12 +38,13 @@ class Reaper:
 
     :ivar left: descriptors of the receipt stores of dead children, for the next child to
         release. The parent that takes one closes it.
+    :ivar settings: the settings in force.
     :param wakeup: called from another thread when sessions are closed.
     """
 
     def __init__(self, settings: Settings, wakeup: Callable[[], None]) -> None:
         self.left: list[int] = []
-        self._settings = settings
+        self.settings = settings
         self._wakeup = wakeup
         self._dying: list[_DyingProcess] = []
         self._closers: list[SessionCloser] = []
@@ -66,7 +67,7 @@ class Reaper:
         """
         code = child.reap()
         if child.registered:
-            give_up_at = time.monotonic() + self._settings.session_timeout_seconds
+            give_up_at = time.monotonic() + self.settings.session_timeout_seconds
             in_flight = [] if stopping and child.blamed is None else child.in_flight
             reason = _exit_reason(child, code)
             self._dying.append(_DyingProcess(child, give_up_at, in_flight, reason))
@@ -102,11 +103,11 @@ class Reaper:
         closer = SessionCloser(
             f"{child.name} (pid {child.pid})",
             child.sessions,
-            self._settings.session_timeout_seconds,
+            self.settings.session_timeout_seconds,
             self._wakeup,
             dying.in_flight,
             dying.reason,
-            positions_of(self._settings.broker),
+            positions_of(self.settings.broker),
             after=child.keeper,
         )
         self._closers.append(closer)

@@ -137,7 +137,7 @@ class _ProcessSlot:
 class RestartPolicy:
     """The slots of one parent.
 
-    :ivar size: number of worker processes to keep.
+    :ivar size: number of worker processes to start with.
     :ivar drain_seconds: how long a worker may take to drain and to close its broker.
     :ivar watching: a worker that cannot start waits for `reload` if its app may be the reason.
     :ivar burst: nobody waits for a burst worker that cannot start: it is not restarted, not even
@@ -155,8 +155,15 @@ class RestartPolicy:
 
     def start(self, now: float) -> list[Action]:
         """Start a process in every slot."""
-        self._slots = [_ProcessSlot() for _ in range(self.size)]
-        return [self._spawn(slot, now) for slot in range(self.size)]
+        return self.grow(self.size, now)
+
+    def grow(self, size: int, now: float) -> list[Action]:
+        """Start processes in further slots until there are `size`."""
+        if self.stop:
+            return []
+        first = len(self._slots)
+        self._slots += [_ProcessSlot() for _ in range(first, size)]
+        return [self._spawn(slot, now) for slot in range(first, len(self._slots))]
 
     def registered(self, slot: int, open_session: bool) -> None:
         """Record that the process of a slot opened a coordinator session, or closed its own."""

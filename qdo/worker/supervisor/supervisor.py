@@ -1,7 +1,8 @@
 """The parent process: starts, restarts, stops and reaps worker processes.
 
 It is a plain single-threaded loop without gevent, and never imports the app: whatever the app
-does to its worker, the parent keeps running. It sleeps until a signal, a child's report or a due
+does to its worker, the parent keeps running. Settings in the app's code, such as `processes`, apply
+when the first child reports them. The parent sleeps until a signal, a child's report or a due
 time. `qdo.worker.supervisor.restarts` decides what to do, `qdo.worker.supervisor.reaper` reaps.
 
 =============  ==================================================================
@@ -87,9 +88,9 @@ class _Parent:
         self._target = target
         self._argv = argv
         self._kind = kind
-        drain_seconds = max(settings.drain_seconds, closing_seconds(settings.broker))
+        self._in_force = settings
         self._policy = RestartPolicy(
-            settings.processes, drain_seconds, settings.reload, settings.burst
+            settings.processes, _drain_seconds(settings), settings.reload, settings.burst
         )
         self._reaper = Reaper(settings, self._wake_up)
         self._loops = BlockedLoops(settings.session_timeout_seconds)
@@ -220,7 +221,22 @@ class _Parent:
         child = self._children[slot]
         if not child.receive():
             self._selector.unregister(child.pipe)
+        if child.settings is not None and child.settings != self._in_force:
+            self._use(child.settings)
         self._update(slot, child)
+
+    def _use(self, settings: Settings) -> None:
+        """Apply the settings in force. Children import the app: they get those without its code."""
+        before = self._in_force
+        self._in_force = self._reaper.settings = settings
+        if (settings.log_level, settings.log_config) != (before.log_level, before.log_config):
+            logs.configure(settings.log_level, config=settings.log_config)
+        prepare_closing(settings.coordinator)
+        if settings.reload and self._watcher is None:
+            self._watcher = SourceWatcher()
+            self._policy.watching = True
+        self._policy.drain_seconds = _drain_seconds(settings)
+        self._do(self._policy.grow(settings.processes, time.monotonic()))
 
     def _update(self, slot: int, child: ChildProcess) -> None:
         """Pass on the reports of a child."""
@@ -297,6 +313,10 @@ _STOPPING = {
     StopLevel.ABORT: "aborting jobs; send it again to kill the workers",
     StopLevel.KILL: "killing the workers",
 }
+
+
+def _drain_seconds(settings: Settings) -> float:
+    return max(settings.drain_seconds, closing_seconds(settings.broker))
 
 
 def _name(slot: int) -> str:

@@ -76,8 +76,8 @@ def test_send_one(cli: Run) -> None:
     ended = cli("send", "--app", "a", "q", '{"n": 1}', "--key", "k", "--header", "h=x=y")
     assert ended.code == 0
     assert len(ended.out.strip()) == 36
-    assert ended.err == ""
     assert stored("a", "q") == [({"n": 1}, "k")]
+    assert cli("send", "--app", "a", "q", "2").err == ""
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_wrong_usage(cli: Run, arguments: tuple[str, ...], reason: str) -> None:
 
 
 def test_an_app_must_be_named(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By flag, variable or file."""
+    """By option, variable or file."""
     ended = cli("send", "q", "1")
     assert ended.code == 2
     assert ended.err.count("\n") == 1
-    assert all(way in ended.err for way in ("--app NAME", "QDO_APP=NAME", 'app = "NAME"'))
+    assert all(way in ended.err for way in ("--app MODULE:APP", "QDO_APP=", 'app = "MODULE:APP"'))
     monkeypatch.setenv("QDO_APP", "a")
     assert cli("send", "q", "1").code == 0
     monkeypatch.delenv("QDO_APP")
@@ -127,13 +127,15 @@ def test_send_file(cli: Run) -> None:
     """Queue and key come from fields of each line; the count is reported."""
     Path("in.jsonl").write_text('{"q": "a", "k": 1}\n\n{"q": "b", "k": "x"}\n{"q": "a", "k": 2}')
     ended = cli("send", "--app", "a", "-f", "in.jsonl", "--queue-field", "q", "--key-field", "k")
-    assert ended == Ended(0, "", "sent 3 messages\n")
+    assert (ended.code, ended.out, ended.err.splitlines()[0]) == (0, "", "sent 3 messages")
     assert [key for _, key in stored("a", "a")] == ["1", "2"]
     assert stored("a", "b") == [({"q": "b", "k": "x"}, "x")]
 
 
 def test_send_standard_input(cli: Run, stdin: Callable[[bytes], None]) -> None:
     """All lines can go to one queue; then they need not be objects."""
+    with App("a") as app:
+        app.send("another queue", 0)
     stdin(b'1\n"two"\n')
     assert cli("send", "--app", "a", "q", "--file", "-") == Ended(0, "", "sent 2 messages\n")
     assert stored("a", "q") == [(1, None), ("two", None)]

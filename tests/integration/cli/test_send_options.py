@@ -62,9 +62,9 @@ def test_delays(cli: Run) -> None:
 
 def test_a_deduplication_key(cli: Run) -> None:
     """The second prints the id of the first."""
-    first = cli("q", "1", "--dedup-key", "k")
-    assert cli("q", "2", "--dedup-key", "k", "--dedup-seconds", "1h") == first
-    assert cli("q", "3", "--dedup-key", "other") != first
+    first = cli("q", "1", "--dedup-key", "k").out
+    assert cli("q", "2", "--dedup-key", "k", "--dedup-seconds", "1h").out == first
+    assert cli("q", "3", "--dedup-key", "other").out != first
     assert [body for body, _, _ in stored("q")] == [b"1", b"3"]
 
 

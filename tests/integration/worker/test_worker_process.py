@@ -87,11 +87,13 @@ class Child:
         return Path(self._errors.name).read_text()
 
     def told(self) -> list[dict[str, Any]]:
-        """Return the report of the ended process to its parent."""
+        """Return the reports of the ended process about its sessions to its parent."""
         data = b""
         while chunk := self.pipe.recv(65536):
             data += chunk
-        return [json.loads(line) for line in data.splitlines()]
+        reports = [json.loads(line) for line in data.splitlines()]
+        assert [*reports[0]] == ["settings"]
+        return reports[1:]
 
     def wait(self) -> int:
         return self.process.wait(DEADLINE_SECONDS)

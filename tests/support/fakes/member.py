@@ -14,7 +14,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.worker.duties.burst import FleetSurvey
-from qdo.worker.duties.membership import MemberFactory
+from qdo.worker.duties.member_factory import MemberFactory
 
 
 class FakeMember:

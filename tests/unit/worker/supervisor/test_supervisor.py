@@ -35,6 +35,16 @@ def test_start_spawns_a_process_in_every_slot():
     assert policy.next_at is None
 
 
+def test_grow_spawns_only_what_is_missing():
+    """Each worker reports the number in the code of the app; while all stop, none is started."""
+    policy = started()
+    assert policy.grow(3, 1.0) == [Spawn(1), Spawn(2)]
+    assert policy.grow(3, 1.0) == []
+    assert policy.grow(2, 1.0) == []
+    assert policy.drain(2.0) == [Terminate(0), Terminate(1), Terminate(2)]
+    assert policy.grow(4, 2.0) == []
+
+
 def test_killed_worker_restarts_after_a_tenth_of_a_second():
     policy = started()
     assert policy.exited(0, SIGKILL, 100.0) == [Restart(0, 0.1)]

@@ -1,0 +1,109 @@
+"""Opens sessions at the coordinator and makes the member of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import gevent
+
+from qdo.brokers.registry import positions_of
+from qdo.coordination.client import Client, connect
+from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
+from qdo.coordination.member import Member, MemberListener
+from qdo.coordination.protocol.options import MemberOptions
+from qdo.coordination.znodes.layout import Layout
+from qdo.queues import QueueFilter
+from qdo.settings.settings import Settings
+from qdo.worker.duties.burst import FleetSurvey, fleet_survey
+from qdo.worker.duties.member_api import MemberApi
+
+OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
+
+
+class MemberFactory:
+    """Opens sessions and makes the member of each.
+
+    :ivar connect_seconds: how long one attempt to connect or register may take.
+    :ivar awaits_exclusions: this worker reads which queues are marked as deleted. As leader it
+        assigns no queue before it has read them; see `coordination.protocol.rebalancer`.
+    :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
+    :param on_session: called with id and password of every session, and with its timeout, before
+        anything is written in it; and with None after the worker closed it.
+    """
+
+    def __init__(
+        self, settings: Settings, on_session: OnSession = lambda session, timeout: None
+    ) -> None:
+        self.connect_seconds = settings.connect_seconds
+        self.awaits_exclusions = False
+        self.on_doorbell: Callable[[str], None] | None = None
+        self._settings = settings
+        self._layout = Layout.of(settings.app, settings.namespace)
+        self._positions = positions_of(settings.broker)
+        self._on_session = on_session
+        self._client: Client | None = None
+        self._member: MemberApi | None = None
+
+    def make(self, listener: MemberListener, component: Mapping[str, Any]) -> MemberApi:
+        """Return a member with a session of its own, not registered yet.
+
+        :raises UnreachableError: the coordinator does not respond in time.
+        """
+        settings = self._settings
+        client = connect(
+            settings.coordinator,
+            handler="gevent",
+            session_timeout_seconds=settings.session_timeout_seconds,
+        )
+        try:
+            client.open(settings.connect_seconds)
+        except gevent.GreenletExit:  # the worker drains
+            client.stop()
+            raise
+        self._client = client
+        if client.client_id is not None:
+            self._on_session(client.client_id, client.negotiated_timeout_seconds)
+        self._member = member = Member(
+            client,
+            self._layout,
+            listener,
+            component=component,
+            on_doorbell=self.on_doorbell,
+            options=MemberOptions(
+                checkpoint_seconds=settings.checkpoint_seconds,
+                filter=QueueFilter(settings.queues, settings.exclude),
+                wait_for_deleted=self.awaits_exclusions,
+                positions=self._positions,
+            ),
+        )
+        return member
+
+    def close(self, member: MemberApi) -> bool:
+        """Stop a member and close its session; return whether its session is over.
+
+        If the coordinator does not confirm that, the parent closes the session after this process.
+        """
+        member.stop()
+        over = self._client is None or self._client.session_over
+        self._client = self._member = None
+        if over:
+            self._on_session(None, None)
+        return over
+
+    def count_interrupted(self, in_flight: Sequence[InFlight], reason: str) -> int:
+        """Count an attempt for each message that was in flight when an earlier session ended.
+
+        :returns: the number of counted attempts.
+        :raises UnreachableError: the connection is lost.
+        """
+        if self._client is None or not in_flight:
+            return 0
+        counted = count_interrupted(self._client, self._layout, in_flight, reason, self._positions)
+        return len(counted)
+
+    def survey(self, queues: Iterable[str]) -> FleetSurvey:
+        """Return who has these queues, see `fleet_survey`; without a session, no worker."""
+        if self._client is None or self._member is None:
+            return FleetSurvey(sorted(queues), {})
+        return fleet_survey(self._client, self._layout, self._positions, self._member.name, queues)
