@@ -59,6 +59,13 @@ class JobModuleError(JobImportError):
     or install what it needs"""
 
 
+class BrokerMismatchError(UsageError):
+    """the messages of app {app!r} are in the file that a worker on host {first_host} opened as
+    {first_address}, and {address} on host {host} is another file; start this worker with the same
+    broker; workers on several machines need a broker that they reach over the network, such as
+    SQS. To change to another file, stop all workers of the app and run `qdo broker --reset`"""
+
+
 class NotSettledError(UsageError):
     """the app must {goal}, but {waiting}; {remedy}"""
 
@@ -277,6 +284,13 @@ class NotFoundError(QdoError):
 
 class AwsNotFoundError(NotFoundError):
     """{what} {name!r} does not exist in region {region}: {remedy}"""
+
+
+class WorkersRegisteredError(QdoError):
+    """workers of app {app!r} are registered and use the present broker file: {workers}; stop
+    them, then repeat the command"""
+
+    exit_code = 5
 
 
 class NotBlockedError(QdoError):

@@ -137,6 +137,7 @@ class Worker:
         self._stop.open()
         try:
             self._broker = open_broker(self.settings.broker, self.app.name)
+            self._members.broker_identity = self._broker.identity
             self._members.awaits_exclusions = has_dynamic_queues(self._broker)
             notifier = attach_doorbell(self._broker, self.settings, self.app.name)
             with contextlib.ExitStack() as stack:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,11 +21,14 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.member import Member, MemberListener
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.options import MemberOptions
+from qdo.coordination.session_setup import check_broker
+from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QdoError, UnreachableError
 from qdo.queues import QueueFilter
 from qdo.settings.settings import Settings
+from qdo.system.sqlite import absolute
 from qdo.text import describe
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.runner import Duty
@@ -136,6 +140,7 @@ class MemberFactory:
     :ivar connect_seconds: how long one attempt to connect or register may take.
     :ivar awaits_exclusions: this worker reads which queues are marked as deleted. As leader it
         assigns no queue before it has read them; see `coordination.protocol.rebalancer`.
+    :ivar broker_identity: the `Broker.identity` of this worker's broker.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     :param on_session: called with id and password of every session before anything is written
         in it, and with None after the worker closed it.
@@ -144,6 +149,7 @@ class MemberFactory:
     def __init__(self, settings: Settings, on_session: OnSession = lambda session: None) -> None:
         self.connect_seconds = settings.connect_seconds
         self.awaits_exclusions = False
+        self.broker_identity = ""
         self.on_doorbell: Callable[[str], None] | None = None
         self._settings = settings
         self._layout = Layout.of(settings.app, settings.namespace)
@@ -156,6 +162,7 @@ class MemberFactory:
         """Return a member with a session of its own, not registered yet.
 
         :raises UnreachableError: the coordinator does not respond in time.
+        :raises BrokerMismatchError: the workers of the app use another broker file.
         """
         settings = self._settings
         client = connect(
@@ -167,6 +174,13 @@ class MemberFactory:
             client.open(settings.connect_seconds)
         except gevent.GreenletExit:  # the worker drains
             client.stop()
+            raise
+        try:
+            # Before the parent learns of the session: it would restart a worker that had one.
+            self._check_broker(client)
+        except BaseException:
+            client.stop()
+            client.close()
             raise
         self._client = client
         if client.client_id is not None:
@@ -185,6 +199,12 @@ class MemberFactory:
             ),
         )
         return member
+
+    def _check_broker(self, client: Client) -> None:
+        if self.broker_identity:
+            address = absolute(self._settings.broker)
+            node = BrokerNode(self.broker_identity, address, socket.gethostname())
+            check_broker(client, self._layout, node, self.connect_seconds)
 
     def close(self, member: MemberApi) -> bool:
         """Stop a member and close its session; return whether its session is over.
