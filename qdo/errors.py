@@ -70,6 +70,11 @@ class NotSettledError(UsageError):
     """the app must {goal}, but {waiting}; {remedy}"""
 
 
+class NoJobError(UsageError):
+    """the app has no job for {waiting}; register a job whose glob matches, or expect this with
+    without_job=[{globs}]"""
+
+
 class PolicyError(UsageError):
     """{where}: {reason}"""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.ops import status
 from qdo.settings.settings import Settings
+from qdo.text import join_some
 
 
 @click.command()
@@ -31,6 +33,7 @@ def workers(form: str, settings: Settings) -> None:
             item["started"] = _moment(item.get("started"))
         for item, each in zip(items, found, strict=True):
             item["filter"] = str(each.takes)
+            item["jobs"] = join_some(each.takes.jobs)
     columns = {
         "worker": "WORKER",
         "queues": "QUEUES",
@@ -41,9 +44,12 @@ def workers(form: str, settings: Settings) -> None:
         "started": "STARTED",
         "version": "VERSION",
         "filter": "FILTER",
+        "jobs": "JOBS",
     }
-    if all(each.takes.everything for each in found):
+    if not any(str(each.takes) for each in found):
         del columns["filter"]
+    if all("*" in each.takes.jobs for each in found):
+        del columns["jobs"]
     emit("qdo.workers/1", items, form, columns)
 
 
@@ -52,7 +58,7 @@ def _worker_item(each: status.WorkerStatus) -> dict[str, Any]:
         "worker": each.worker,
         "queues": each.queues,
         "assigned": each.assigned,
-        "filter": {"queues": each.takes.queues, "exclude": each.takes.exclude},
+        "filter": asdict(each.takes),
     }
     return {**known, **dict(each.details), **known}
 

@@ -293,19 +293,19 @@ class Rebalancer(Machine):
         return [queue for queue in queues if queue not in deleted] if deleted else queues
 
     def _report_unmatched(self, unmatched: list[str]) -> None:
-        """Log the queues that match no worker's filter, whenever they change."""
+        """Log the queues that no worker takes, whenever they change."""
         if unmatched == self._unmatched:
             return
         if unmatched:
             shown = ", ".join(unmatched[:NAMES_SHOWN])
             log.warning(
-                "rebalancer: %d queues are excluded by all workers (--queues, --exclude) and are "
-                "not processed; start a worker that takes them: %s",
+                "rebalancer: %d queues are not processed, because no worker takes them (no job, "
+                "--queues or --exclude); start a worker that has a job for them: %s",
                 len(unmatched),
                 shown + ("" if len(unmatched) <= NAMES_SHOWN else ", ..."),
             )
         else:
-            log.info("rebalancer: no queue is excluded by all workers any longer")
+            log.info("rebalancer: every queue has a worker that takes it")
         self._unmatched = unmatched
 
     # --- publishing -------------------------------------------------------------------

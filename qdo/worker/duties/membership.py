@@ -26,7 +26,7 @@ from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QdoError, UnreachableError
-from qdo.queues import QueueFilter
+from qdo.queues import EVERYTHING
 from qdo.settings.settings import Settings
 from qdo.system.sqlite import absolute
 from qdo.text import describe
@@ -140,6 +140,7 @@ class MemberFactory:
     :ivar connect_seconds: how long one attempt to connect or register may take.
     :ivar awaits_exclusions: this worker reads which queues are marked as deleted. As leader it
         assigns no queue before it has read them; see `coordination.protocol.rebalancer`.
+    :ivar filter: the queues that this worker takes.
     :ivar broker_identity: the `Broker.identity` of this worker's broker.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     :param on_session: called with id and password of every session before anything is written
@@ -149,6 +150,7 @@ class MemberFactory:
     def __init__(self, settings: Settings, on_session: OnSession = lambda session: None) -> None:
         self.connect_seconds = settings.connect_seconds
         self.awaits_exclusions = False
+        self.filter = EVERYTHING
         self.broker_identity = ""
         self.on_doorbell: Callable[[str], None] | None = None
         self._settings = settings
@@ -193,7 +195,7 @@ class MemberFactory:
             on_doorbell=self.on_doorbell,
             options=MemberOptions(
                 checkpoint_seconds=settings.checkpoint_seconds,
-                filter=QueueFilter(settings.queues, settings.exclude),
+                filter=self.filter,
                 wait_for_deleted=self.awaits_exclusions,
                 positions=self._positions,
             ),
