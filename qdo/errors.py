@@ -64,8 +64,20 @@ class AppImportError(UsageError):
     contains its module, or give --app NAME and, as options, what the app sets in code"""
 
 
+class BrokerMismatchError(UsageError):
+    """the messages of app {app!r} are in the file that a worker on host {first_host} opened as
+    {first_address}, and {address} on host {host} is another file; start this worker with the same
+    broker; workers on several machines need a broker that they reach over the network, such as
+    SQS. To change to another file, stop all workers of the app and run `qdo broker --reset`"""
+
+
 class NotSettledError(UsageError):
     """the app must {goal}, but {waiting}; {remedy}"""
+
+
+class NoJobError(UsageError):
+    """the app has no job for {waiting}; register a job whose glob matches, or expect this with
+    without_job=[{globs}]"""
 
 
 class PolicyError(UsageError):
@@ -280,6 +292,13 @@ class NotFoundError(QdoError):
 
 class AwsNotFoundError(NotFoundError):
     """{what} {name!r} does not exist in region {region}: {remedy}"""
+
+
+class WorkersRegisteredError(QdoError):
+    """workers of app {app!r} are registered and use the present broker file: {workers}; stop
+    them, then repeat the command"""
+
+    exit_code = 5
 
 
 class NotBlockedError(QdoError):

@@ -1,11 +1,11 @@
-"""Names of queues, and the filter of a worker: globs of queues to take and to exclude."""
+"""Names of queues, and the filter of a worker: globs of its settings and of its jobs."""
 
 from __future__ import annotations
 
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from qdo.errors import QueueNameError
@@ -13,15 +13,21 @@ from qdo.errors import QueueNameError
 
 @dataclass(frozen=True, slots=True)
 class QueueFilter:
-    """A queue is taken if a glob of `queues` matches its name and none of `exclude` does."""
+    """A queue is taken if a glob of `queues` and one of `jobs` match its name, and no `exclude`.
+
+    :ivar queues: globs of the setting `queues`.
+    :ivar exclude: globs of the setting `exclude`.
+    :ivar jobs: globs of the jobs of the worker's app.
+    """
 
     queues: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ("*",)
 
     @property
     def everything(self) -> bool:
         """Whether it takes every queue, whatever its name."""
-        return "*" in self.queues and not self.exclude
+        return "*" in self.queues and "*" in self.jobs and not self.exclude
 
     def canonical(self) -> QueueFilter:
         """Return the same filter for every spelling of "all queues"."""
@@ -32,16 +38,15 @@ class QueueFilter:
         if self.everything:
             return _always
         wanted, excluded = _pattern(self.queues), _pattern(self.exclude)
-        if not self.exclude:
-            return lambda queue: wanted(queue) is not None
-        return lambda queue: wanted(queue) is not None and excluded(queue) is None
+        has_job = _pattern(self.jobs)
+        return lambda queue: bool(wanted(queue) and has_job(queue)) and not excluded(queue)
 
     def takes(self, queue: str) -> bool:
         """Return whether a queue is taken."""
         return self.matcher()(queue)
 
     def __str__(self) -> str:
-        """Return it in the form of command-line options, "" for everything."""
+        """Return it in the form of command-line options, "" for everything with a job."""
         wanted = [] if self.queues == ("*",) else [f"--queues {glob}" for glob in self.queues]
         return " ".join([*wanted, *(f"--exclude {glob}" for glob in self.exclude)])
 
@@ -49,11 +54,23 @@ class QueueFilter:
 EVERYTHING = QueueFilter()
 
 
+def why_untaken(queue: str, filters: Collection[QueueFilter]) -> str | None:
+    """Return why no worker with one of these filters takes a queue; None if one does.
+
+    None also without any filter: then there is no worker at all.
+    """
+    if not filters or any(each.takes(queue) for each in filters):
+        return None
+    jobs = any(QueueFilter(jobs=each.jobs).takes(queue) for each in filters)
+    return "excluded by all workers" if jobs else "no job"
+
+
 def _always(queue: str) -> bool:
     return True
 
 
-def _pattern(globs: Iterable[str]) -> Callable[[str], re.Match[str] | None]:
+@functools.lru_cache(maxsize=256)
+def _pattern(globs: tuple[str, ...]) -> Callable[[str], re.Match[str] | None]:
     return re.compile("|".join(map(fnmatch.translate, globs)) or r"(?!)").match
 
 

@@ -109,6 +109,8 @@ class Broker(abc.ABC):
     :ivar catalog: its queues.
     :ivar dead_letters: the messages that failed for the last time.
     :ivar id_node: 48-bit node of the UUIDs made from positions (`message.message_id`).
+    :ivar identity: random id of a broker that is a file: workers of an app with different files
+        would not see each other's messages. "" if workers anywhere reach the same broker.
     :ivar on_sent: a broker with a doorbell calls it with the queues of messages that can be
         received now; it returns at once and raises nothing.
     """
@@ -117,6 +119,7 @@ class Broker(abc.ABC):
     catalog: QueueCatalog
     dead_letters: DeadLetterStore
     id_node: int
+    identity: str = ""
     positions: Positions = TIME_POSITIONS
     on_sent: Callable[[Iterable[str]], None] | None = None
 

@@ -19,6 +19,11 @@ COMMANDS = {
     ),
     "seek": ("qdo.cli.commands.seek", "seek", "Move a queue to another position."),
     "unblock": ("qdo.cli.commands.unblock", "unblock_queue", "Resume a blocked queue."),
+    "broker": (
+        "qdo.cli.commands.broker",
+        "broker",
+        "Show the broker file that the workers share.",
+    ),
     "tree": (
         "qdo.cli.commands.tree",
         "tree",

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
-from kazoo.exceptions import KazooException
+from kazoo.exceptions import KazooException, NodeExistsError
 from kazoo.retry import KazooRetry
 
 from qdo.coordination.client import Client
 from qdo.coordination.leader_queues import unreachable
 from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
+from qdo.errors import BrokerMismatchError
 from qdo.system.clock import clock
+
+_Result = TypeVar("_Result")
 
 
 def prepare_session(client: Client, layout: Layout, timeout_seconds: float) -> Lease:
@@ -19,6 +26,35 @@ def prepare_session(client: Client, layout: Layout, timeout_seconds: float) -> L
 
     :raises CoordinatorUnreachableError: not done within this time, or the session is lost.
     """
+    return _retried(partial(_prepare, client, layout), client, layout, timeout_seconds)
+
+
+def check_broker(
+    client: Client, layout: Layout, broker: BrokerNode, timeout_seconds: float
+) -> None:
+    """Compare the broker file of a worker with that of the first worker of its app.
+
+    Workers with different files would share the queues by name, and each would miss the messages
+    in the files of the others.
+
+    :raises CoordinatorUnreachableError: not done within this time, or the session is lost.
+    :raises BrokerMismatchError: it is another file.
+    """
+    read = partial(_first_broker, client, layout, broker)
+    first = _retried(read, client, layout, timeout_seconds)
+    if first.id != broker.id:
+        raise BrokerMismatchError(
+            app=layout.root.rpartition("/")[2],
+            address=broker.address,
+            host=broker.host,
+            first_address=first.address,
+            first_host=first.host,
+        )
+
+
+def _retried(
+    step: Callable[[], _Result], client: Client, layout: Layout, timeout_seconds: float
+) -> _Result:
     # Retries if the connection is lost, but not if the session is lost.
     retry = KazooRetry(
         max_tries=-1,
@@ -29,10 +65,10 @@ def prepare_session(client: Client, layout: Layout, timeout_seconds: float) -> L
         deadline=timeout_seconds,
     )
     try:
-        lease: Lease = retry(partial(_prepare, client, layout))
+        result: _Result = retry(step)
     except KazooException as error:
         raise unreachable(layout, error) from error
-    return lease
+    return result
 
 
 def _prepare(client: Client, layout: Layout) -> Lease:
@@ -44,3 +80,11 @@ def _prepare(client: Client, layout: Layout) -> Lease:
     transaction.check(layout.workers, -1)
     transaction.commit()
     return Lease(client.negotiated_timeout_seconds or 0.0, client.heard_at or sent_at)
+
+
+def _first_broker(client: Client, layout: Layout, mine: BrokerNode) -> BrokerNode:
+    """Return the broker file of the first worker, which may be this one."""
+    if not client.exists(layout.broker):
+        with contextlib.suppress(NodeExistsError):
+            client.create(layout.broker, mine.encode(), makepath=True)
+    return BrokerNode.parse(client.get(layout.broker)[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from qdo.brokers.base import Broker
@@ -17,6 +17,7 @@ from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import QdoError
 from qdo.ops.backlogs import ask
 from qdo.ops.worker_status import component_nodes, details_of
+from qdo.queues import QueueFilter, why_untaken
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class QueueStatus:
     :ivar dead_letters: number of dead letters; None if the broker did not return it.
     :ivar fault: why the queue is not processed: its node cannot be read, for instance.
     :ivar error: why the broker did not return the backlog.
-    :ivar untaken: the filters of all registered workers exclude this queue.
+    :ivar untaken: why no registered worker takes this queue, None if one does.
     :ivar waits_for: queues that must be finished before this one may begin.
     :ivar marks: failure record of the failing message; it tells whether the queue is blocked.
     :ivar also_blocking: failure records of further messages that wait for an operator.
@@ -53,7 +54,7 @@ class QueueStatus:
     delayed: int = 0
     marks: FailureRecord | None = None
     also_blocking: tuple[FailureRecord, ...] = ()
-    untaken: bool = False
+    untaken: str | None = None
     position: str | None = None
     approximate: bool = False
     behind_seconds: float | None = None
@@ -81,7 +82,7 @@ class Snapshot:
     :ivar names: the queues to report.
     :ivar nodes: their queue nodes, with faults; and those of the queues they wait for.
     :ivar workers: registered workers; None without a coordinator.
-    :ivar filters: predicates, one for each different filter of the workers that stay.
+    :ivar filters: the different filters of the workers that stay.
     :ivar listed: queues that the broker lists.
     :ivar dead_letters: number of dead letters by queue; or the error of the request.
     :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
@@ -95,7 +96,7 @@ class Snapshot:
     names: Sequence[str]
     nodes: Mapping[str, QueueNode]
     workers: Collection[str]
-    filters: Sequence[Callable[[str], bool]]
+    filters: Collection[QueueFilter]
     listed: Collection[str]
     dead_letters: Mapping[str, int] | QdoError
     backlogs: Mapping[str, Backlog | QdoError | None]
@@ -191,7 +192,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     answer = snapshot.backlogs.get(queue)
     backlog = answer if isinstance(answer, Backlog) else None
     lag = snapshot.lags.get(queue)
-    filters, dead = snapshot.filters, snapshot.dead_letters
+    dead = snapshot.dead_letters
     return QueueStatus(
         queue=queue,
         owner=node.owner or None,
@@ -204,7 +205,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         delayed=backlog.delayed if backlog else 0,
         marks=node.failure,
         also_blocking=tuple(each for each in node.blocking if each is not node.failure),
-        untaken=bool(filters) and not any(takes(queue) for takes in filters),
+        untaken=why_untaken(queue, snapshot.filters),
         position=node.position,
         approximate=backlog is not None and backlog.approximate,
         behind_seconds=lag if backlog is None or lag is not None else backlog.behind_seconds,
@@ -254,11 +255,11 @@ def _is_finished(node: QueueNode | None, end: str | None) -> bool:
     return node is not None and end is not None and node.position == end
 
 
-def _filters(client: Client, layout: Layout, workers: Iterable[str]) -> list[Callable[[str], bool]]:
-    """Return a predicate on queue names for each different filter of the workers that stay."""
+def _filters(client: Client, layout: Layout, workers: Iterable[str]) -> set[QueueFilter]:
+    """Return the different filters of the workers that stay."""
     nodes = read_nodes(client, [layout.worker(name) for name in workers])
     parsed = [WorkerNode.parse(node.data) for node in nodes]
-    return [takes.matcher() for takes in {node.filter for node in parsed if not node.draining}]
+    return {node.filter for node in parsed if not node.draining}
 
 
 def _queue_nodes(client: Client, layout: Layout, glob: str) -> dict[str, QueueNode]:

@@ -7,16 +7,17 @@ or stops, a new one resumes from the recorded progress, as in a fleet.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
 from qdo.app import App
 from qdo.coordination.queue_admin import Which, with_seek, with_unblock
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.errors import NotSettledError, UsageError
+from qdo.errors import NoJobError, NotSettledError, UsageError
 from qdo.jobs.options import is_async
 from qdo.ops.unblock import Decision
+from qdo.queues import QueueFilter
 from qdo.settings.settings import Settings
 from qdo.testing.clock import TOLERANCE_SECONDS, Clock
 from qdo.testing.fault_injection import SendingBroker
@@ -27,6 +28,7 @@ from qdo.testing.outboxes import KitRelay
 from qdo.testing.process import Process
 from qdo.testing.results import Results
 from qdo.testing.state import State
+from qdo.text import join_some, pluralize
 
 MOST_ATTEMPTS = 100_000
 LONGEST_SECONDS = 366 * 86_400.0
@@ -43,6 +45,7 @@ class TestKit(Results):
     :param clock: a clock to share with another kit.
     :param chance: returns the random number of each backoff. The default is always 1: each
         backoff takes its full time, the same in every run.
+    :param without_job: glob, or globs, of queues whose messages may remain without a job.
     :param most_attempts: a run that starts more jobs than this ends with a UsageError.
     :param settings: settings by name; they override those given in code.
     :raises UsageError: another kit tests the app already, or is open with another clock.
@@ -57,6 +60,7 @@ class TestKit(Results):
         *,
         clock: Clock | None = None,
         chance: Callable[[], float] = lambda: 1.0,
+        without_job: str | Iterable[str] = (),
         most_attempts: int = MOST_ATTEMPTS,
         **settings: Any,
     ) -> None:
@@ -66,6 +70,8 @@ class TestKit(Results):
         store = MemoryStore(self.clock.position)
         world = State(app, chosen, self.clock, store, chance, most=most_attempts)
         super().__init__(world, SendingBroker(store, app.name, self._reach))
+        globs = (without_job,) if isinstance(without_job, str) else tuple(without_job)
+        self._expected = QueueFilter(globs)
         self._relay = KitRelay(app, self.broker)
         self._process: Process | None = None
         self._stack: list[Process] = []
@@ -76,7 +82,22 @@ class TestKit(Results):
             self._undo = undo.pop_all()
 
     def close(self) -> None:
-        """Close the remaining job contexts, and restore the app's own broker."""
+        """Close the remaining job contexts, and restore the app's own broker.
+
+        :raises NoJobError: messages remain in queues without a job, and this was not expected.
+        """
+        left = {
+            queue: count
+            for queue, count in self._without_job().items()
+            if not self._expected.takes(queue)
+        }
+        self._close()
+        if left:
+            what = [f"{pluralize(n, 'message')} of queue {queue!r}" for queue, n in left.items()]
+            globs = ", ".join(map(repr, left))
+            raise NoJobError(waiting=join_some(what), globs=globs)
+
+    def _close(self) -> None:
         with self._undo:
             processes = [*self._dead, *([self._process] if self._process is not None else [])]
             self._dead, self._process = [], None
@@ -93,7 +114,10 @@ class TestKit(Results):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self._close()
 
     # --- sending and running ------------------------------------------------------------
 

@@ -84,6 +84,15 @@ class Results:
         """Return the backlog after `last`, and the number of delayed messages."""
         return self.broker.catalog.backlog(queue, self.last(queue))
 
+    def _without_job(self) -> dict[str, int]:
+        """Return the number of messages by queue, delayed ones too, of queues without a job."""
+        found = {}
+        for queue in self.broker.catalog.names():
+            if self._world.app.job_for(queue) is None:
+                backlog = self.backlog(queue)
+                found[queue] = backlog.count + backlog.delayed
+        return {queue: count for queue, count in found.items() if count}
+
     def _describe_waiting(self) -> str:
         """Return what waits for a time, for an error."""
         retries = [

@@ -43,7 +43,6 @@ from qdo.brokers.base import Broker
 from qdo.brokers.registry import open_broker
 from qdo.jobs.policy_tables import check_policies
 from qdo.message import Message
-from qdo.queues import QueueFilter
 from qdo.sending.doorbell import attach_doorbell
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
@@ -74,6 +73,7 @@ from qdo.worker.executors.base import Executor
 from qdo.worker.executors.limit import LimitedExecutor
 from qdo.worker.executors.router import ExecutorRouter
 from qdo.worker.process_context import ProcessContext
+from qdo.worker.queue_filter import filter_of
 from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore
 from qdo.worker.stop_requests import StopRequests
 
@@ -101,7 +101,6 @@ class Worker:
         self._members = members if members is not None else MemberFactory(settings)
         self._exit_process = self._process.exit
         self._executors = ExecutorRouter(settings, self._process.target, self._may_start)
-        self._takes = QueueFilter(settings.queues, settings.exclude).matcher()
         self._stop = StopRequests()
         self._timers_changed = Event()
         self._duties = Duties(self._stop.wakeup.set)
@@ -136,6 +135,8 @@ class Worker:
         self._stop.open()
         try:
             self._broker = open_broker(self.settings.broker, self.app.name)
+            self._members.filter = takes = filter_of(self.app, self.settings)
+            self._members.broker_identity = self._broker.identity
             self._members.awaits_exclusions = has_dynamic_queues(self._broker)
             notifier = attach_doorbell(self._broker, self.settings, self.app.name)
             with contextlib.ExitStack() as stack:
@@ -144,7 +145,7 @@ class Worker:
                         stack.callback(each.close)
                 refuse = not self._process.restarted
                 policy_of = policy_lookup(self.app, self.settings)
-                check_jobs(self.app, self._broker, self._takes, policy_of, refuse=refuse)
+                check_jobs(self.app, self._broker, takes.matcher(), policy_of, refuse=refuse)
                 code = self._serve()
             _log.info("step 6: the broker is closed; exit code %d", code)
             return code
@@ -254,10 +255,8 @@ class Worker:
             self._members.on_doorbell = listener.rang
             yield listener
         if settings.burst:
-            survey = self._members.survey
-            yield Burst(
-                self.app, self._broker, self._takes, survey, self._is_idle, self._stop.finish
-            )
+            takes, survey = self._members.filter.matcher(), self._members.survey
+            yield Burst(self.app, self._broker, takes, survey, self._is_idle, self._stop.finish)
         if settings.max_seconds:
             yield TimeLimit(settings.max_seconds, self._stop.finish)
 

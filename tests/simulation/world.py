@@ -17,7 +17,7 @@ from tests.simulation.switches import Switches
 
 FILTERS = (
     EVERYTHING,
-    QueueFilter(("q0", "q1")),
+    QueueFilter(jobs=("q0", "q1")),
     QueueFilter(("q[1-9]*",)),
     QueueFilter(exclude=("q0",)),
 )

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.queues import EVERYTHING, QueueFilter
+from qdo.queues import EVERYTHING, QueueFilter, why_untaken
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,36 @@ def test_what_a_filter_takes(
     takes = QueueFilter(queues, exclude)
     assert [takes.takes(name) for name in taken] == [True] * len(taken)
     assert [takes.takes(name) for name in left] == [False] * len(left)
+
+
+def test_a_filter_takes_only_queues_with_a_job() -> None:
+    """A glob of each kind must match; without a star, it does not take everything."""
+    takes = QueueFilter(("mail-*", "sms-*"), ("*-vip",), jobs=("mail-*", "fax-*"))
+    names = ["mail-1", "mail-vip", "sms-1", "fax-1"]
+    assert [name for name in names if takes.takes(name)] == ["mail-1"]
+    assert not QueueFilter(jobs=("mail-*",)).everything
+    assert QueueFilter(jobs=("mail-*", "*")).everything
+    assert not QueueFilter(jobs=()).takes("mail-1")
+
+
+@pytest.mark.parametrize(
+    ("filters", "reason"),
+    [
+        ([], None),
+        ([EVERYTHING], None),
+        ([QueueFilter(jobs=("sms-*",)), QueueFilter(jobs=("mail-*",))], None),
+        ([QueueFilter(jobs=("sms-*",))], "no job"),
+        ([QueueFilter(("sms-*",), jobs=("sms-*",))], "no job"),
+        ([QueueFilter(("sms-*",))], "excluded by all workers"),
+        (
+            [QueueFilter(exclude=("mail-*",)), QueueFilter(jobs=("sms-*",))],
+            "excluded by all workers",
+        ),
+    ],
+)
+def test_an_untaken_queue_has_a_reason(filters: list[QueueFilter], reason: str | None) -> None:
+    """A missing job comes first: without it, another setting would not help."""
+    assert why_untaken("mail-1", filters) == reason
 
 
 def test_a_filter_is_shown_as_it_is_given() -> None:
@@ -53,6 +83,13 @@ def test_a_worker_node_says_what_its_worker_takes() -> None:
     }
     assert WorkerNode.parse(node.encode()) == node
     assert json.loads(WorkerNode(("a",)).encode()) == {"queues": ["a"]}
+    jobs = WorkerNode((), filter=QueueFilter(jobs=("mail-*",)))
+    assert json.loads(jobs.encode())["filter"] == {
+        "queues": ["*"],
+        "exclude": [],
+        "jobs": ["mail-*"],
+    }
+    assert WorkerNode.parse(jobs.encode()) == jobs
 
 
 @pytest.mark.parametrize(

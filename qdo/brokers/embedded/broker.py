@@ -71,6 +71,7 @@ class EmbeddedBroker(Broker):
             try:
                 with translated(path):
                     (self.id_node,) = self._reading.execute("SELECT node FROM file").fetchone()
+                self.identity = f"{self.id_node:012x}"
                 self._watch = ReplacedFileCheck(path)
                 self._writer = Writer(path, app, self._wakeups, clock)
                 self.catalog = EmbeddedCatalog(self._reading, path, app)

@@ -100,7 +100,8 @@ def _owner(item: dict[str, Any]) -> str | None:
         return f"{owner} (gone)" if item["owner_gone"] else owner
     if item["waits_for"]:
         return f"waits for {', '.join(item['waits_for'])}"
-    return "excluded by all workers" if item["untaken"] else None
+    untaken: str | None = item["untaken"]
+    return untaken
 
 
 def _count(backlog: int | None, approximate: bool) -> str | int | None:

@@ -50,9 +50,6 @@ def unblock_queue(
     """
     require_app(settings)
     decision = _decision(retry, skip, dead_letter)
-    if everything and message is not None:
-        raise UsageError(reason="give --message or --all, not both")
-    positions = positions_of(settings.broker)
     if decision == "dead-letter":
         _check_store(settings.broker)
     if everything and message is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
+from qdo.text import join_some
 
 
 @click.command()
@@ -38,6 +40,7 @@ def workers(form: str, settings: Settings) -> None:
             item["reported"] = f"{short_duration(time.time() - item['reported'])} ago"
         for item, each in zip(items, found, strict=True):
             item["filter"] = str(each.takes)
+            item["jobs"] = join_some(each.takes.jobs)
     columns = {
         "worker": "WORKER",
         "queues": "QUEUES",
@@ -49,9 +52,12 @@ def workers(form: str, settings: Settings) -> None:
         "started": "STARTED",
         "version": "VERSION",
         "filter": "FILTER",
+        "jobs": "JOBS",
     }
-    if all(each.takes.everything for each in found):
+    if not any(str(each.takes) for each in found):
         del columns["filter"]
+    if all("*" in each.takes.jobs for each in found):
+        del columns["jobs"]
     emit("qdo.workers/1", items, form, columns)
 
 
@@ -61,7 +67,7 @@ def _worker_item(each: WorkerStatus) -> dict[str, Any]:
         "queues": each.queues,
         "assigned": each.assigned,
         "reported": each.reported,
-        "filter": {"queues": each.takes.queues, "exclude": each.takes.exclude},
+        "filter": asdict(each.takes),
     }
     return {**known, **dict(each.details), **known}
 

@@ -284,10 +284,7 @@ class Rebalancer(Machine):
             self._assignments.write(changes)
 
     def _planned(self, queues: Sequence[str]) -> Sequence[str]:
-        """Return the queues to distribute.
-
-        A deleted queue would count in the share of a worker, and bring it no work.
-        """
+        """Return the queues to distribute: deleted ones bring no work, but would count as load."""
         deleted = self._deleted
         if deleted is None:
             assigned = self._assignments.queues()
@@ -295,17 +292,18 @@ class Rebalancer(Machine):
         return [queue for queue in queues if queue not in deleted] if deleted else queues
 
     def _report_unmatched(self, unmatched: list[str]) -> None:
-        """Log the queues that match no worker's filter, whenever they change."""
+        """Log the queues that no worker takes, whenever they change."""
         if unmatched == self._unmatched:
             return
         if unmatched:
             log.warning(
-                "rebalancer: all workers exclude %s; start a worker that takes: %s",
+                "rebalancer: no worker takes %s (no job, --queues or --exclude), and their messages"
+                " wait; start a worker that has a job for them: %s",
                 pluralize(len(unmatched), "queue"),
                 join_some(unmatched, NAMES_SHOWN),
             )
         else:
-            log.info("rebalancer: no queue is excluded by all workers any longer")
+            log.info("rebalancer: every queue has a worker that takes it")
         self._unmatched = unmatched
 
     # --- publishing -------------------------------------------------------------------

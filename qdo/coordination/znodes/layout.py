@@ -65,6 +65,10 @@ class Layout:
         return f"{self.root}/doorbells"
 
     @property
+    def broker(self) -> str:
+        return f"{self.root}/broker"
+
+    @property
     def persistent(self) -> tuple[str, ...]:
         """The nodes that must exist before a worker registers."""
         return (

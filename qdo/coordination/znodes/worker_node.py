@@ -41,11 +41,14 @@ class WorkerNode:
         if self.draining:
             value["draining"] = True
         if self.filter != EVERYTHING:
-            value["filter"] = {
-                "queues": list(self.filter.queues),
-                "exclude": list(self.filter.exclude),
-            }
+            value["filter"] = dump_filter(self.filter)
         return encode(value)
+
+
+def dump_filter(takes: QueueFilter) -> dict[str, list[str]]:
+    """Return a filter as JSON; jobs that match every queue are left out, as in older nodes."""
+    value = {"queues": list(takes.queues), "exclude": list(takes.exclude)}
+    return value if "*" in takes.jobs else {**value, "jobs": list(takes.jobs)}
 
 
 def parse_filter(value: Any) -> QueueFilter:
@@ -53,7 +56,9 @@ def parse_filter(value: Any) -> QueueFilter:
     if not isinstance(value, dict):
         return EVERYTHING
     return QueueFilter(
-        string_tuple(value.get("queues")) or EVERYTHING.queues, string_tuple(value.get("exclude"))
+        string_tuple(value.get("queues")) or EVERYTHING.queues,
+        string_tuple(value.get("exclude")),
+        string_tuple(value.get("jobs")) or EVERYTHING.jobs,
     )
 
 

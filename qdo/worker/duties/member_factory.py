@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,12 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.member import Member, MemberListener
 from qdo.coordination.protocol.options import MemberOptions
+from qdo.coordination.session_setup import check_broker
+from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
-from qdo.queues import QueueFilter
+from qdo.queues import EVERYTHING
 from qdo.settings.settings import Settings
+from qdo.system.sqlite import absolute
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.member_api import MemberApi
 
@@ -27,6 +31,8 @@ class MemberFactory:
     :ivar connect_seconds: how long one attempt to connect or register may take.
     :ivar awaits_exclusions: this worker reads which queues are marked as deleted. As leader it
         assigns no queue before it has read them; see `coordination.protocol.rebalancer`.
+    :ivar filter: the queues that this worker takes.
+    :ivar broker_identity: the `Broker.identity` of this worker's broker.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     :param on_session: called with id and password of every session, and with its timeout, before
         anything is written in it; and with None after the worker closed it.
@@ -37,6 +43,8 @@ class MemberFactory:
     ) -> None:
         self.connect_seconds = settings.connect_seconds
         self.awaits_exclusions = False
+        self.filter = EVERYTHING
+        self.broker_identity = ""
         self.on_doorbell: Callable[[str], None] | None = None
         self._settings = settings
         self._layout = Layout.of(settings.app, settings.namespace)
@@ -49,6 +57,7 @@ class MemberFactory:
         """Return a member with a session of its own, not registered yet.
 
         :raises UnreachableError: the coordinator does not respond in time.
+        :raises BrokerMismatchError: the workers of the app use another broker file.
         """
         settings = self._settings
         client = connect(
@@ -61,6 +70,13 @@ class MemberFactory:
         except gevent.GreenletExit:  # the worker drains
             client.stop()
             raise
+        try:
+            # Before the parent learns of the session: it would restart a worker that had one.
+            self._check_broker(client)
+        except BaseException:
+            client.stop()
+            client.close()
+            raise
         self._client = client
         if client.client_id is not None:
             self._on_session(client.client_id, client.negotiated_timeout_seconds)
@@ -72,12 +88,18 @@ class MemberFactory:
             on_doorbell=self.on_doorbell,
             options=MemberOptions(
                 checkpoint_seconds=settings.checkpoint_seconds,
-                filter=QueueFilter(settings.queues, settings.exclude),
+                filter=self.filter,
                 wait_for_deleted=self.awaits_exclusions,
                 positions=self._positions,
             ),
         )
         return member
+
+    def _check_broker(self, client: Client) -> None:
+        if self.broker_identity:
+            address = absolute(self._settings.broker)
+            node = BrokerNode(self.broker_identity, address, socket.gethostname())
+            check_broker(client, self._layout, node, self.connect_seconds)
 
     def close(self, member: MemberApi) -> bool:
         """Stop a member and close its session; return whether its session is over.

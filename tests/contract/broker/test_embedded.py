@@ -282,3 +282,14 @@ def test_a_sender_that_died_before_it_rang_is_noticed(
     assert woken.wait(20)
     stop()
     broker.close()
+
+
+def test_a_file_keeps_its_identity_and_another_has_its_own(path: str, tmp_path: Path) -> None:
+    """Workers compare it; an app has no part in it."""
+    found = []
+    for place, app in ((path, "a"), (path, "b"), (str(tmp_path / "other.db"), "a")):
+        broker = EmbeddedBroker(place, app)
+        found.append(broker.identity)
+        broker.close()
+    assert found[0] == found[1] != found[2]
+    assert all(found)

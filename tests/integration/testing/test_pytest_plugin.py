@@ -104,6 +104,35 @@ def test_other(qdo_kit):
 """
 
 
+UNKNOWN = """
+import qdo
+
+app = qdo.App("unknown")
+
+
+@app.job("mail-*")
+def job(message, context):
+    pass
+
+
+def test_misspelled(qdo_kit):
+    qdo_kit(app).send("mial-1", 1)
+
+
+def test_expected(qdo_kit):
+    qdo_kit(app, without_job="mial-*").send("mial-1", 1)
+"""
+
+
+def test_messages_without_a_job_fail_their_test(metadata: Path, tmp_path: Path) -> None:
+    """Unless the test expects them."""
+    (tmp_path / "test_unknown.py").write_text(UNKNOWN)
+    said = pytests(metadata, tmp_path, code=1)
+    assert "NoJobError" in said
+    assert "mial-1" in said
+    assert "2 passed, 1 error" in said
+
+
 def test_a_crash_that_never_came_fails_its_test(metadata: Path, tmp_path: Path) -> None:
     """Such a test is invalid; the next one starts with a new kit."""
     (tmp_path / "test_sleeper.py").write_text(SLEEPER)

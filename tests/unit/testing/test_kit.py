@@ -16,6 +16,7 @@ import pytest
 
 import qdo
 from qdo.errors import (
+    NoJobError,
     NotBlockedError,
     NotFoundError,
     NotSettledError,
@@ -125,11 +126,43 @@ def test_every_run_is_the_same(stage: KitSetup) -> None:
 def test_messages_of_a_queue_without_a_job_wait(stage: KitSetup) -> None:
     """As in a worker; the others are run."""
     stage.job(queues="known")
-    with TestKit(stage.app) as kit:
+    with TestKit(stage.app, without_job="un*") as kit:
         kit.send("unknown", 1)
         kit.send("known", 2)
         kit.run_until_idle()
         assert (kit.waiting("unknown"), kit.done()) == ([1], [2])
+
+
+def test_messages_that_remain_without_a_job_fail_the_test(stage: KitSetup) -> None:
+    """Also delayed ones; the app gets its broker back all the same."""
+    stage.job(queues="known")
+    kit = TestKit(stage.app, without_job=["fax-*", "letter"])
+    kit.send("misspelled", 1)
+    kit.send("misspelled", 2, delay_seconds=60)
+    for queue in ("other", "fax-1", "letter", "known"):
+        kit.send(queue, 1)
+    kit.run_until_idle()
+    with pytest.raises(NoJobError) as caught:
+        kit.close()
+    assert caught.value.details == {
+        "waiting": "2 messages of queue 'misspelled', 1 message of queue 'other'",
+        "globs": "'misspelled', 'other'",
+    }
+    with TestKit(stage.app) as again:
+        assert again.waiting("misspelled") == []
+
+
+def test_another_failure_of_the_test_comes_first(stage: KitSetup) -> None:
+    """A missing job does not hide it."""
+    stage.job(queues="known")
+
+    def fails() -> None:
+        with TestKit(stage.app) as kit:
+            kit.send("unknown", 1)
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fails()
 
 
 def test_what_never_comes_to_rest_is_ended(stage: KitSetup) -> None:
@@ -626,7 +659,7 @@ def test_the_app_gets_its_own_broker_back(tmp_path: Path) -> None:
     with qdo.App("mine", broker=f"sqlite:{tmp_path}/messages.db") as app:
         settings = app.use(qdo.Settings(app="mine", attempts=7))
         app.send("q", 1)
-        with TestKit(app) as kit:
+        with TestKit(app, without_job="q") as kit:
             app.close()
             app.send("q", 2)
             assert app.broker is kit.broker

@@ -22,6 +22,7 @@ FILTERS = st.builds(
     QueueFilter,
     st.lists(st.sampled_from(["*", "a*", "b*", "c*"]), min_size=1, max_size=2).map(tuple),
     st.lists(st.sampled_from(["a*", "b*", "c1"]), max_size=1).map(tuple),
+    st.lists(st.sampled_from(["*", "a*", "?1"]), min_size=1, max_size=2).map(tuple),
 )
 
 
@@ -153,6 +154,23 @@ def test_a_worker_that_takes_nothing_here_changes_nothing(fleet: Fleet) -> None:
     after, _ = plan_filtered(queues, joined, before)
     assert after.pop("newcomer") == []
     assert moves(before, after) == 0
+
+
+def test_a_job_of_a_new_version_moves_only_its_queues() -> None:
+    """In a rolling deploy the other queues stay, unless the load requires a move."""
+    old = QueueFilter(jobs=("a*",))
+    new = QueueFilter(jobs=("a*", "b*"))
+    queues = [f"a{n}" for n in range(8)] + ["b0", "b1"]
+    fleet = {"w1": old, "w2": old, "w3": old}
+    before, untaken = plan_filtered(queues, fleet, {})
+    assert untaken == ["b0", "b1"]
+    after, untaken = plan_filtered(queues, {**fleet, "w4": new}, before)
+    assert untaken == []
+    assert set(after["w4"]) >= {"b0", "b1"}
+    assert sorted(map(len, after.values())) == [2, 2, 3, 3]
+    assert moves(before, after) == 2
+    replaced, _ = plan_filtered(queues, {"w4": new, "w5": new}, after)
+    assert set(replaced["w4"]) >= set(after["w4"])
 
 
 def test_load_is_passed_on_over_several_workers() -> None:
