@@ -1,0 +1,66 @@
+"""A short soak on each coordinator, and proof that its rules can fail."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.soak.__main__ import play
+from tests.soak.checks import Judged, check_journal
+from tests.support.zookeeper import missing, required
+
+
+@pytest.mark.parametrize("coordinator", ["embedded", "zookeeper"])
+def test_a_fleet_under_random_faults_keeps_every_rule(coordinator: str, tmp_path: Path) -> None:
+    """Ten seconds of faults; ``python -m tests.soak`` plays longer."""
+    if coordinator == "zookeeper" and missing() and not required():
+        pytest.skip(str(missing()))
+    seed = int.from_bytes(os.urandom(3))
+    assert play(coordinator, seed, 10.0, tmp_path) == []
+
+
+def judge(*lines: str, **facts: object) -> list[str]:
+    """Return the violated rules of a journal."""
+    text = "".join(f"{line}\n" for line in lines)
+    found = check_journal(text, Judged(sent={"plain-0": 2, "block-0": 1}, **facts))
+    return sorted({each.partition(":")[0] for each in found})
+
+
+GOOD = (
+    "S plain-0 0 1 1 10 1.0",
+    "E plain-0 0 1 1 10 1.1",
+    "S plain-0 1 1 1 10 1.2",
+    "E plain-0 1 1 1 10 9.0",
+    "S block-0 0 1 1 10 1.0",
+    "E block-0 0 1 1 10 1.1",
+)
+
+
+def test_a_clean_journal_violates_nothing() -> None:
+    assert judge(*GOOD) == []
+
+
+def test_each_rule_can_be_violated() -> None:
+    """A message lost, one too early, a stale start, two at once, a wrong dead letter."""
+    assert judge(*GOOD[:2], *GOOD[4:]) == ["lost"]
+    assert judge(*GOOD[2:4], *GOOD[:2], *GOOD[4:]) == ["order"]
+    again = ("S plain-0 1 2 1 11 5.0", "E plain-0 1 2 1 11 5.1")
+    assert judge(*GOOD[:3], *again, *GOOD[3:]) == ["overlap"]
+    stale = ("S plain-0 1 1 2 10 9.5", "E plain-0 1 1 2 10 9.6")
+    assert judge(*GOOD, *again, *stale) == ["fence"]
+    assert judge(*GOOD, letters={("block-0", 0)}) == ["attempts"]
+    five = [f"S block-0 0 {fence} 1 10 {fence}.0" for fence in range(1, 6)]
+    endless = {"endless": {("block-0", 0)}, "letters": {("block-0", 0)}}
+    assert judge(*GOOD[:4], *five, **endless) == ["attempts"]
+
+
+def test_frozen_processes_are_excused() -> None:
+    """They could not know; so are those whose parent could not keep their session."""
+    again = ("S plain-0 1 2 1 11 5.0", "E plain-0 1 2 1 11 5.1")
+    stale = ("S plain-0 1 1 2 10 9.5", "E plain-0 1 1 2 10 9.6")
+    frozen = [(10, 4.0, 9.4)]
+    assert judge(*GOOD[:3], *again, *GOOD[3:], *stale, stopped=frozen) == []
+    assert judge(*GOOD[:3], *again, *GOOD[3:], unkept=frozen) == []
+    assert judge(*GOOD[:3], *again, *GOOD[3:], stopped=[(12, 4.0, 9.4)]) == ["overlap"]

@@ -1,0 +1,99 @@
+"""Play rounds: ``python -m tests.soak --coordinator both --seed 1 --rounds 4 --seconds 60``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.soak.checks import check_journal, check_log, check_owners, read_journal, unfinished
+from tests.soak.fleet import SoakFleet
+
+PARENTS = 2
+SEND_EVERY = 0.25
+"""Seconds between two messages to each queue."""
+HEAL_SECONDS = 60.0
+"""Within this time all messages must be processed once the faults are over."""
+AWHILE = 0.05
+
+
+def play(coordinator: str, seed: int, seconds: float, folder: Path) -> list[str]:
+    """Play one round; return the violations."""
+    url = f"sqlite:{folder / 'coordination.db'}" if coordinator == "embedded" else coordinator
+    fleet = SoakFleet(folder, url, seed)
+    try:
+        for _ in range(PARENTS):
+            fleet.start_parent()
+        _befall(fleet, seconds)
+        limit = time.monotonic() + HEAL_SECONDS
+        while unfinished(fleet.text(), fleet.facts()) and time.monotonic() < limit:
+            time.sleep(10 * AWHILE)
+        found = check_journal(fleet.text(), fleet.facts()) + check_owners(fleet.transactions())
+        for _, output in fleet.outputs():
+            found += check_log(output)
+        _report(fleet, coordinator, seed, found)
+        if found:
+            for pid, text in fleet.outputs():
+                (folder / f"parent-{pid}.log").write_text(text)
+        return found
+    finally:
+        fleet.close()
+
+
+def _befall(fleet: SoakFleet, seconds: float) -> None:
+    """Send messages and let things go wrong, for a while."""
+    end = time.monotonic() + seconds
+    fault_at = send_at = 0.0
+    while (now := time.monotonic()) < end:
+        if now >= send_at:
+            fleet.send()
+            send_at = now + SEND_EVERY
+        if now >= fault_at:
+            if fault_at:
+                fleet.befall()
+            fault_at = now + fleet.random.uniform(0.5, 4.0)
+        time.sleep(AWHILE)
+
+
+def _report(fleet: SoakFleet, coordinator: str, seed: int, found: list[str]) -> None:
+    entries = read_journal(fleet.text())
+    runs = Counter(each.kind for each in entries)
+    faults = Counter(fleet.faults)
+    print(
+        f"{coordinator} seed {seed}: {sum(fleet.sent.values())} messages, {runs['S']} runs,"
+        f" {len(fleet.endless)} endless, {len(fleet.facts().letters)} dead letters,"
+        f" {sum(faults.values())} faults {dict(faults)}: {len(found)} violations",
+        flush=True,
+    )
+    for each in found[:20]:
+        print(f"  {each}", flush=True)
+
+
+def main() -> int:
+    """Play the rounds that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--coordinator", choices=("embedded", "zookeeper", "both"), default="both")
+    parser.add_argument("--seed", type=int, default=1, help="of the first round")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of faults in each round")
+    parser.add_argument("--keep", help="folder for the files of rounds with violations")
+    arguments = parser.parse_args()
+    kinds = ("embedded", "zookeeper")
+    violations = 0
+    for number in range(arguments.rounds):
+        kind = kinds[number % 2] if arguments.coordinator == "both" else arguments.coordinator
+        seed = arguments.seed + number
+        with tempfile.TemporaryDirectory(prefix="soak-") as name:
+            folder = Path(name)
+            if arguments.keep:
+                folder = Path(arguments.keep).absolute() / f"{kind}-{seed}"
+                folder.mkdir(parents=True)
+            violations += len(play(kind, seed, arguments.seconds, folder))
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

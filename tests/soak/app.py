@@ -1,0 +1,65 @@
+"""The app of a soak: its jobs write each start and end of a run to one journal.
+
+A line is one write to a file opened for appending, so the lines of all processes are in order:
+``S|E queue number fence attempt pid time``, or ``X`` instead of ``E`` for an attempt that raised.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import qdo
+
+TIMEOUT_SECONDS = 2.0
+"""Session timeout: messages of kind "block" block for up to 1.5 of it."""
+BLOCK_ATTEMPTS = 4
+"""Attempts of a message in the queues whose messages may block for ever."""
+
+app = qdo.App("soak", session_timeout_seconds=TIMEOUT_SECONDS, checkpoint_seconds=0.1)
+_path = os.environ.get("SOAK_JOURNAL", os.devnull)
+_journal = os.open(_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+_patient = qdo.Policy(attempts=100_000, backoff_seconds=0.02, backoff_max_seconds=0.1)
+_strict = qdo.Policy(attempts=BLOCK_ATTEMPTS, backoff_seconds=0.02, backoff_max_seconds=0.1)
+
+
+def _note(kind: str, message: qdo.Message) -> None:
+    run = f"{message.queue} {message.body['n']} {message.fence} {message.attempt} {os.getpid()}"
+    os.write(_journal, f"{kind} {run} {time.monotonic()}\n".encode())
+
+
+def _spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def _act(message: qdo.Message) -> None:
+    kind, seconds = message.body["kind"], message.body["seconds"]
+    first = message.attempt == 1
+    if kind == "wait":
+        time.sleep(seconds)
+    elif kind == "block":
+        _spin(seconds)
+    elif kind == "endless":
+        _spin(3600)
+    elif kind == "fail" and first:
+        raise ValueError("it fails once")
+    elif kind == "die" and first:
+        os._exit(1)
+
+
+@app.job(policy=_patient)
+@app.job("thread-*", policy=_patient, executor="thread")
+@app.job("key-*", policy=_patient, order="key")
+@app.job("block-*", policy=_strict, timeout_seconds=1)
+def job(message: qdo.Message, context: Any) -> None:
+    """Do what the message says."""
+    _note("S", message)
+    try:
+        _act(message)
+    except BaseException:
+        _note("X", message)
+        raise
+    _note("E", message)

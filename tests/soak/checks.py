@@ -1,0 +1,187 @@
+"""The rules that a soak checks, on the journal of all runs.
+
+========  =====================================================================================
+rule      it says
+========  =====================================================================================
+lost      every message ended, or became a dead letter
+order     a message starts for the first time after its predecessor has ended
+fence     no message starts under a fence once the queue has a newer one, unless its process was
+          frozen between the decision and the start
+overlap   no message of a queue starts while another run of it continues elsewhere, unless the
+          process of that run was frozen or cut off, or blocked without a parent to keep its
+          session
+attempts  a message that blocks for ever becomes a dead letter after its attempts; no other does
+owner     one owner at every zxid (ZooKeeper only)
+log       no part of a worker fails
+========  =====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from qdo.coordination.znodes.layout import Layout
+from tests.soak.app import BLOCK_ATTEMPTS, TIMEOUT_SECONDS
+from tests.support.ownership_oracle import Oracle
+from tests.support.zookeeper_txn_log import Txn
+
+KEYS = 3
+"""Keys of the queues whose messages wait for those of their key only."""
+AFTER_FREEZE = 1.0
+"""Seconds after its end within which a frozen process does what it had decided before."""
+
+
+class Entry(NamedTuple):
+    """A line of the journal, see `app`."""
+
+    kind: str
+    queue: str
+    number: int
+    fence: int
+    attempt: int
+    pid: int
+    at: float
+
+
+@dataclass
+class SoakRun:
+    """One run of a job; `end` is its place in the journal, None if the run was cut short."""
+
+    first: Entry
+    place: int
+    end: int | None = None
+
+
+@dataclass
+class Judged:
+    """The facts beside the journal; see `fleet.SoakFleet`."""
+
+    sent: Mapping[str, int]
+    endless: Set[tuple[str, int]] = frozenset()
+    letters: Set[tuple[str, int]] = frozenset()
+    stopped: Sequence[tuple[int, float, float]] = ()
+    unkept: Sequence[tuple[int, float, float]] = ()
+    outages: Sequence[tuple[float, float]] = ()
+
+
+def read_journal(text: str) -> list[Entry]:
+    """Return all complete lines."""
+    entries = []
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        kind, queue, number, fence, attempt, pid, at = line.split()
+        entries.append(
+            Entry(kind, queue, int(number), int(fence), int(attempt), int(pid), float(at))
+        )
+    return entries
+
+
+def unfinished(text: str, facts: Judged) -> list[tuple[str, int]]:
+    """Return the messages that neither ended nor became a dead letter."""
+    ended = {(each.queue, each.number) for each in read_journal(text) if each.kind == "E"}
+    return [
+        (queue, number)
+        for queue, count in facts.sent.items()
+        for number in range(count)
+        if (queue, number) not in ended and (queue, number) not in facts.letters
+    ]
+
+
+def check_journal(text: str, facts: Judged) -> list[str]:
+    """Return the violations of the rules on runs."""
+    by_queue: dict[str, list[Entry]] = defaultdict(list)
+    for entry in read_journal(text):
+        by_queue[entry.queue].append(entry)
+    found = [f"lost: {queue} {number}" for queue, number in unfinished(text, facts)]
+    for queue, entries in by_queue.items():
+        found += _order(entries, facts)
+        found += _fences(entries, facts)
+        if not queue.startswith("key"):
+            found += _overlaps(entries, facts)
+        found += _attempts(entries, facts)
+    return found
+
+
+def check_owners(transactions: Iterable[Txn]) -> list[str]:
+    """Return the violations of the rule of one owner."""
+    oracle = Oracle(Layout.of("soak"))
+    oracle.replay(transactions)
+    return [f"owner: {each}" for each in oracle.violations]
+
+
+def check_log(output: str) -> list[str]:
+    """Return the lines that report a failed part of a worker."""
+    bad = (" CRITICAL ", "coordination loop failed")
+    return [f"log: {line}" for line in output.splitlines() if any(word in line for word in bad)]
+
+
+def _order(entries: Iterable[Entry], facts: Judged) -> Iterable[str]:
+    ended: set[int] = set()
+    seen: set[int] = set()
+    for each in entries:
+        if each.kind == "E":
+            ended.add(each.number)
+        if each.kind != "S" or each.number in seen:
+            continue
+        seen.add(each.number)
+        before = each.number - (KEYS if each.queue.startswith("key") else 1)
+        if before >= 0 and before not in ended and (each.queue, before) not in facts.letters:
+            yield f"order: {each} before the end of {before}"
+
+
+def _fences(entries: Iterable[Entry], facts: Judged) -> Iterable[str]:
+    newest = 0
+    for each in entries:
+        if each.kind != "S":
+            continue
+        if each.fence < newest and not _within(
+            facts.stopped, each.pid, each.at - AFTER_FREEZE, each.at
+        ):
+            yield f"fence: {each} after a start under {newest}"
+        newest = max(newest, each.fence)
+
+
+def _overlaps(entries: list[Entry], facts: Judged) -> Iterable[str]:
+    runs: list[SoakRun] = []
+    open_runs: dict[tuple[int, int], SoakRun] = {}
+    for place, each in enumerate(entries):
+        key = (each.pid, each.fence)
+        if each.kind == "S":
+            open_runs[key] = SoakRun(each, place)
+            runs.append(open_runs[key])
+        elif key in open_runs:
+            open_runs.pop(key).end = place
+    for index, run in enumerate(runs):
+        for later in runs[index + 1 :]:
+            if run.end is None or later.place > run.end:
+                break
+            start, end = run.first.at, later.first.at
+            excused = (
+                _within(facts.stopped, run.first.pid, start - TIMEOUT_SECONDS, end)
+                or _within(facts.unkept, run.first.pid, start - TIMEOUT_SECONDS, end)
+                or any(
+                    began < end and over > start - 2 * TIMEOUT_SECONDS
+                    for began, over in facts.outages
+                )
+            )
+            if not excused:
+                yield f"overlap: {later.first} while {run.first} was running"
+
+
+def _attempts(entries: Iterable[Entry], facts: Judged) -> Iterable[str]:
+    """Attempts that nobody can count are excused: those without a parent or a coordinator."""
+    excuse = len(facts.unkept) + len(facts.outages)
+    starts = Counter((each.queue, each.number) for each in entries if each.kind == "S")
+    for message, count in starts.items():
+        endless = message in facts.endless
+        if endless and count > BLOCK_ATTEMPTS + excuse:
+            yield f"attempts: {message} was started {count} times"
+        if not endless and message in facts.letters and count < BLOCK_ATTEMPTS:
+            yield f"attempts: {message} is a dead letter after {count} starts"
+
+
+def _within(times: Iterable[tuple[int, float, float]], pid: int, start: float, end: float) -> bool:
+    """Return whether something was so for a process at a time between `start` and `end`."""
+    return any(who == pid and began < end and over > start for who, began, over in times)

@@ -1,0 +1,264 @@
+"""The fleet of a soak, and what befalls it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import qdo
+from qdo.brokers.registry import open_broker
+from tests.soak.app import TIMEOUT_SECONDS
+from tests.soak.checks import Judged
+from tests.support.processes import Proc, alive, children, whole_lines
+from tests.support.zookeeper import Ensemble
+from tests.support.zookeeper_txn_log import Txn, read_log
+
+QUEUES = (
+    *(f"plain-{number}" for number in range(12)),
+    *(f"thread-{number}" for number in range(3)),
+    *(f"key-{number}" for number in range(3)),
+    *("block-0", "block-1"),
+)
+KINDS = (
+    *(("quick", 0.0),) * 300,
+    *(("wait", 0.3),) * 40,
+    *(("wait", 2.0),) * 5,
+    *(("fail", 0.0),) * 5,
+    ("die", 0.0),
+)
+"""Kinds of messages with their seconds, as often as they shall be sent."""
+BLOCKS = 0.04, 0.003
+"""Share of messages that block in the queues for such messages, and in others."""
+ENDLESS = 0.003
+"""Share of messages that block for ever, in the queues for such messages."""
+PROCESSES = 3
+"""Of each parent."""
+
+
+class SoakFleet:
+    """Parents with their processes, on one coordinator and one broker file.
+
+    :ivar stopped: when which process was frozen: pid, begin and end on `time.monotonic`.
+    :ivar unkept: the same for processes whose parent was frozen or killed, and kept no session.
+    :ivar outages: when the coordinator did not respond: begin and end.
+    :ivar sent: how many messages each queue got, and which of them never end.
+    """
+
+    def __init__(self, folder: Path, coordinator: str, seed: int) -> None:
+        self.folder = folder
+        self.random = random.Random(seed)
+        self.stopped: list[tuple[int, float, float]] = []
+        self.outages: list[tuple[float, float]] = []
+        self.unkept: list[tuple[int, float, float]] = []
+        self.sent: dict[str, int] = dict.fromkeys(QUEUES, 0)
+        self.endless: set[tuple[str, int]] = set()
+        self.journal = folder / "journal"
+        self.faults: list[str] = []
+        self._url = coordinator
+        self._ensemble: Ensemble | None = None
+        if coordinator == "zookeeper":
+            self._ensemble = Ensemble(folder / "zookeeper", 1)
+            self._ensemble.start()
+            self._url = self._ensemble.url()
+        self._environment = {
+            "QDO_BROKER": f"sqlite:{folder / 'messages.db'}",
+            "QDO_COORDINATOR": self._url,
+            "SOAK_JOURNAL": str(self.journal),
+        }
+        self._app = qdo.App("soak", broker=self._environment["QDO_BROKER"])
+        self._parents: list[Proc] = []
+        self.ended: list[Proc] = []
+
+    # --- messages ---------------------------------------------------------------------
+
+    def send(self) -> None:
+        """Send one message to each queue."""
+        batch: list[tuple[str, Any, str]] = []
+        for queue in QUEUES:
+            kind, seconds = self.random.choice(KINDS)
+            number = self.sent[queue]
+            dice, strict = self.random.random(), queue.startswith("block")
+            if strict:
+                seconds = min(seconds, 0.3)  # less than the time limit of their job
+            if strict and dice < ENDLESS:
+                kind = "endless"
+                self.endless.add((queue, number))
+            elif dice < BLOCKS[0 if strict else 1] and not queue.startswith("thread"):
+                kind = "block"
+                seconds = TIMEOUT_SECONDS * self.random.uniform(0.3, 0.9 if strict else 1.5)
+            self.sent[queue] = number + 1
+            body = {"n": number, "kind": kind, "seconds": seconds}
+            batch.append((queue, body, f"k{number % 3}"))
+        self._app.send_many([qdo.NewMessage(queue, body, key=key) for queue, body, key in batch])
+
+    # --- workers ----------------------------------------------------------------------
+
+    def start_parent(self) -> None:
+        """Start a parent with its processes."""
+        options = ("tests.soak.app:app", "--processes", str(PROCESSES))
+        proc = Proc.python("-m", "qdo.cli.worker", *options, env=self._environment)
+        self._parents.append(proc)
+
+    def _parent(self) -> Proc:
+        return self.random.choice(self._parents)
+
+    def _child(self) -> int | None:
+        found = children(self._parent().pid)
+        return self.random.choice(found) if found else None
+
+    def _signal(self, pid: int, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    def _freeze(self, pids: list[int], seconds: float) -> None:
+        began = time.monotonic()
+        orphans = [each for pid in pids for each in children(pid)]
+        for pid in pids:
+            self._signal(pid, signal.SIGSTOP)
+
+        def thaw() -> None:
+            for pid in pids:
+                self._signal(pid, signal.SIGCONT)
+                self.stopped.append((pid, began, time.monotonic()))
+            self.unkept += [(pid, began, time.monotonic()) for pid in orphans]
+
+        threading.Timer(seconds, thaw).start()
+
+    # --- faults -----------------------------------------------------------------------
+
+    def befall(self) -> None:
+        """Let one thing go wrong."""
+        fault = self.random.choice(self._faults())
+        self.faults.append(fault.__name__.strip("_"))
+        fault()
+
+    def _faults(self) -> list[Callable[[], None]]:
+        usual = [
+            *(self._kill_child,) * 4,
+            *(self._freeze_child,) * 4,
+            *(self._drain_child, self._restart_parent, self._replace_parent),
+            *(self._kill_parent, self._freeze_parent, self._freeze_family),
+        ]
+        return usual if self._ensemble is None else [*usual, *(self._freeze_server,) * 2]
+
+    def _kill_child(self) -> None:
+        pid = self._child()
+        if pid is not None:
+            self._signal(pid, signal.SIGKILL)
+
+    def _drain_child(self) -> None:
+        pid = self._child()
+        if pid is not None:
+            self._signal(pid, signal.SIGTERM)
+
+    def _freeze_child(self) -> None:
+        pid = self._child()
+        if pid is not None:
+            self._freeze([pid], TIMEOUT_SECONDS * self.random.choice((0.3, 0.8, 1.3, 2.5)))
+
+    def _freeze_parent(self) -> None:
+        self._freeze([self._parent().pid], TIMEOUT_SECONDS * self.random.uniform(0.2, 2.0))
+
+    def _freeze_family(self) -> None:
+        parent = self._parent().pid
+        self._freeze([parent, *children(parent)], TIMEOUT_SECONDS * self.random.uniform(0.2, 2.0))
+
+    def _kill_parent(self) -> None:
+        """Its children drain by themselves."""
+        proc = self._parent()
+        now = time.monotonic()
+        self.unkept += [(pid, now, float("inf")) for pid in children(proc.pid)]
+        self._signal(proc.pid, signal.SIGKILL)
+        self._leave(proc)
+
+    def _restart_parent(self) -> None:
+        proc = self._parent()
+        proc.send(signal.SIGTERM)
+        self._leave(proc)
+
+    def _replace_parent(self) -> None:
+        """Start the new one first, as a rolling deployment does."""
+        proc = self._parent()
+        self.start_parent()
+        proc.send(signal.SIGTERM)
+        self._parents.remove(proc)
+        self.ended.append(proc)
+
+    def _leave(self, proc: Proc) -> None:
+        self._parents.remove(proc)
+        self.ended.append(proc)
+        self.start_parent()
+
+    def _freeze_server(self) -> None:
+        """Freeze ZooKeeper's only server."""
+        if self._ensemble is None:
+            return
+        server = self._ensemble.servers[0]
+        began = time.monotonic()
+        server.stop()
+
+        def thaw() -> None:
+            server.cont()
+            self.outages.append((began, time.monotonic()))
+
+        threading.Timer(TIMEOUT_SECONDS * self.random.choice((0.2, 0.6, 1.5)), thaw).start()
+
+    # --- the end ----------------------------------------------------------------------
+
+    def text(self) -> str:
+        """Return the complete lines of the journal."""
+        return "".join(f"{line}\n" for line in whole_lines(self.journal))
+
+    def facts(self) -> Judged:
+        """Return the facts beside the journal."""
+        return Judged(
+            self.sent,
+            self.endless,
+            self._dead_letters(),
+            self.stopped,
+            self.unkept,
+            self.outages,
+        )
+
+    def _dead_letters(self) -> set[tuple[str, int]]:
+        """Return queue and number of every dead letter."""
+        broker = open_broker(self._environment["QDO_BROKER"], "soak")
+        try:
+            return {
+                (queue, json.loads(each.body)["n"])
+                for queue in QUEUES
+                for each in broker.dead_letters.records(queue)
+            }
+        finally:
+            broker.close()
+
+    def transactions(self) -> Iterator[Txn]:
+        """Return ZooKeeper's own record of all transactions; nothing with a file."""
+        if self._ensemble is not None:
+            yield from read_log(self._ensemble.servers[0].folder / "data")
+
+    def outputs(self) -> Iterator[tuple[int, str]]:
+        """Return pid and output of every parent."""
+        for proc in (*self.ended, *self._parents):
+            yield proc.pid, proc.output
+
+    def close(self) -> None:
+        """End everything, and wait for it."""
+        for proc in self._parents:
+            proc.send(signal.SIGTERM)
+        limit = time.monotonic() + 30
+        while time.monotonic() < limit and any(alive(proc.pid) for proc in self._parents):
+            time.sleep(0.05)
+        for proc in (*self._parents, *self.ended):
+            proc.__exit__(None, None, None)
+        self._app.close()
+        if self._ensemble is not None:
+            self._ensemble.close()
