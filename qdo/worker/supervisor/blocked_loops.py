@@ -44,9 +44,11 @@ class _Watched:
 
     :ivar running_since: clock time before which the loop could not run: the child or this process
         was stopped.
+    :ivar kept_since: the beat since which its session is kept.
     """
 
     running_since: float = 0.0
+    kept_since: float = 0.0
     keeper: SessionKeeper | None = None
 
 
@@ -98,7 +100,8 @@ class BlockedLoops:
         if blocked >= report.limit_seconds:
             child.blamed = report
             return f"{_cause(report)} for {blocked:.1f} s"
-        if watched.keeper is None:
+        if watched.kept_since != report.beat:  # perhaps blocked again since the last look
+            watched.kept_since = report.beat
             watched.keeper = self._keep(child, report, blocked)
         return ""
 
