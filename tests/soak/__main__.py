@@ -15,8 +15,9 @@ from tests.soak.fleet import SoakFleet
 PARENTS = 2
 SEND_EVERY = 0.25
 """Seconds between two messages to each queue."""
-HEAL_SECONDS = 60.0
-"""Within this time all messages must be processed once the faults are over."""
+HEAL_SECONDS = 120.0
+"""Within this time all messages must be processed once the faults are over. Processes that died
+several times in a row are restarted after a pause of up to 30 s."""
 AWHILE = 0.05
 
 

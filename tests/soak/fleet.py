@@ -28,10 +28,10 @@ QUEUES = (
     *("block-0", "block-1"),
 )
 KINDS = (
-    *(("quick", 0.0),) * 300,
-    *(("wait", 0.3),) * 40,
-    *(("wait", 2.0),) * 5,
-    *(("fail", 0.0),) * 5,
+    *(("quick", 0.0),) * 1200,
+    *(("wait", 0.3),) * 160,
+    *(("wait", 2.0),) * 20,
+    *(("fail", 0.0),) * 20,
     ("die", 0.0),
 )
 """Kinds of messages with their seconds, as often as they shall be sent."""

@@ -82,7 +82,7 @@ def test_a_queue_goes_to_the_version_that_has_its_job(deploy: RollingDeploy) -> 
     """Until then it is without owner and says so; the other queues stay where they are."""
     deploy.app.send_many([("mail-1", 1), ("mail-2", 1), ("sms-1", 1), ("fax-1", 1)])
     old = deploy.start("old")
-    old.wait_for_line(r"rebalancer: 2 queues .*: fax-1, sms-1$")
+    old.wait_for_line(r"rebalancer: no worker takes 2 queues .*: fax-1, sms-1$")
     wait_until(lambda: deploy.done() == ["mail-1 1 old", "mail-2 1 old"], "what it has jobs for")
     queues = deploy.queues()
     assert {name: each["untaken"] for name, each in queues.items()} == {
@@ -119,7 +119,7 @@ def test_a_queue_whose_job_is_excluded_says_so(deploy: RollingDeploy) -> None:
     """The remedy is then another setting, not another job."""
     deploy.app.send_many([("mail-1", 1), ("sms-1", 1)])
     worker = deploy.start("new", "--exclude", "sms-*")
-    worker.wait_for_line(r"rebalancer: 1 queues .*: sms-1$")
+    worker.wait_for_line(r"rebalancer: no worker takes 1 queue .*: sms-1$")
     assert deploy.queues()["sms-1"]["untaken"] == "excluded by all workers"
 
 

@@ -180,7 +180,7 @@ def test_kill_9_counts_an_attempt_of_the_message_in_hand(stage: PoisonSetup) -> 
     wait_until(lambda: len(stage.pids()) == 3, "all messages begun")
     wait_until(lambda: stage.node("done").last > 0, "the checkpoint")
     os.kill(stage.pids()[0], signal.SIGKILL)
-    proc.wait_for_line("crashed with 1 messages in flight")
+    proc.wait_for_line("it died with 1 message in flight")
     marks = stage.node("q").failure
     assert marks is not None
     assert (marks.attempts, marks.crashed, "SIGKILL" in marks.error) == (1, True, True)
