@@ -13,6 +13,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.member import Member, MemberListener
 from qdo.coordination.protocol.options import MemberOptions
+from qdo.coordination.server_version import warn_of_server
 from qdo.coordination.session_setup import check_broker
 from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
@@ -123,6 +124,11 @@ class MemberFactory:
             return 0
         counted = count_interrupted(self._client, self._layout, in_flight, reason, self._positions)
         return len(counted)
+
+    def warn_of_server(self) -> None:
+        """Log a warning if the servers may lose what they have acknowledged."""
+        if self._client is not None:
+            warn_of_server(self._client)
 
     def survey(self, queues: Iterable[str]) -> FleetSurvey:
         """Return who has these queues, see `fleet_survey`; without a session, no worker."""

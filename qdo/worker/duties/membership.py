@@ -115,6 +115,7 @@ class MembershipLoop(Duty):
             self.start_error = error
             self._on_start_error()
             return
+        gevent.spawn(self._members.warn_of_server)
         while True:
             self._wait_for_end(events)
             lost = events.member

@@ -1,0 +1,64 @@
+"""The warning of servers that may lose what they have acknowledged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from qdo.coordination.client import Client, connect
+from qdo.coordination.server_version import SAFE, is_safe, warn_of_server
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Client]:
+    client = connect(url)
+    client.open(10.0)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "safe"),
+    [
+        ((3, 7, 2), False),
+        ((3, 8, 0), False),
+        ((3, 8, 4), True),
+        ((3, 9, 1), False),
+        ((3, 9, 2), True),
+        ((3, 9, 3), False),
+        ((3, 9, 4), True),
+        ((3, 10, 0), True),
+        ((4, 0, 0), True),
+    ],
+)
+def test_safe_versions(version: tuple[int, int, int], safe: bool) -> None:
+    assert is_safe(version) == safe
+
+
+def test_an_ensemble_of_an_unsafe_version_is_named(
+    ensemble_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether the installed servers are safe decides; the answer is theirs."""
+    with opened(ensemble_url) as client:
+        found = re.search(r"version: (\d+)\.(\d+)\.(\d+)", client.command(b"srvr"))
+        assert found is not None
+        version = int(found[1]), int(found[2]), int(found[3])
+        warn_of_server(client)
+    expected = [] if is_safe(version) else [(*version, SAFE)]
+    assert [record.args for record in caplog.records if record.levelname == "WARNING"] == expected
+
+
+@pytest.mark.parametrize("url", ["zookeeper_url", "embedded_url"])
+def test_a_single_server_needs_no_warning(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, url: str
+) -> None:
+    """No election can undo what it has acknowledged."""
+    with opened(request.getfixturevalue(url)) as client:
+        warn_of_server(client)
+    assert [each for each in caplog.records if each.levelname == "WARNING"] == []
