@@ -113,6 +113,19 @@ class Claim:
             queue, fence, done, lease, node.failure, node.out_of_order, positions, node.unconfirmed
         )
 
+    def add_failure(self, failure: FailureRecord) -> None:
+        """Set the failure record of the first message after `done`.
+
+        The record of a later message is kept: its former owner had got farther than `done` says,
+        and died. Without that, a message that fails before another one kills its process each time
+        would hide the attempts of the other one for ever.
+        """
+        later = self.failure
+        if later is not None and later.position > failure.position and self.positions.stable:
+            above = self.out_of_order or OutOfOrderProgress()
+            self.out_of_order = replace(above, other_failures=(*above.other_failures, later))
+        self.failure = failure
+
     def __repr__(self) -> str:
         state = "open" if self.open else "closed"
         return f"<Claim of {self.queue!r} under {self.fence}, {state}, done {self.done}>"

@@ -151,9 +151,10 @@ class Outcomes:
         delay = round(decision.after_seconds, 3)
         # A recorded time without a delay would be waited for in full, whatever the clock does.
         due = round(time.time() + delay, 3) if delay else 0.0
-        turn.claim.failure = FailureRecord(
+        failure = FailureRecord(
             message.position, message.attempt, reason, retry_at=due, retry_delay=delay
         )
+        turn.claim.add_failure(failure)
         slot.waited = True
         self._observers.report(message, "retry", reason)
         _log.warning(
@@ -197,9 +198,10 @@ class Outcomes:
         """Keep the message and its queue as they are until an operator decides."""
         slot = turn.slot
         self._counters.blocked += 1
-        turn.claim.failure = FailureRecord(
+        failure = FailureRecord(
             message.position, message.attempt, decision.reason, blocked_since=round(time.time(), 3)
         )
+        turn.claim.add_failure(failure)
         self._fetcher.clear(slot)
         self._observers.report(message, "block", decision.reason)
         _log.error(

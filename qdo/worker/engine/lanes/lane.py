@@ -126,7 +126,7 @@ class Lane:
     first one until ``claim.done`` has reached it.
 
     :ivar failures: of messages that failed under other owners, in message order. Each one becomes
-        the claim's failure once the message of the previous one has ended.
+        the claim's failure when its message comes next.
     """
 
     __slots__ = ("_owner", "claim", "failures", "key", "rows", "slot")
@@ -163,10 +163,12 @@ class Lane:
         return self.claim.failure is not None and self.claim.failure.blocked
 
     def take_failure(self) -> None:
-        """Set the claim's failure to that of the next message that failed elsewhere."""
-        claim = self.claim
-        if self.failures and (claim.failure is None or claim.failure.position <= claim.done):
-            claim.failure = self.failures.popleft()
+        """Set the claim's failure to that of the next message, if it failed elsewhere."""
+        claim, failures = self.claim, self.failures
+        if not failures or not self.rows or failures[0].position > self.rows[0][0]:
+            return
+        if claim.failure is None or claim.failure.position <= claim.done:
+            claim.failure = failures.popleft()
 
     def settle(self) -> None:
         """Drop messages that are done, and update the queue's claim."""

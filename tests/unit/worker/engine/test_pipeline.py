@@ -15,7 +15,7 @@ from qdo.app import App
 from qdo.brokers.sqs.positions import SQS_POSITIONS, make_position
 from qdo.brokers.subscription import Reader, Subscription
 from qdo.coordination.protocol.claims import Claim
-from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.errors import DatabaseFullError, UnsupportedError
 from qdo.jobs.options import Order
 from qdo.message import Message
@@ -307,6 +307,41 @@ def test_nothing_passes_a_message_that_waits(stile: Turnstile) -> None:
     assert stile.claim.done == 0
     assert stile.slot.not_before == 1000.5
     assert stile.broker.open_readers == 0
+
+
+@pytest.mark.parametrize("order", ["queue", "key"])
+def test_a_failure_keeps_the_record_of_a_later_message(order: Order) -> None:
+    """That one killed the former owner, which had not recorded how far it had got."""
+    stile = Turnstile(order=order)
+    later = FailureRecord(3, 1, "it died", crashed=True)
+    stile.claim.failure = later
+
+    def fail_once(message: Message) -> None:
+        if message.body == 1 and message.attempt == 1:
+            raise ValueError("no")
+
+    stile.act = fail_once
+    stile.broker.put("q", b"1", b"2", b"3", b"4")
+    assert stile.turn() is TurnResult.WAIT
+    if stile.claim.refresh is not None:
+        stile.claim.refresh()
+    assert stile.claim.failure is not None
+    assert (stile.claim.failure.position, stile.claim.failure.attempts) == (1, 1)
+    assert stile.claim.out_of_order == OutOfOrderProgress((), (later,))
+    stile.now = stile.slot.not_before
+    stile.turns()
+    assert [(each.body, each.attempt) for each in stile.messages] == [
+        (1, 1),
+        (1, 2),
+        (2, 1),
+        (3, 2),
+        (4, 1),
+    ]
+    assert stile.claim.done == 4
+    if stile.claim.refresh is not None:
+        stile.claim.refresh()
+    assert (stile.claim.failure is None or stile.claim.failure.position <= 4) is True
+    assert stile.claim.out_of_order is None
 
 
 def test_a_success_after_failures_starts_the_count_anew(stile: Turnstile) -> None:
