@@ -164,7 +164,9 @@ class Worker:
             settings.session_timeout_seconds,
             self._process.in_flight.loop,
             [job.timeout_seconds for job in self.app.jobs],
+            contact=self._current.contact,
             tick=self._exit_if_demanded,
+            exit=self._exit_process,
         )
         watchdog.start()
         try:

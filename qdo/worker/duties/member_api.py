@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.system.clock import clock
 
 Change = Callable[[Client, Layout, str], QueueNode]
 
@@ -39,6 +41,9 @@ class MemberApi(Protocol):
     name: str
     failure: BaseException | None
 
+    @property
+    def lease(self) -> Lease: ...
+
     def start(self, timeout_seconds: float) -> None: ...
     def progress(self, claim: Claim) -> None: ...
     def record(self, claim: Claim) -> bool: ...
@@ -64,3 +69,7 @@ class CurrentMember:
     """
 
     member: MemberApi | None = None
+
+    def contact(self) -> float:
+        """Return when the coordinator last answered; the present time without a registration."""
+        return clock() if self.member is None else self.member.lease.contact

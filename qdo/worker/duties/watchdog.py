@@ -36,6 +36,8 @@ CHECKS = 4
 """Number of checks within the limit."""
 PATIENCE = 3.0
 """Session timeouts for which a job without a time limit may block the loop."""
+OVERDUE_SECONDS = 5.0
+"""How long after the limit the process exits by itself: its parent has died, or hangs."""
 
 
 def block_limit(timeout_seconds: float | None, session_timeout_seconds: float) -> float:
@@ -67,7 +69,10 @@ class BlockedLoop:
 
 
 class Watch:
-    """The decisions of the watchdog: times in, reports out."""
+    """The decisions of the watchdog: times in, reports out.
+
+    :ivar blocked_seconds: how long the loop has been blocked, 0 if it is not.
+    """
 
     def __init__(self, limit_seconds: float, now: float, cpu: float) -> None:
         self._limit = limit_seconds
@@ -76,6 +81,7 @@ class Watch:
         self._blocked_since: float | None = None
         self._stopped_until = 0.0
         self._stopped_seconds = 0.0
+        self.blocked_seconds = 0.0
 
     def check(
         self, now: float, cpu: float, beat: float, look: Callable[[float], tuple[str, str]]
@@ -87,6 +93,7 @@ class Watch:
             since which the loop has been blocked.
         """
         slept, self._checked_at = now - self._checked_at, now
+        self.blocked_seconds = 0.0
         burnt, self._cpu = cpu - self._cpu, cpu
         if slept > self._limit and burnt < slept / 2:
             # This thread did not run either, and the process used no processor time.
@@ -97,7 +104,10 @@ class Watch:
             stopped, self._stopped_seconds = self._stopped_seconds, 0.0
             since, self._blocked_since = self._blocked_since, None
             return None if since is None else BlockedLoop("over", beat - since - stopped)
-        if self._blocked_since is not None or now - self._stopped_until < self._limit:
+        if self._blocked_since is not None:
+            self.blocked_seconds = now - beat - self._stopped_seconds
+            return None
+        if now - self._stopped_until < self._limit:
             return None
         self._blocked_since = beat
         return BlockedLoop("blocked", now - beat - self._stopped_seconds, *look(beat))
@@ -109,7 +119,9 @@ class LoopWatchdog:
     :ivar beat: clock time at which the loop last ran.
     :param state: where the parent reads the state of the loop.
     :param timeouts: the time limits of all jobs.
+    :param contact: returns the time at which the coordinator last answered.
     :param tick: called on the native thread at every check.
+    :param exit: exits the process at once; None: a blocked loop is only reported.
     """
 
     def __init__(
@@ -118,7 +130,9 @@ class LoopWatchdog:
         state: LoopState,
         timeouts: Iterable[float | None] = (),
         *,
+        contact: Callable[[], float] = boot_clock,
         tick: Callable[[], None] = lambda: None,
+        exit: Callable[[int], None] | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         self._session_timeout = session_timeout_seconds
@@ -128,7 +142,9 @@ class LoopWatchdog:
         self._longest = max(
             block_limit(seconds, session_timeout_seconds) for seconds in (None, *timeouts)
         )
+        self._contact = contact
         self._tick = tick
+        self._exit = exit
         self._clock = clock
         self._watched: int = _get_ident()
         self._stopping = native_lock()
@@ -156,7 +172,7 @@ class LoopWatchdog:
 
     def _store_beat(self) -> None:
         self.beat = self._clock()
-        self._state.beat(self.beat, self._longest)
+        self._state.beat(self.beat, self._contact(), self._longest)
 
     def _run(self) -> None:
         try:
@@ -166,8 +182,20 @@ class LoopWatchdog:
                 report = watch.check(self._clock(), time.process_time(), self.beat, self._look)
                 if report is not None:
                     self._report(report)
+                if watch.blocked_seconds > self._allowed + OVERDUE_SECONDS:
+                    self._leave()
         finally:
             self._ended.release()
+
+    def _leave(self) -> None:
+        """Exit: the job may block for ever, and nobody else ends this process."""
+        if self._exit is not None:
+            _log.critical(
+                "the event loop is still blocked by %s, and the parent process did not end this"
+                " process; exiting",
+                self._blocked_by,
+            )
+            self._exit(1)
 
     def _look(self, beat: float) -> tuple[str, str]:
         frame = sys._current_frames().get(self._watched)

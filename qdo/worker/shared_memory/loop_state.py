@@ -6,9 +6,10 @@ while a job holds the interpreter lock and no thread of the process runs
 (`qdo.worker.supervisor.blocked_loops`).
 
 Layout: the first entry of the in-flight table, which no turn uses. After its first 8 bytes follow
-four numbers of 8 bytes: the time of the last beat (0: nothing watches the loop), the limit, the
-index of the entry in flight that blocks the loop (0: unknown), and the beat for which that was
-found; then 2 bytes of length and a description. Times are in nanoseconds.
+five numbers of 8 bytes: the time of the last beat (0: nothing watches the loop), the time of the
+last contact with the coordinator, the limit, the index of the entry in flight that blocks the loop
+(0: unknown), and the beat for which that was found; then 2 bytes of length and a description. Times
+are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import os
 import struct
 from dataclasses import dataclass
 
-_BEAT, _LIMIT, _ENTRY, _FOUND_AT = range(1, 5)
+_BEAT, _CONTACT, _LIMIT, _ENTRY, _FOUND_AT = range(1, 6)
 """Indexes of the numbers. Each is stored and read at once: the parent never sees half of one."""
-_NUMBERS = struct.Struct("<8x4qH")
+_NUMBERS = struct.Struct("<8x5qH")
 _LENGTH_AT = _NUMBERS.size - 2
 _TEXT_BYTES = 900
 _NANOSECONDS = 1_000_000_000
@@ -31,12 +32,14 @@ class LoopReport:
     """The state of an event loop as its parent reads it.
 
     :ivar beat: clock time at which the loop last ran.
+    :ivar contact: clock time of its last contact with the coordinator.
     :ivar limit_seconds: how long the job in flight may block the loop.
     :ivar entry: index of the entry in flight that blocks the loop; 0 if unknown.
     :ivar blocked_by: the message and the job that block the loop; "" if unknown.
     """
 
     beat: float
+    contact: float
     limit_seconds: float
     entry: int = 0
     blocked_by: str = ""
@@ -52,8 +55,12 @@ class LoopState:
         self._memory = memory
         self._words = words
 
-    def beat(self, now: float, limit_seconds: float) -> None:
-        """Store that the loop runs, and how long an unknown job may block it from now on."""
+    def beat(self, now: float, contact: float, limit_seconds: float) -> None:
+        """Store that the loop runs, and how long an unknown job may block it from now on.
+
+        :param contact: when the coordinator last answered.
+        """
+        self._words[_CONTACT] = int(contact * _NANOSECONDS)
         self._words[_LIMIT] = int(limit_seconds * _NANOSECONDS)
         self._words[_BEAT] = int(now * _NANOSECONDS)
 
@@ -78,10 +85,10 @@ def read_loop(fd: int) -> LoopReport | None:
     data = os.pread(fd, _NUMBERS.size + _TEXT_BYTES, 0)
     if len(data) < _NUMBERS.size:
         return None  # it has not created its table yet
-    beat, limit, entry, found_at, length = _NUMBERS.unpack_from(data)
+    beat, contact, limit, entry, found_at, length = _NUMBERS.unpack_from(data)
     if not beat:
         return None
-    seconds = beat / _NANOSECONDS, limit / _NANOSECONDS
+    seconds = beat / _NANOSECONDS, contact / _NANOSECONDS, limit / _NANOSECONDS
     if found_at != beat:
         return LoopReport(*seconds)
     text = data[_NUMBERS.size : _NUMBERS.size + length]

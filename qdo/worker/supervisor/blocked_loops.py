@@ -7,13 +7,9 @@ no message, and no other process takes its queues. When the job has blocked the 
 its limit, the process is killed. An attempt is counted for its message only, and all other queues
 continue in other processes.
 
-=======================================  =====================================================
-the loop has not run for                 what the parent does
-=======================================  =====================================================
-less than half of the session timeout    nothing
-longer                                   keeps the session alive
-longer than the limit of the job         kills the process
-=======================================  =====================================================
+A loop that runs only for moments between such jobs may not send anything either. So the parent
+keeps the session of a loop that is blocked once the last contact with the coordinator was half a
+session timeout ago, however long the present job has blocked.
 
 A process that is stopped (SIGSTOP) is not blocked: its session ends, and its queues move.
 """
@@ -31,7 +27,10 @@ from qdo.worker.supervisor.child_process import ChildProcess
 from qdo.worker.supervisor.session_keeper import SessionKeeper
 
 KEEP_AFTER = 0.5
-"""Share of the session timeout after which the session of a blocked process is kept alive."""
+"""Share of the session timeout, since the last contact with the coordinator, after which the
+session of a blocked process is kept alive."""
+BLOCKED_AFTER = 0.1
+"""Share of the session timeout after which a loop that has not run counts as blocked."""
 LOOKS = 8
 """Number of looks within a session timeout."""
 
@@ -94,13 +93,16 @@ class BlockedLoops:
         if child.is_stopped():
             watched.running_since = now
         blocked = now - max(report.beat, self._awake_since, watched.running_since)
-        if blocked < KEEP_AFTER * child.sessions[-1].timeout_seconds:
+        timeout = child.sessions[-1].timeout_seconds
+        if blocked < BLOCKED_AFTER * timeout:
             self._release(child, watched.running_since)
             return ""
         if blocked >= report.limit_seconds:
             child.blamed = report
             return f"{_cause(report)} for {blocked:.1f} s"
-        if watched.kept_since != report.beat:  # perhaps blocked again since the last look
+        kept_at = 0.0 if child.keeper is None else child.keeper.kept_at
+        quiet = now - max(report.contact, kept_at) >= KEEP_AFTER * timeout
+        if quiet and watched.kept_since != report.beat:  # else a keeper is at work
             watched.kept_since = report.beat
             watched.keeper = self._keep(child, report, blocked)
         return ""

@@ -17,6 +17,7 @@ from qdo.coordination.client import connect
 from qdo.coordination.component_notes import note_in_component
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import UnreachableError
+from qdo.system.clock import clock
 from qdo.worker.supervisor.session_closer import RETRY_SECONDS, Session
 
 _log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ _log = logging.getLogger(__name__)
 class SessionKeeper(threading.Thread):
     """Keeps one session alive while a loop is blocked, in parallel to the parent's other work.
 
+    :ivar kept_at: clock time at which it last attached to the session.
     :param process: name of the process, for the log.
     :param note: keys for the component node of the worker.
     :param is_blocked: returns whether the loop still has not run; called on this thread.
@@ -43,6 +45,7 @@ class SessionKeeper(threading.Thread):
         self._note = note
         self._is_blocked = is_blocked
         self._stopping = threading.Event()
+        self.kept_at = 0.0
 
     def stop(self) -> None:
         """Let the thread end; it may attach to the session until it has ended."""
@@ -52,8 +55,11 @@ class SessionKeeper(threading.Thread):
         seconds = self._session.timeout_seconds / 3
         while not self._stopping.is_set() and self._is_blocked():
             pause = seconds
+            now = clock()
             try:
-                if not keep_session(self._session, self._note):
+                if keep_session(self._session, self._note):
+                    self.kept_at = now
+                else:
                     _log.warning("%s: its session %#x is over", self._process, self._session.id)
                     return
             except UnreachableError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.app_runs import AppRuns
-from tests.support.processes import Proc, stopped, wait_until, whole_lines
+from tests.support.processes import Proc, alive, stopped, wait_until, whole_lines
 
 T = 2.0
 """Session timeout in seconds."""
@@ -41,6 +41,8 @@ def job(message, context):
         time.sleep(3600)
     if message.body == "long":
         spin(3)
+    if message.body == "often":
+        spin(0.9)
     if message.body == "endless":
         spin(3600)
     if message.body == "lock":
@@ -90,13 +92,23 @@ def test_a_job_longer_than_the_session_runs_once(runs: AppRuns) -> None:
     assert worker.wait() == 0, worker.output
 
 
+def test_short_blocks_in_a_row_lose_no_session(runs: AppRuns) -> None:
+    """Each is shorter than half of T; between them the loop hardly runs."""
+    for queue in ("a", "b", "c", "d"):
+        send(runs, queue, *["often"] * 3)
+    worker = runs.start(APP)
+    wait_until(lambda: sum(len(ends(runs, queue)) for queue in "abcd") == 12, "all messages", 40.0)
+    assert all(begins(runs, queue) == [("often", 1)] * 3 for queue in "abcd")
+    assert "session expired" not in worker.output
+
+
 @pytest.mark.parametrize("queue", ["q", "limited"])
 def test_an_endless_job_is_ended_by_its_policy(runs: AppRuns, queue: str) -> None:
     """After its limit its process is killed, and one attempt counted: of this message only."""
     send(runs, queue, "endless", "after")
     send(runs, "waiting", "wait")
     worker = runs.start(APP)
-    wait_until(lambda: "after" in ends(runs, queue), "the message behind it")
+    wait_until(lambda: "after" in ends(runs, queue), "the message behind it", 60.0)
     assert begins(runs, queue) == [("endless", 1), ("endless", 2), ("after", 1)]
     assert letters(runs, queue) == [(b'"endless"', 2)]
     limit = 2 if queue == "limited" else 6
@@ -110,9 +122,19 @@ def test_code_that_lets_no_thread_run_is_ended_too(runs: AppRuns) -> None:
     """A regular expression that backtracks for ever holds the interpreter lock."""
     send(runs, "q", "lock", "after")
     runs.start(APP)
-    wait_until(lambda: "after" in ends(runs, "q"), "the message behind it")
+    wait_until(lambda: "after" in ends(runs, "q"), "the message behind it", 60.0)
     assert begins(runs, "q") == [("lock", 1), ("lock", 2), ("after", 1)]
     assert letters(runs, "q") == [(b'"lock"', 2)]
+
+
+def test_a_blocked_process_ends_without_its_parent(runs: AppRuns) -> None:
+    """Nobody else would end it."""
+    send(runs, "limited", "endless")
+    worker = runs.start(APP)
+    wait_until(lambda: bool(begins(runs, "limited")), "the job")
+    pid = runs.pids()[0]
+    os.kill(worker.pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid), "its end", 60.0)
 
 
 def test_the_state_of_a_blocked_worker_is_shown(runs: AppRuns) -> None:

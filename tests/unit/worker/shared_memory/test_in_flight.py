@@ -96,12 +96,12 @@ def test_the_state_of_the_loop_is_shared(memory: int) -> None:
     assert read_loop(memory) is None
     table = InFlightTable(1, memory)
     assert read_loop(memory) is None
-    table.loop.beat(100.0, 6.0)
-    assert read_loop(memory) == LoopReport(100.0, 6.0)
+    table.loop.beat(100.0, 99.0, 6.0)
+    assert read_loop(memory) == LoopReport(100.0, 99.0, 6.0)
     table.loop.blocked(100.0, 2.0, 128, "queue q, job j")
-    assert read_loop(memory) == LoopReport(100.0, 2.0, 128, "queue q, job j")
-    table.loop.beat(101.0, 6.0)
-    assert read_loop(memory) == LoopReport(101.0, 6.0)
+    assert read_loop(memory) == LoopReport(100.0, 99.0, 2.0, 128, "queue q, job j")
+    table.loop.beat(101.0, 99.0, 6.0)
+    assert read_loop(memory) == LoopReport(101.0, 99.0, 6.0)
     table.loop.unwatched()
     assert read_loop(memory) is None
 
@@ -110,7 +110,7 @@ def test_a_long_description_of_the_job_is_cut(memory: int) -> None:
     """It must not reach into the entries of turns."""
     table = InFlightTable(1, memory)
     table.positions[table.take(encode_label("a", "worker-1"))] = POSITION
-    table.loop.beat(100.0, 6.0)
+    table.loop.beat(100.0, 99.0, 6.0)
     table.loop.blocked(100.0, 2.0, 0, 2000 * "\u00e4")
     found = read_loop(memory)
     assert found is not None
