@@ -220,7 +220,7 @@ def parsed(text: str | None) -> dict[str, str] | None:
         return {}
     try:
         found = ujson.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

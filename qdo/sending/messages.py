@@ -11,11 +11,9 @@ from typing import Any, TypeAlias
 from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Capabilities, Outgoing, SendOptions
 from qdo.encoding import encoded, with_header
 from qdo.errors import UnsupportedError, UsageError
-from qdo.positions import position_now, time_of_position
+from qdo.positions import LATEST_SECONDS, position_now, time_of_position
 from qdo.queues import check_queue_name
 
-LATEST = 253402300800.0
-"""The year 10000; later times have no ISO 8601 form."""
 MAX_DEDUP_KEY = 1000
 """Characters."""
 
@@ -108,7 +106,7 @@ def build_send_options(
         due = time_of_position(now()) + delay_seconds if delay_seconds else None
     elif at is not None:
         due = _unix_time(at)
-    if due is not None and due >= LATEST:
+    if due is not None and due >= LATEST_SECONDS:
         raise UsageError(reason="a message cannot be delayed beyond the year 9999")
     if dedup_key is None:
         if dedup_seconds is not None:
@@ -152,7 +150,7 @@ def _dedup_key(key: Any) -> str:
 def _dedup_seconds(seconds: float | None) -> float:
     if seconds is None:
         return DEDUP_SECONDS
-    if not _is_number(seconds) or not 0 < seconds < LATEST:
+    if not _is_number(seconds) or not 0 < seconds < LATEST_SECONDS:
         raise UsageError(reason=f"dedup_seconds must be a number above 0, got {seconds!r}")
     return float(seconds)
 

@@ -26,6 +26,8 @@ from qdo.brokers.sqs.codec import (
 from qdo.brokers.sqs.positions import SQS_POSITIONS
 from qdo.brokers.sqs.url import MAX_SQS_MESSAGE
 from qdo.errors import UnsupportedError
+from qdo.positions import LATEST_SECONDS
+from qdo.queues import check_queue_name
 
 LETTER = "qdo-dead-letter"
 TRACEBACK = "qdo-traceback"
@@ -33,6 +35,8 @@ MAX_ERROR = 8_000
 """Length to which errors are cut, in characters; the beginning is kept."""
 MAX_TRACEBACK = 64_000
 """Length to which tracebacks are cut, in characters; the end is kept."""
+_MAX_NUMBER = 1 << 320
+"""Positions have at most this many bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,13 @@ def letter_entry(letter: DeadLetterRecord, fifo: bool) -> dict[str, Any]:
     In a FIFO queue each dead letter has its own message group, because a received message hides
     the rest of its group. The same dead letter always has the same deduplication id.
     """
-    text, attributes = encode_message(letter.body, letter.headers, letter.queue)
+    try:
+        text, attributes = encode_message(letter.body, letter.headers, letter.queue)
+    except Exception:  # noqa: BLE001 - a message must not wait for ever because of its headers
+        spelled_out = json.dumps(letter.headers)
+        text, attributes = encode_message(letter.body, spelled_out, letter.queue)
     if letter.key is not None:
-        attributes[KEY] = key_attribute(letter.key, letter.queue)
+        attributes[KEY] = key_attribute(_text(letter.key), letter.queue)
     attributes[LETTER] = json_text(
         {
             "queue": letter.queue,
@@ -138,27 +146,48 @@ def letter_of(raw: Mapping[str, Any]) -> FoundDeadLetter | None:
         fields = json.loads(given[LETTER]["StringValue"])
         message = decode_received(raw, own=True)
         record = DeadLetterRecord(
-            queue=fields["queue"],
-            position=int(fields["position"]),
+            queue=_string(fields["queue"]),
+            position=_whole(fields["position"]),
             body=b"" if message.pointer else message.body,
             key=message.key if KEY in given else None,  # the message group is not the key
             headers=message.headers,
-            error=fields["error"],
+            error=_string(fields["error"]),
             traceback=_traceback(given),
-            attempts=int(fields["attempts"]),
-            worker=fields["worker"],
-            fence=int(fields["fence"]),
-            dead_at=float(fields["dead_at"]),
+            attempts=_whole(fields["attempts"]),
+            worker=_string(fields["worker"]),
+            fence=_whole(fields["fence"]),
+            dead_at=_time(fields["dead_at"]),
         )
+        check_queue_name(record.queue)
         size = message.size if message.pointer else len(message.body)
-    except (KeyError, ValueError, TypeError):
+    except Exception:  # noqa: BLE001 - anybody may have sent it, and it must hide no other
         return None
     return FoundDeadLetter(record, message.receipt, message.pointer, size)
 
 
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"not text: {value!r:.60}")
+    return value
+
+
+def _whole(value: Any) -> int:
+    """Return a number of a letter, which is text where JSON numbers are too small."""
+    number = int(value)
+    if not 0 <= number < _MAX_NUMBER:
+        raise ValueError(f"out of range: {value!r:.60}")
+    return number
+
+
+def _time(value: Any) -> float:
+    if not 0 <= float(value) < LATEST_SECONDS:  # also not a number
+        raise ValueError(f"not a time: {value!r:.60}")
+    return float(value)
+
+
 def _traceback(given: Mapping[str, Mapping[str, Any]]) -> str:
     attribute = given.get(TRACEBACK)
-    return "" if attribute is None else str(json.loads(attribute["StringValue"]))
+    return "" if attribute is None else _string(json.loads(attribute["StringValue"]))
 
 
 def _text(text: str) -> str:
