@@ -19,7 +19,7 @@ import binascii
 import json
 import uuid
 
-from qdo.encoding import is_raw, parsed, text_headers, with_body_kind
+from qdo.encoding import is_raw, parsed, text_headers, undecodable_headers, with_body_kind
 from qdo.errors import MessageTooLargeError, UsageError
 
 MAX_KEY = 256
@@ -117,7 +117,7 @@ def _unwrap(data: bytes) -> tuple[bytes, str | None] | None:
     if body is None or not isinstance(headers, (dict, str)):
         return None
     if isinstance(headers, str):
-        return body, headers
+        return body, undecodable_headers(headers)
     return body, text_headers(headers, written) if headers else None
 
 

@@ -32,6 +32,7 @@ from qdo.encoding import (
     is_raw,
     parsed,
     text_headers,
+    undecodable_headers,
     unreadable,
     with_body_kind,
 )
@@ -339,7 +340,7 @@ def _headers(given: Mapping[str, Mapping[str, Any]]) -> str | None:
         return None
     known = parsed(own)
     if known is None:
-        return own  # decoding the message fails later, with an error for these headers
+        return undecodable_headers(own)
     if not foreign and own is not None:
         return text_headers(known, own)
     written = json.dumps({**foreign, **known}, ensure_ascii=False)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdo.brokers.aws.address import BodyPointer
-from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord
+from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord, checked_fields
 from qdo.brokers.sqs.codec import (
     KEY,
     decode_received,
@@ -26,8 +26,6 @@ from qdo.brokers.sqs.codec import (
 from qdo.brokers.sqs.positions import SQS_POSITIONS
 from qdo.brokers.sqs.url import MAX_SQS_MESSAGE
 from qdo.errors import UnsupportedError
-from qdo.positions import LATEST_SECONDS
-from qdo.queues import check_queue_name
 
 LETTER = "qdo-dead-letter"
 TRACEBACK = "qdo-traceback"
@@ -35,8 +33,6 @@ MAX_ERROR = 8_000
 """Length to which errors are cut, in characters; the beginning is kept."""
 MAX_TRACEBACK = 64_000
 """Length to which tracebacks are cut, in characters; the end is kept."""
-_MAX_NUMBER = 1 << 320
-"""Positions have at most this many bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,48 +142,21 @@ def letter_of(raw: Mapping[str, Any]) -> FoundDeadLetter | None:
         fields = json.loads(given[LETTER]["StringValue"])
         message = decode_received(raw, own=True)
         record = DeadLetterRecord(
-            queue=_string(fields["queue"]),
-            position=_whole(fields["position"]),
             body=b"" if message.pointer else message.body,
             key=message.key if KEY in given else None,  # the message group is not the key
             headers=message.headers,
-            error=_string(fields["error"]),
             traceback=_traceback(given),
-            attempts=_whole(fields["attempts"]),
-            worker=_string(fields["worker"]),
-            fence=_whole(fields["fence"]),
-            dead_at=_time(fields["dead_at"]),
+            **checked_fields(fields),
         )
-        check_queue_name(record.queue)
         size = message.size if message.pointer else len(message.body)
     except Exception:  # noqa: BLE001 - anybody may have sent it, and it must hide no other
         return None
     return FoundDeadLetter(record, message.receipt, message.pointer, size)
 
 
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"not text: {value!r:.60}")
-    return value
-
-
-def _whole(value: Any) -> int:
-    """Return a number of a letter, which is text where JSON numbers are too small."""
-    number = int(value)
-    if not 0 <= number < _MAX_NUMBER:
-        raise ValueError(f"out of range: {value!r:.60}")
-    return number
-
-
-def _time(value: Any) -> float:
-    if not 0 <= float(value) < LATEST_SECONDS:  # also not a number
-        raise ValueError(f"not a time: {value!r:.60}")
-    return float(value)
-
-
 def _traceback(given: Mapping[str, Mapping[str, Any]]) -> str:
     attribute = given.get(TRACEBACK)
-    return "" if attribute is None else _string(json.loads(attribute["StringValue"]))
+    return "" if attribute is None else str(json.loads(attribute["StringValue"]))
 
 
 def _text(text: str) -> str:

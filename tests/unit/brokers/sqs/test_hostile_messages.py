@@ -87,7 +87,6 @@ def test_headers_that_are_no_text_are_stored_spelled_out() -> None:
         ("worker", {}),
         ("fence", 1e400),
         ("dead_at", "nan"),
-        ("dead_at", 1e300),
     ],
 )
 def test_a_forged_letter_is_not_a_dead_letter(field: str, value: Any) -> None:
