@@ -151,7 +151,7 @@ class KinesisDeadLetters(DeadLetterStore):
             raise translation(error, self._place, "bucket", self._bucket) from error
         try:
             return read(text)
-        except Exception as error:  # noqa: BLE001 - anything may lie in a bucket
+        except Exception as error:
             raise _ForeignObjectError(
                 service="S3",
                 action="reading a dead letter",

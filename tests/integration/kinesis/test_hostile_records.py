@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from tests.support.aws.kinesis_server import KinesisStub
 from tests.support.cli import QDO, WORKER, command
 from tests.support.kinesis import kinesis_url
-from tests.unit.brokers.kinesis.test_deaggregation import field, one, varint
+from tests.unit.brokers.kinesis.test_deaggregation import field, one, sealed, varint
 
 SHARD = "shardId-000000000000"
 APP = """
@@ -23,11 +22,6 @@ app = qdo.App("a")
 def job(message, context):
     print(message.body, flush=True)
 """
-
-
-def sealed(inside: bytes) -> bytes:
-    """Return what looks like an aggregated record, with any content."""
-    return b"\xf3\x89\x9a\xc2" + inside + hashlib.md5(inside).digest()
 
 
 HOSTILE = {

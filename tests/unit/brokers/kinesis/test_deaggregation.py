@@ -158,7 +158,7 @@ def test_a_response_takes_a_limited_amount_of_memory() -> None:
     poll.iterator_received("first")
     poll.next(0.0)
     assert len(poll.records_received(found, 0.0)) == 100_000
-    assert not (poll.ended or poll.tip.reached)
+    assert (poll.ended, poll.tip.reached) == (False, False)
     assert poll.next(0.0) == GetIterator("AT_SEQUENCE_NUMBER", sequence=2)
     poll.iterator_received("second")
     assert poll.next(0.0) == GetRecords("second", 1)
