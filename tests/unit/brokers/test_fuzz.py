@@ -99,10 +99,9 @@ ENVELOPES = st.builds(
 )
 RECORDS = BYTES | SEALED | ENVELOPES
 
-NAMES = st.sampled_from(
-    ["qdo-encoding", "qdo-headers", "qdo-key", "qdo-dead-letter", "qdo-traceback", "other"]
-    + ["ExtendedPayloadSize", "SQSLargePayloadSize", "Content-Type", "content-type"]
-)
+KNOWN = ("ExtendedPayloadSize", "SQSLargePayloadSize", "Content-Type", "content-type", "other")
+OWN = ("qdo-encoding", "qdo-headers", "qdo-key", "qdo-dead-letter", "qdo-traceback")
+NAMES = st.sampled_from(OWN + KNOWN)
 OBJECTS = st.dictionaries(
     st.sampled_from(["content-type", "qdo-id", "qdo-sent", "a"]) | TEXTS, VALUES, max_size=3
 )
