@@ -262,16 +262,16 @@ def unreadable(reason: str) -> str:
 def undecodable_headers(text: str | None) -> str:
     """Return headers that are not a JSON object in a form that no worker decodes.
 
-    A worker would take `null` or `0` for a message without headers.
+    A worker takes the empty ones, such as `null` and `0`, for a message without headers.
     """
     written = text or ""
     try:
-        ujson.loads(written)
+        found = ujson.loads(written)
     except (ValueError, RecursionError):
         return written
-    if unreadable_reason(written):
-        return written
-    return unreadable(f"its headers must be a JSON object, got {written:.100}")
+    return (
+        written if found else unreadable(f"its headers must be a JSON object, got {written:.100}")
+    )
 
 
 def unreadable_reason(headers: str | None) -> str | None:

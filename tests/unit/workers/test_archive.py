@@ -343,7 +343,7 @@ def test_no_queue_can_be_named_after_the_folder_of_another() -> None:
     assert folder_of(cut) != cut
 
 
-def test_a_body_that_no_reader_can_decode_does_not_stop_the_archive(tmp_path: Path) -> None:
+def test_a_body_that_is_no_utf8_does_not_stop_the_archive(tmp_path: Path) -> None:
     """Half of a surrogate pair stays escaped; an infinite number is a dead letter at once."""
     kept = Archive(Folder(tmp_path))
     (name,) = kept.keep([message(0, {"half": "\ud800"})])
