@@ -220,9 +220,70 @@ def parsed(text: str | None) -> dict[str, str] | None:
         return {}
     try:
         found = ujson.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def text_headers(found: Mapping[str, Any], written: str) -> str:
+    """Return stored headers of another program as text that every reader can decode.
+
+    A value that is not text becomes its JSON text. Halves of surrogate pairs, which UTF-8 cannot
+    encode, are spelled out.
+
+    :param found: the decoded headers.
+    :param written: their JSON.
+    """
+    try:
+        "".join([written, *found, *found.values()]).encode()
+        return written
+    except (TypeError, UnicodeEncodeError):
+        pass
+    return _dumps({_utf8(name): _utf8(_text_of(value)) for name, value in found.items()})
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def unreadable(reason: str) -> str:
+    """Return stored headers for a message that its broker delivers, but qdo cannot read.
+
+    They are JSON text instead of an object, so no worker can decode them: the message's policy
+    ends it at once, with this reason, and the messages beside it continue.
+    """
+    return json.dumps(_UNREADABLE + reason)
+
+
+def undecodable_headers(text: str | None) -> str:
+    """Return headers that are not a JSON object in a form that no worker decodes.
+
+    A worker takes the empty ones, such as `null` and `0`, for a message without headers.
+    """
+    written = text or ""
+    try:
+        found = ujson.loads(written)
+    except (ValueError, RecursionError):
+        return written
+    return (
+        written if found else unreadable(f"its headers must be a JSON object, got {written:.100}")
+    )
+
+
+def unreadable_reason(headers: str | None) -> str | None:
+    """Return the reason in headers made by `unreadable`, None for all others."""
+    try:
+        found = None if headers is None else json.loads(headers)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, str) and found.startswith(_UNREADABLE) else None
+
+
+_UNREADABLE = "qdo cannot read it: "
 
 
 def stored_time(headers: Mapping[str, str], name: str) -> float | None:

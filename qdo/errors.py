@@ -102,6 +102,11 @@ class MessageTooLargeError(UsageError):
     store it elsewhere and send a reference"""
 
 
+class BodyLimitError(MessageTooLargeError):
+    """the body for queue {queue!r} must be at most {limit} bytes (setting max_body_bytes), got
+    {size}; raise the setting, up to {most}, or store the body elsewhere and send a reference"""
+
+
 class SqsTooLargeError(MessageTooLargeError):
     """the body for queue {queue!r} must be at most {limit} bytes (max_body in the broker's
     address), got {size}; raise max_body, up to {most}, or add bucket=NAME, which stores larger

@@ -46,10 +46,10 @@ from sqlalchemy.orm import Session
 
 from qdo.app import App
 from qdo.brokers.base import Broker, Outgoing, SendOptions
-from qdo.encoding import MAX_STORED_BODY_BYTES, with_header
-from qdo.errors import MessageTooLargeError, UsageError
+from qdo.encoding import with_header
+from qdo.errors import UsageError
 from qdo.positions import new_id, position_now, time_of_position
-from qdo.sending.messages import Moment, NewMessage, build_outgoing, time_text
+from qdo.sending.messages import Moment, NewMessage, build_outgoing, check_size, time_text
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ class Outbox:
         metadata: MetaData | None = None,
         clock: Callable[[], float] = lambda: time_of_position(position_now()),
     ) -> None:
+        self._app = app
         self._engine = engine
         self._clock = clock
         self.table = _table(table, MetaData() if metadata is None else metadata)
@@ -115,9 +116,7 @@ class Outbox:
                 f"{type(session).__name__}; for an AsyncSession use the session from run_sync"
             )
         message = build_outgoing(NewMessage(queue, body, key, headers, delay_seconds, at))
-        limit = MAX_STORED_BODY_BYTES
-        if len(message.body) > limit:
-            raise MessageTooLargeError(queue=queue, size=len(message.body), limit=limit)
+        check_size(message, self._app.settings.max_body_bytes)
         id = new_id()
         sent = time_text(time_of_position(position_now()))
         row = {

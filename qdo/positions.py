@@ -66,6 +66,8 @@ TIME_POSITIONS = Positions()
 
 GREGORIAN_OFFSET = 0x01B21DD213814000
 """100 ns intervals between 1582-10-15 and the Unix epoch."""
+LATEST_SECONDS = 253402300800.0
+"""Unix time of the year 10000; later times have no ISO 8601 form."""
 
 
 def position_now() -> int:

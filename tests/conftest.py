@@ -49,6 +49,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="play N histories in each test of the simulation; default: as many as it says",
     )
+    group.addoption(
+        "--fuzz",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="try N inputs for each reader of foreign bytes; default 2000",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

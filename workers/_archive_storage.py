@@ -31,12 +31,16 @@ class Place(Protocol):
 
 
 def folder_of(queue: str) -> str:
-    """Return the folder of a queue: its name, encoded for any file system."""
+    """Return the folder of a queue: its name, encoded for any file system.
+
+    A long name ends with a digest. The character before it occurs in no encoded name, so no other
+    queue can have this folder.
+    """
     name = quote(queue, safe="")
     if len(name) <= MAX_FOLDER:
         return name
     digest = hashlib.sha256(queue.encode()).hexdigest()[:32]
-    return f"{name[: MAX_FOLDER - len(digest) - 1]}-{digest}"
+    return f"{name[: MAX_FOLDER - len(digest) - 1]}+{digest}"
 
 
 def open_place(url: str) -> Place:

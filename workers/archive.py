@@ -33,12 +33,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import ujson
-
 from qdo import App, Message
 from qdo.errors import SettingsError
 from qdo.positions import format_position, position_of_time, time_of_position
 from qdo.programs._archive_storage import Place, folder_of, open_place
+from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read
 
 SUFFIX = ".jsonl.gz"
@@ -120,7 +119,7 @@ def line_of(message: Message) -> bytes:
         row["body_base64"] = base64.b64encode(message.body).decode()
     else:
         row["body"] = message.body
-    return ujson.dumps(row, ensure_ascii=False, escape_forward_slashes=False).encode() + b"\n"
+    return json_bytes(row) + b"\n"
 
 
 def packed(messages: Iterable[Message]) -> bytes:

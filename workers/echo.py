@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import ujson
-
 from qdo import App, Message
+from qdo.programs._json import json_bytes
 
 app = App("echo")
 
@@ -18,5 +17,5 @@ app = App("echo")
 @app.job()
 def job(message: Message, context: Any) -> None:
     """Print the id, queue, key and body of a message as one line."""
-    body = ujson.dumps(message.body, ensure_ascii=False, escape_forward_slashes=False)
+    body = json_bytes(message.body).decode()
     print(message.id, message.queue, message.key or "-", body, flush=True)

@@ -29,10 +29,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, ClassVar
 
-import ujson
-
 from qdo import App, DeadLetter, Message, QdoError, Retry
 from qdo.errors import SettingsError
+from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.checks import between, non_empty
 
@@ -78,8 +77,7 @@ def standard_input(message: Message) -> bytes:
     """Return the standard input of the command."""
     if isinstance(message.body, bytes):
         return message.body
-    text = ujson.dumps(message.body, ensure_ascii=False, escape_forward_slashes=False)
-    return text.encode() + b"\n"
+    return json_bytes(message.body) + b"\n"
 
 
 def variables(message: Message) -> dict[str, str]:

@@ -34,12 +34,12 @@ from typing import ClassVar
 from urllib.parse import quote, urlsplit
 
 import gevent
-import ujson
 import urllib3
 
 import qdo
 from qdo import App, DeadLetter, Message, Policy, Retry
 from qdo.encoding import CONTENT_TYPE, RAW
+from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.checks import between
 
@@ -131,8 +131,7 @@ def payload(message: Message) -> tuple[bytes, str]:
     kind = given if given.isascii() and given.isprintable() else usual
     if raw:
         return message.body, kind
-    text = ujson.dumps(message.body, ensure_ascii=False, escape_forward_slashes=False)
-    return text.encode(), kind
+    return json_bytes(message.body), kind
 
 
 def signature(keys: list[bytes], id: str, timestamp: int, body: bytes) -> str:

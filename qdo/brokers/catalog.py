@@ -55,6 +55,13 @@ class QueueCatalog(abc.ABC):
     def backlog(self, queue: str, after: int) -> Backlog:
         """Return the backlog of a queue: its messages behind position `after`."""
 
+    def head(self, queue: str) -> int:
+        """Return the position of the newest message ever sent, 0 when there was none.
+
+        :raises: as `names`.
+        """
+        return self.backlog(queue, 0).head
+
     def order(self, queue: str) -> Order:
         """Return the strictest order in which a queue can be processed.
 

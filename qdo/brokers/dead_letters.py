@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from qdo.encoding import ID, RETRIED, parsed, with_header
 from qdo.errors import UnsupportedError
+from qdo.positions import LATEST_SECONDS
+from qdo.queues import name_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,40 @@ class NoDeadLetters(DeadLetterStore):
         return UnsupportedError(broker=self._broker, what="keep dead letters", remedy=self._remedy)
 
 
+def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dead letter that its store keeps as JSON, in the types of the record.
+
+    Others than qdo may write to the store: no field is taken at its word.
+
+    :raises ValueError, KeyError, TypeError: it is not a dead letter.
+    """
+    texts = {name: _text(fields[name]) for name in ("queue", "error", "worker")}
+    if reason := name_error(texts["queue"]):
+        raise ValueError(f"queue: {reason}")
+    numbers = {name: _number(fields[name]) for name in ("position", "attempts", "fence")}
+    dead_at = float(fields["dead_at"])
+    if math.isnan(dead_at):
+        raise ValueError("dead_at is not a number")
+    return {**texts, **numbers, "dead_at": min(max(0.0, dead_at), LATEST_SECONDS - 1)}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"not text: {value!r:.60}")
+    value.encode()  # a UnicodeEncodeError is a ValueError
+    return value
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, str | int) or not 0 <= int(value) < _MAX_NUMBER:
+        raise ValueError(f"not a number of at least 0: {value!r:.60}")
+    return int(value)
+
+
+_MAX_NUMBER = 1 << 320
+"""Positions have at most this many bits."""
+
+
 def matches(
     entry: DeadLetterEntry, error: str | None, since: float | None, until: float | None
 ) -> bool:
@@ -167,7 +205,7 @@ def retried_headers(headers: str | None, own_id: str) -> str | None:
     """
     known = parsed(headers) or {}
     before = known.get(RETRIED, "")
-    times = int(before) if before.isdecimal() else 0
+    times = int(before) if before.isascii() and before.isdecimal() and len(before) < 10 else 0
     return with_header(
         headers,
         qdo_id=known.get(ID, own_id),

@@ -9,7 +9,7 @@ from io import BufferedReader
 from typing import Any
 
 from qdo.brokers.base import REFERENCE, Broker, Outgoing
-from qdo.encoding import JsonText, decode_strictly
+from qdo.encoding import MAX_STORED_BODY_BYTES, JsonText, decode_strictly
 from qdo.errors import BodyError, InputLineError, PartialSendError, QdoError, UsageError
 from qdo.sending.messages import NewMessage, build_outgoing
 from qdo.text import join_some
@@ -51,16 +51,21 @@ class LineFormat:
 
         :raises LineProblem: the line is not JSON, too large, or lacks a field.
         """
+        if len(line) > self.max_bytes + CHUNK_BYTES:  # perhaps only a part, see `chunks_of_lines`
+            raise self._too_large(f"more than {self.max_bytes + CHUNK_BYTES}")
         value = checked_json(line)
         if len(line) > self.max_bytes:
-            raise LineProblem(
-                InputLineError,
-                f"the body must be at most {self.max_bytes} bytes with this broker, got "
-                f"{len(line)}; {self.larger}",
-            )
+            raise self._too_large(f"{len(line)}")
         queue = self.queue if self.queue is not None else _text_at(value, self.queue_field)
         key = _text_at(value, self.key_field) if self.key_field else None
         return NewMessage(queue, JsonText(line), key, at=self.at)
+
+    def _too_large(self, size: str) -> LineProblem:
+        return LineProblem(
+            InputLineError,
+            f"the body must be at most {self.max_bytes} bytes with this broker, got {size}; "
+            f"{self.larger}",
+        )
 
     def outgoing(self, line: bytes) -> Outgoing:
         """Return the checked message of a line in the form that brokers take.
@@ -177,16 +182,27 @@ class LineSender:
         self.line = self._number
 
 
-def chunks_of_lines(stream: BufferedReader) -> Iterator[list[bytes]]:
-    """Yield lists of lines, each as soon as it can be read, line ends included."""
+def chunks_of_lines(
+    stream: BufferedReader, longest: int = MAX_STORED_BODY_BYTES
+) -> Iterator[list[bytes]]:
+    """Yield lists of lines, each as soon as it can be read, line ends included.
+
+    :param longest: a line that has more bytes is yielded in parts, so that it can be refused
+        before it takes all memory.
+    """
     begun: list[bytes] = []  # parts of a line whose end was not read yet
+    size = 0
     while data := stream.read1(CHUNK_BYTES):
         *whole, rest = data.split(b"\n")
         if whole:
             whole[0] = b"".join([*begun, whole[0]])
-            begun = []
+            begun, size = [], 0
             yield [line + b"\n" for line in whole]
         if rest:
             begun.append(rest)
+            size += len(rest)
+        if size > longest + CHUNK_BYTES:
+            yield [b"".join(begun)]
+            begun, size = [], 0
     if begun:
         yield [b"".join(begun)]

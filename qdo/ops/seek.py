@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 from dataclasses import dataclass
 
 from qdo.brokers.base import Broker
@@ -11,8 +12,11 @@ from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.errors import NotFoundError, UnsupportedError, UsageError
+from qdo.errors import NotFoundError, UnreachableError, UnsupportedError, UsageError
 from qdo.positions import TIME_POSITIONS, position_now, position_of_time
+from qdo.text import describe
+
+_log = logging.getLogger(__name__)
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -108,10 +112,19 @@ def execute(client: Client, layout: Layout, seek: SeekPlan) -> None:
 
 
 def _waiting(broker: Broker, queue: str, place: QueuePosition) -> tuple[int | None, float | None]:
-    """Return the number of messages after a position, and the age of the first one."""
-    backlog = broker.catalog.backlog(
-        queue, broker.positions.resume_after(place.last, place.position)
-    )
+    """Return the number of messages after a position, and the age of the first one.
+
+    None where the messages cannot be read: then a seek is the way to skip them.
+    """
+    try:
+        backlog = broker.catalog.backlog(
+            queue, broker.positions.resume_after(place.last, place.position)
+        )
+    except UnreachableError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the seek needs no messages
+        _log.warning("queue %s: its backlog is unknown: %s", queue, describe(error))
+        return None, None
     countable = broker.capabilities.countable
     return backlog.count if countable else None, backlog.behind_seconds
 
@@ -165,17 +178,26 @@ def _own_place(target: str, broker: Broker, queue: str) -> QueuePosition | None:
             "queue, or is in the future, and messages sent before then would never run; use a "
             f"position that has occurred in this queue, {EARLIEST}, {LATEST} or a time"
         )
+    following = _following(broker, queue, position)
+    time = position_now() if following is None else broker.positions.to_time(following)
+    return QueuePosition(max(0, time - 1), target)
+
+
+def _following(broker: Broker, queue: str, position: int) -> int | None:
+    """Return the position of the next message; None if there is none, or it cannot be read."""
     reader = broker.reader(queue, position)
     try:
         rows = list(reader.fetch(1))
+    except UnreachableError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see `_waiting`
+        _log.warning("queue %s: its next message is unknown: %s", queue, describe(error))
+        return None
     finally:
         reader.close()
-    following = broker.positions.to_time(rows[0][0]) if rows else position_now()
-    return QueuePosition(max(0, following - 1), target)
+    return rows[0][0] if rows else None
 
 
 def _head(broker: Broker, queue: str) -> int:
     """Return the `last` of a queue whose messages are all done."""
-    return broker.positions.to_time(
-        broker.catalog.backlog(queue, broker.positions.resume_after(0, None)).head
-    )
+    return broker.positions.to_time(broker.catalog.head(queue))

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Capabilities, Outgoing, SendOptions
-from qdo.encoding import encoded, with_header
-from qdo.errors import UnsupportedError, UsageError
-from qdo.positions import position_now, time_of_position
+from qdo.encoding import MAX_STORED_BODY_BYTES, encoded, with_header
+from qdo.errors import BodyLimitError, UnsupportedError, UsageError
+from qdo.positions import LATEST_SECONDS, position_now, time_of_position
 from qdo.queues import check_queue_name
 
-LATEST = 253402300800.0
-"""The year 10000; later times have no ISO 8601 form."""
 MAX_DEDUP_KEY = 1000
+MAX_KEY = 1000
 """Characters."""
+MAX_HEADERS_BYTES = 64 * 1024
+"""Size of all headers of a message as JSON in UTF-8."""
 
 Moment: TypeAlias = "datetime.datetime | float"
 
@@ -42,9 +43,11 @@ AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
 def build_outgoing(message: NewMessage) -> Outgoing:
     """Return a checked message in the form that brokers take; see `App.send`."""
     check_queue_name(message.queue)
-    if message.key is not None and not isinstance(message.key, str):
-        raise UsageError(reason=f"the key of a message must be text, got {message.key!r}")
+    if message.key is not None:
+        _check_key(message.key)
     data, head = encoded(message.queue, message.body, message.headers)
+    if head is not None:
+        _check_headers(message.queue, head)
     delay, at, dedup_key = message.delay_seconds, message.at, message.dedup_key
     if delay is None and at is None and dedup_key is None and message.dedup_seconds is None:
         return Outgoing(message.queue, data, message.key, head)
@@ -54,6 +57,34 @@ def build_outgoing(message: NewMessage) -> Outgoing:
         if options.due > now:
             head = with_header(head, qdo_sent=time_text(now), qdo_due=time_text(options.due))
     return Outgoing(message.queue, data, message.key, head, options)
+
+
+def _check_key(key: Any) -> None:
+    if not isinstance(key, str):
+        raise UsageError(reason=f"the key of a message must be text, got {key!r:.60}")
+    if len(key) > MAX_KEY:
+        raise UsageError(
+            reason=f"the key of a message must have at most {MAX_KEY} characters, got {len(key)}; "
+            "send a digest of it"
+        )
+
+
+def _check_headers(queue: str, headers: str) -> None:
+    size = len(headers.encode("utf-8", "surrogatepass"))
+    if size > MAX_HEADERS_BYTES:
+        raise UsageError(
+            reason=f"the headers of a message for queue {queue!r} must have at most "
+            f"{MAX_HEADERS_BYTES} bytes as JSON, got {size}; send large values in the body"
+        )
+
+
+def check_size(message: Outgoing, max_body_bytes: int) -> None:
+    """Raise BodyLimitError for a body that exceeds the setting `max_body_bytes`."""
+    size = len(message.body)
+    if size > max_body_bytes:
+        raise BodyLimitError(
+            queue=message.queue, size=size, limit=max_body_bytes, most=MAX_STORED_BODY_BYTES
+        )
 
 
 def time_text(seconds: float) -> str:
@@ -108,7 +139,7 @@ def build_send_options(
         due = time_of_position(now()) + delay_seconds if delay_seconds else None
     elif at is not None:
         due = _unix_time(at)
-    if due is not None and due >= LATEST:
+    if due is not None and due >= LATEST_SECONDS:
         raise UsageError(reason="a message cannot be delayed beyond the year 9999")
     if dedup_key is None:
         if dedup_seconds is not None:
@@ -152,7 +183,7 @@ def _dedup_key(key: Any) -> str:
 def _dedup_seconds(seconds: float | None) -> float:
     if seconds is None:
         return DEDUP_SECONDS
-    if not _is_number(seconds) or not 0 < seconds < LATEST:
+    if not _is_number(seconds) or not 0 < seconds < LATEST_SECONDS:
         raise UsageError(reason=f"dedup_seconds must be a number above 0, got {seconds!r}")
     return float(seconds)
 

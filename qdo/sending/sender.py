@@ -11,7 +11,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdo.errors import SettingsError, UsageError
-from qdo.sending.messages import AnyMessage, Moment, NewMessage, check_terms, outgoing_of
+from qdo.sending.messages import (
+    AnyMessage,
+    Moment,
+    NewMessage,
+    check_size,
+    check_terms,
+    outgoing_of,
+)
 from qdo.settings.settings import Settings, check_names
 from qdo.settings.sources import load
 
@@ -161,7 +168,10 @@ class Sender:
 
     def _build_outgoing(self, messages: Iterable[AnyMessage]) -> list[Outgoing]:
         outgoing = list(map(outgoing_of, messages))
+        limit = self.settings.max_body_bytes
         for message in outgoing:
+            if len(message.body) > limit:
+                check_size(message, limit)
             if message.terms is not None:
                 check_terms(self.broker.capabilities, message.terms, self.settings.broker)
         return outgoing

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.jobs.policy_tables import QueuePolicy
 from qdo.settings import checks
@@ -185,6 +186,12 @@ class Settings:
         "how long the broker keeps completed messages, for replay",
         checks.between(0, 3_153_600_000),
         "seconds",
+    )
+    max_body_bytes: int = _setting(
+        MAX_STORED_BODY_BYTES,
+        "largest body that senders accept; a broker may have a lower limit",
+        checks.between(1, MAX_STORED_BODY_BYTES),
+        "bytes",
     )
     doorbell: bool = _setting(
         False,

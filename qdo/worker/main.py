@@ -65,9 +65,11 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     from qdo.errors import QdoError
     from qdo.settings.settings import Settings
     from qdo.system import logs
+    from qdo.worker.line_limit import limit_lines
 
     settings = Settings(**child["settings"])
     logs.configure(settings.log_level, config=settings.log_config)
+    limit_lines()
     if settings.reload:
         # A file written twice within one second may keep the byte code of its first version.
         sys.dont_write_bytecode = True

@@ -220,11 +220,9 @@ def test_batches_are_bounded(
 # --- bad use --------------------------------------------------------------------------
 
 
-def test_what_app_send_refuses_is_refused(
-    outbox: Outbox, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_app_send_refuses_is_refused(engine: Engine) -> None:
     """In the transaction of the app, not later in that of a worker."""
-    monkeypatch.setattr("qdo.outbox.MAX_STORED_BODY_BYTES", 10)
+    outbox = Outbox(App("shop", max_body_bytes=10), engine)
     with Session(engine) as session:
         with pytest.raises(QueueNameError):
             outbox.send(session, "a/b", 1)

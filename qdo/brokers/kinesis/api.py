@@ -15,9 +15,19 @@ from qdo.brokers.kinesis.clock_skew import ClockSkew
 from qdo.brokers.kinesis.codec import decoded, key_of
 from qdo.brokers.kinesis.deaggregation import is_aggregated, unpack
 from qdo.brokers.kinesis.positions import pack, whole
-from qdo.brokers.kinesis.requests import GetIterator, GetRecords, Records, RetentionPeriod, Taken
+from qdo.brokers.kinesis.requests import (
+    ANSWER_COST,
+    MESSAGE_COST,
+    GetIterator,
+    GetRecords,
+    Records,
+    RetentionPeriod,
+    Taken,
+)
 from qdo.brokers.kinesis.url import KinesisAddress
+from qdo.encoding import unreadable
 from qdo.positions import position_of_time
+from qdo.text import describe
 
 SUMMARY_SECONDS = 60.0
 """How long the description of the stream is cached."""
@@ -131,42 +141,67 @@ class KinesisApi:
 
 
 def parse_records(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> Records:
-    """Return a GetRecords response with its records decoded to messages."""
+    """Return a GetRecords response with its records decoded to messages.
+
+    Later records are left out where the messages of earlier ones exceed `ANSWER_COST`.
+    """
     records = response["Records"]
     rows: list[Taken] = []
-    size = 0
+    cost = taken = 0
     for record in records:
-        data = _data(record)
-        size += len(data)
-        rows += _messages(record, data, hash_keys)
-    last = whole(int(records[-1]["SequenceNumber"]), _arrival(records[-1])) if records else 0
+        found = _messages(record, hash_keys)
+        rows += found
+        taken += 1
+        cost += sum(len(row[1]) for row in found) + MESSAGE_COST * len(found)
+        if cost > ANSWER_COST:
+            break
+    newest = records[taken - 1] if taken else None
     return Records(
         first=int(records[0]["SequenceNumber"]) if records else None,
-        last=last,
+        last=0 if newest is None else whole(int(newest["SequenceNumber"]), _arrival(newest)),
         rows=rows,
         records=len(records),
-        size=size,
+        size=sum(_size(record["Data"]) for record in records),
         next_iterator=response.get("NextShardIterator"),
         behind_seconds=(response.get("MillisBehindLatest") or 0) / 1000,
+        record_cost=cost // max(1, taken),
+        cut=taken < len(records),
     )
 
 
-def _messages(
-    record: Mapping[str, Any], data: bytes, hash_keys: tuple[int, int] | None
-) -> list[Taken]:
+def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> list[Taken]:
+    """Return the messages of a record; a record that cannot be read is one unreadable message.
+
+    Anybody who may write to the stream decides what a record contains.
+    """
+    data = _data(record)
     sequence, arrival = int(record["SequenceNumber"]), _arrival(record)
-    unpacked = unpack(data, hash_keys) if is_aggregated(data) else None
-    if unpacked is None:
-        body, headers = decoded(data)
-        # The partition key may be missing if the stream distributes records by itself.
-        key = key_of(record.get("PartitionKey"))
-        return [(pack(sequence, 0, arrival), body, key, headers)]
-    rows: list[Taken] = []
-    for each in unpacked:
-        body, headers = decoded(each.data)
-        position = pack(sequence, each.subsequence, arrival)
-        rows.append((position, body, key_of(each.partition_key), headers))
-    return rows
+    # The partition key may be missing if the stream distributes records by itself.
+    key = key_of(record.get("PartitionKey"))
+    try:
+        unpacked = unpack(data, hash_keys) if is_aggregated(data) else None
+        if unpacked is None:
+            return [(pack(sequence, 0, arrival), *_content(data, key))]
+        return [
+            (
+                pack(sequence, each.subsequence, arrival),
+                *_content(each.data, key_of(each.partition_key)),
+            )
+            for each in unpacked
+        ]
+    except Exception as error:  # noqa: BLE001 - one record must not stop its shard
+        return [(pack(sequence, 0, arrival), data, key, unreadable(describe(error)))]
+
+
+def _content(data: bytes, key: str | None) -> tuple[bytes, str | None, str | None]:
+    body, headers = decoded(data)
+    return body, key, headers
+
+
+def _size(data: str | bytes) -> int:
+    if isinstance(data, bytes):
+        return len(data)
+    return len(data) // 4 * 3 - data[-2:].count("=")
 
 
 def _data(record: Mapping[str, Any]) -> bytes:

@@ -68,6 +68,10 @@ class KinesisCatalog(QueueCatalog):
             f" its shard: there is no store for dead letters; {NO_STORE_REMEDY}"
         ]
 
+    def head(self, queue: str) -> int:
+        """Return the present time at Kinesis; reads no records."""
+        return self._peek(queue, 0).head() if self._shards.find(queue) is not None else 0
+
     def backlog(self, queue: str, after: int) -> Backlog:
         """Return whether anything waits behind a position, and how old it is.
 

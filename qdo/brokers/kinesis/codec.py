@@ -19,7 +19,7 @@ import binascii
 import json
 import uuid
 
-from qdo.encoding import is_raw, parsed, with_body_kind
+from qdo.encoding import is_raw, parsed, text_headers, undecodable_headers, with_body_kind
 from qdo.errors import MessageTooLargeError, UsageError
 
 MAX_KEY = 256
@@ -79,7 +79,7 @@ def encoded(body: bytes, headers: str | None, queue: str) -> bytes:
         )
     if not _is_object(text):
         text = json.dumps(text)  # headers that are not a JSON object are stored as a string
-    if is_raw(parsed(headers) or {}):
+    if is_raw(parsed(headers) or {}) or not _is_utf8(body):
         return _OPENING + text.encode() + _RAW_PART + base64.b64encode(body) + b'"}'
     return _OPENING + text.encode() + _JSON_PART + body + b"}"
 
@@ -117,8 +117,8 @@ def _unwrap(data: bytes) -> tuple[bytes, str | None] | None:
     if body is None or not isinstance(headers, (dict, str)):
         return None
     if isinstance(headers, str):
-        return body, headers
-    return body, written if headers else None
+        return body, undecodable_headers(headers)
+    return body, text_headers(headers, written) if headers else None
 
 
 def _is_object(text: str) -> bool:
@@ -137,6 +137,14 @@ def _body(rest: bytes) -> bytes | None:
         except binascii.Error:
             return None
     return None
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_storable(text: str) -> bool:

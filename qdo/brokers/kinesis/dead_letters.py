@@ -19,7 +19,7 @@ from typing import Any
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.clients import make_client
 from qdo.brokers.aws.errors import BOTO_ERRORS, code_of, is_not_found, translate, translation
-from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore
+from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore, checked_fields
 from qdo.brokers.kinesis.positions import POSITIONS
 from qdo.errors import AwsError, QdoError
 from qdo.system.parallel import run_parallel
@@ -77,7 +77,7 @@ class KinesisDeadLetters(DeadLetterStore):
                 raise translation(error, self._place, "bucket", self._bucket) from error
 
     def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
-        found = run_parallel(self._read, list(self._names(queue)))
+        found = run_parallel(self._read_or_warn, list(self._names(queue)))
         letters = [letter for letter in found if letter is not None]
         return sorted(letters, key=lambda letter: (letter.dead_at, letter.position))
 
@@ -151,14 +151,26 @@ class KinesisDeadLetters(DeadLetterStore):
             raise translation(error, self._place, "bucket", self._bucket) from error
         try:
             return read(text)
-        except (ValueError, KeyError, TypeError) as error:
-            raise AwsError(
+        except Exception as error:
+            raise _ForeignObjectError(
                 service="S3",
                 action="reading a dead letter",
                 resource=f"object {name!r} of bucket {self._bucket!r}",
                 code=type(error).__name__,
                 reason="it is not a dead letter of qdo: move it elsewhere",
             ) from error
+
+    def _read_or_warn(self, name: str) -> DeadLetterRecord | None:
+        """Return a dead letter, None for an object that is none: it must hide no other."""
+        try:
+            return self._read(name)
+        except _ForeignObjectError as error:
+            log.warning("%s", error)
+            return None
+
+
+class _ForeignObjectError(AwsError):
+    """{service} rejected {action} on {resource}: {code}: {reason}"""
 
 
 def written(letter: DeadLetterRecord) -> bytes:
@@ -173,9 +185,19 @@ def written(letter: DeadLetterRecord) -> bytes:
 def read(text: bytes) -> DeadLetterRecord:
     """Return the dead letter of its JSON.
 
-    :raises ValueError, KeyError, TypeError: it is not a dead letter.
+    :raises ValueError, KeyError, TypeError, RecursionError: it is not a dead letter.
     """
     fields = json.loads(text)
-    fields["position"] = int(fields["position"])
-    fields["body"] = base64.b64decode(fields["body"], validate=True)
-    return DeadLetterRecord(**fields)
+    return DeadLetterRecord(
+        body=base64.b64decode(fields["body"], validate=True),
+        key=_optional_text(fields["key"]),
+        headers=_optional_text(fields["headers"]),
+        traceback=str(fields["traceback"]),
+        **checked_fields(fields),
+    )
+
+
+def _optional_text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"not text: {value!r:.60}")
+    return value

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from qdo.brokers.catalog import Backlog
 from qdo.brokers.kinesis.api import ShardReadLimiter
-from qdo.brokers.kinesis.requests import GetRecords, Taken
+from qdo.brokers.kinesis.requests import GetIterator, GetRecords, Taken
 from qdo.brokers.kinesis.shard_poller import ShardPoller
 from qdo.brokers.kinesis.shard_reader import ShardReader
 from qdo.errors import PositionTrimmedError
@@ -106,6 +106,21 @@ class PeekReader:
             if self._request(reader, LOOK_RECORDS) is None or reader.poll.tip.reached:
                 break
         return reader.poll.has_position is True
+
+    def head(self) -> int:
+        """Return the present time at Kinesis, whose clock dates the messages.
+
+        The request for an iterator shows how far the local clock is ahead.
+
+        :raises QdoError: Kinesis did not answer.
+        """
+        reader = self._started()
+        request = reader.poll.next(time.time())
+        if isinstance(request, GetIterator):
+            reader.step(request, time.time())
+        if reader.failure is not None:
+            raise reader.failure
+        return reader.backlog(None, time.time()).head
 
     def look(self) -> Backlog:
         """Return whether any message is waiting, after a few requests at most.

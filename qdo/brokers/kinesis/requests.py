@@ -10,6 +10,11 @@ from qdo.positions import format_position, position_of_time
 
 MOST_RECORDS = 10_000
 """Most records that Kinesis returns at once."""
+ANSWER_COST = 32 * 1024 * 1024
+"""Memory in bytes that the messages of one response may take; one record may exceed it. Only
+aggregated records of tiny messages come near: without them, a response has 10 MB."""
+MESSAGE_COST = 400
+"""Memory in bytes of a message without its body."""
 
 Taken = tuple[int, bytes, "str | None", "str | None"]
 """Position, body, key and headers of a message."""
@@ -42,9 +47,9 @@ class Records:
     """The response to `GetRecords`.
 
     :ivar first: sequence number of the first record, None without records.
-    :ivar last: position after all messages of the last record, 0 without records.
+    :ivar last: position after all messages of the last record in `rows`, 0 without records.
     :ivar rows: the messages.
-    :ivar records: number of records that contained them.
+    :ivar records: number of records in the response.
     :ivar size: size of these records in bytes.
     :ivar next_iterator: None at the end of a closed shard.
     :ivar behind_seconds: distance of the response from the tip of the shard.
@@ -57,6 +62,11 @@ class Records:
     size: int
     next_iterator: str | None
     behind_seconds: float
+    record_cost: int = 1
+    """Memory in bytes that the messages of one record take, on average."""
+    cut: bool = False
+    """`rows` has the messages of the first records only: all of them would take too much memory.
+    The others must be requested again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from qdo.backoff import Backoff
 from qdo.brokers.kinesis.clock_skew import ClockSkew
 from qdo.brokers.kinesis.positions import index_in_record, is_end, sequence_of, time_in
 from qdo.brokers.kinesis.requests import (
+    ANSWER_COST,
     MOST_RECORDS,
     GetIterator,
     GetRecords,
@@ -137,14 +138,15 @@ class ShardPoller:
         self._check_first(answer)
         if self.has_position is None and answer.first is not None:
             self.has_position = answer.first >= sequence_of(self.after)
-        self._iterator = answer.next_iterator
+        self._iterator = None if answer.cut else answer.next_iterator
         self.consecutive_errors = self.failures = 0
         self.tip.records_received(answer, self._requested, now)
-        self._ended = answer.next_iterator is None
+        self._ended = answer.next_iterator is None and not answer.cut
         self._pause(now, max(self._pause_seconds, answer.size / READ_BYTES_PER_SECOND))
         if answer.records:
-            each = max(1, answer.size // answer.records)
-            self._record_limit = max(1, min(MOST_RECORDS, ANSWER_BYTES // each))
+            by_size = ANSWER_BYTES // max(1, answer.size // answer.records)
+            by_cost = ANSWER_COST // max(1, answer.record_cost)
+            self._record_limit = max(1, min(MOST_RECORDS, by_size, by_cost))
         return self._new_rows(answer)
 
     def _new_rows(self, answer: Records) -> list[Taken]:
@@ -156,7 +158,8 @@ class ShardPoller:
         else:
             rows = [row for row in answer.rows if time_in(row[0]) > after]
             # Until the first new message, reading begins at the time: earlier records do not count.
-            self.after = answer.last if rows or (not after and answer.records) else after
+            begun = rows or answer.cut or (not after and answer.records)
+            self.after = answer.last if begun else after
         return rows
 
     def _check_first(self, answer: Records) -> None:

@@ -26,7 +26,8 @@ class ShardTip:
     def records_received(self, response: Records, limit: int, now: float) -> None:
         """Update the distance from a response to a request for at most `limit` records."""
         self._behind = response.behind_seconds, now
-        self.reached = response.behind_seconds <= 0 and response.records < limit
+        complete = response.records < limit and not response.cut
+        self.reached = response.behind_seconds <= 0 and complete
         if self.reached:
             self.reached_at = now
 

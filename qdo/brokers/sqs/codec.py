@@ -16,7 +16,6 @@ A message whose body is in S3 has the attributes and the body that ``pointers.py
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import re
@@ -24,14 +23,22 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import ujson
-
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import Outgoing
 from qdo.brokers.sqs.pointers import SIZE_MARKERS, pointer_entry, pointer_of, stated_size
-from qdo.encoding import CONTENT_TYPE, RESERVED, is_raw, parsed, with_body_kind
+from qdo.encoding import (
+    CONTENT_TYPE,
+    RESERVED,
+    is_raw,
+    parsed,
+    text_headers,
+    undecodable_headers,
+    unreadable,
+    with_body_kind,
+)
 from qdo.errors import UsageError
 from qdo.positions import GREGORIAN_OFFSET
+from qdo.text import describe
 
 TARGET = "AmazonSQS"
 """Prefix of action names in the SQS protocol."""
@@ -232,7 +239,8 @@ def decode_received(raw: Mapping[str, Any], *, own: bool = False) -> Received:
     """Decode one message of a ReceiveMessage response.
 
     Accepts any content from other producers. A body that cannot be decoded is returned
-    unchanged.
+    unchanged. Whatever a sender does costs this message only: the worker cannot decode it, and its
+    policy ends it.
 
     :param own: qdo wrote the message, so its headers tell what the body is.
     :param raw: received with `RECEIVED_ATTRIBUTES` and all message attributes.
@@ -240,29 +248,48 @@ def decode_received(raw: Mapping[str, Any], *, own: bool = False) -> Received:
     system = raw["Attributes"]
     given: Mapping[str, Mapping[str, Any]] = raw.get("MessageAttributes") or _NONE
     group = system.get("MessageGroupId")
-    if not given:  # the common case
-        key = None if group == NO_GROUP else group
-        body, pointer = raw["Body"].encode(), None
-        headers = None
-    else:
-        key = _key(given, group)
-        body, pointer = _body(raw["Body"], given)
-        headers = _headers(given)
-    if not own and pointer is None and ENCODING not in given:
-        headers = with_body_kind(body, headers)
+    try:
+        content = _content(raw["Body"], given, group, own)
+    except Exception as error:  # noqa: BLE001 - the messages received with it must not wait
+        body = raw["Body"].encode("utf-8", "backslashreplace")
+        content = _Content(body, _group_key(group), unreadable(describe(error)), None)
     return Received(
         int(system["SentTimestamp"]) * _MILLISECOND + GREGORIAN_OFFSET,
         int(system.get("SequenceNumber") or 0),
         int(raw["MessageId"].replace("-", ""), 16),  # uuid.UUID would double the decoding time
-        body,
-        key,
-        headers,
+        content.body,
+        content.key,
+        content.headers,
         raw["ReceiptHandle"],
         group,
         int(system.get("ApproximateReceiveCount", 1)),
-        pointer,
-        0 if pointer is None else stated_size(given),
+        content.pointer,
+        0 if content.pointer is None else stated_size(given),
     )
+
+
+class _Content(NamedTuple):
+    """The parts of a message that its sender chose."""
+
+    body: bytes
+    key: str | None
+    headers: str | None
+    pointer: BodyPointer | None
+
+
+def _content(
+    text: str, given: Mapping[str, Mapping[str, Any]], group: str | None, own: bool
+) -> _Content:
+    if not given:  # the common case
+        body, pointer = text.encode(), None
+        key, headers = _group_key(group), None
+    else:
+        key = _key(given, group)
+        body, pointer = _body(text, given)
+        headers = _headers(given)
+    if not own and pointer is None and ENCODING not in given:
+        headers = with_body_kind(body, headers)
+    return _Content(body, key, headers, pointer)
 
 
 _NONE: Mapping[str, Mapping[str, Any]] = {}
@@ -271,15 +298,19 @@ _NONE: Mapping[str, Mapping[str, Any]] = {}
 def _key(given: Mapping[str, Mapping[str, Any]], group: str | None) -> str | None:
     attribute = given.get(KEY)
     if attribute is None or "StringValue" not in attribute:
-        return None if group == NO_GROUP else group
+        return _group_key(group)
     text: str = attribute["StringValue"]
     if attribute["DataType"] == _JSON_TEXT:
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
         return found if isinstance(found, str) else text
     return text
+
+
+def _group_key(group: str | None) -> str | None:
+    return None if group == NO_GROUP else group
 
 
 def _body(text: str, given: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, BodyPointer | None]:
@@ -292,21 +323,9 @@ def _body(text: str, given: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, Bod
     if encoding == _BASE64:
         try:
             return base64.b64decode(text, validate=True), None
-        except binascii.Error:
+        except ValueError:  # not base64, or not even ASCII
             pass  # keep the text: it helps to find the faulty producer
     return text.encode(), None
-
-
-def without_body(message: Received) -> Received:
-    """Return a message whose body is missing in S3 in a form that cannot be decoded.
-
-    An empty body is valid unless it must be JSON, so the content type is dropped from the headers.
-    """
-    headers = parsed(message.headers)
-    if headers and headers.pop(CONTENT_TYPE, None) is not None:
-        text = ujson.dumps(headers, ensure_ascii=False, escape_forward_slashes=False)
-        message = message._replace(headers=text)
-    return message._replace(body=b"")
 
 
 def _headers(given: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -317,9 +336,12 @@ def _headers(given: Mapping[str, Mapping[str, Any]]) -> str | None:
         for name, value in given.items()
         if "StringValue" in value and not name.startswith(RESERVED) and name not in SIZE_MARKERS
     }
-    if not foreign:
-        return own
+    if own is None and not foreign:
+        return None
     known = parsed(own)
     if known is None:
-        return own  # decoding the message fails later, with an error for these headers
-    return ujson.dumps({**foreign, **known}, ensure_ascii=False, escape_forward_slashes=False)
+        return undecodable_headers(own)
+    if not foreign and own is not None:
+        return text_headers(known, own)
+    written = json.dumps({**foreign, **known}, ensure_ascii=False)
+    return text_headers({**foreign, **known}, written)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdo.brokers.aws.address import BodyPointer
-from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord
+from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord, checked_fields
 from qdo.brokers.sqs.codec import (
     KEY,
     decode_received,
@@ -88,9 +88,13 @@ def letter_entry(letter: DeadLetterRecord, fifo: bool) -> dict[str, Any]:
     In a FIFO queue each dead letter has its own message group, because a received message hides
     the rest of its group. The same dead letter always has the same deduplication id.
     """
-    text, attributes = encode_message(letter.body, letter.headers, letter.queue)
+    try:
+        text, attributes = encode_message(letter.body, letter.headers, letter.queue)
+    except Exception:  # noqa: BLE001 - a message must not wait for ever because of its headers
+        spelled_out = json.dumps(letter.headers)
+        text, attributes = encode_message(letter.body, spelled_out, letter.queue)
     if letter.key is not None:
-        attributes[KEY] = key_attribute(letter.key, letter.queue)
+        attributes[KEY] = key_attribute(_text(letter.key), letter.queue)
     attributes[LETTER] = json_text(
         {
             "queue": letter.queue,
@@ -138,20 +142,14 @@ def letter_of(raw: Mapping[str, Any]) -> FoundDeadLetter | None:
         fields = json.loads(given[LETTER]["StringValue"])
         message = decode_received(raw, own=True)
         record = DeadLetterRecord(
-            queue=fields["queue"],
-            position=int(fields["position"]),
             body=b"" if message.pointer else message.body,
             key=message.key if KEY in given else None,  # the message group is not the key
             headers=message.headers,
-            error=fields["error"],
             traceback=_traceback(given),
-            attempts=int(fields["attempts"]),
-            worker=fields["worker"],
-            fence=int(fields["fence"]),
-            dead_at=float(fields["dead_at"]),
+            **checked_fields(fields),
         )
         size = message.size if message.pointer else len(message.body)
-    except (KeyError, ValueError, TypeError):
+    except Exception:  # noqa: BLE001 - anybody may have sent it, and it must hide no other
         return None
     return FoundDeadLetter(record, message.receipt, message.pointer, size)
 

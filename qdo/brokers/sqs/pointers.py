@@ -24,6 +24,7 @@ POINTER_CLASS = "software.amazon.payloadoffloading.PayloadS3Pointer"
 LEGACY_POINTER_CLASS = "com.amazon.sqs.javamessaging.MessageS3Pointer"
 
 _MOST_DIGITS = 15
+_MAX_KEY_BYTES = 1024
 
 
 def pointer_entry(
@@ -53,11 +54,15 @@ def pointer_of(text: str, attributes: Mapping[str, Mapping[str, Any]]) -> BodyPo
     try:
         name, place = json.loads(text)
         bucket, key = place["s3BucketName"], place["s3Key"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if name not in (POINTER_CLASS, LEGACY_POINTER_CLASS):
         return None
-    return BodyPointer(bucket, key) if isinstance(bucket, str) and isinstance(key, str) else None
+    if not isinstance(bucket, str) or not isinstance(key, str):
+        return None
+    if not 0 < len(key.encode("utf-8", "replace")) <= _MAX_KEY_BYTES:
+        return None  # boto3 and S3 would reject the request
+    return BodyPointer(bucket, key)
 
 
 def stated_size(attributes: Mapping[str, Mapping[str, Any]]) -> int:

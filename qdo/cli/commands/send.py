@@ -12,7 +12,7 @@ from io import BufferedReader
 
 import click
 
-from qdo.brokers.base import Broker, SendOptions
+from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.cli.app_settings import code_hint
 from qdo.cli.durations import parse_duration, parse_time
 from qdo.cli.framework import require_app, with_settings
@@ -28,9 +28,19 @@ from qdo.encoding import RESERVED, JsonText
 from qdo.errors import BodyError, InputLineError, UsageError
 from qdo.queues import check_queue_name
 from qdo.sending.doorbell import open_broker_with_doorbell
-from qdo.sending.messages import NewMessage, build_outgoing, build_send_options, check_terms
+from qdo.sending.messages import (
+    NewMessage,
+    build_outgoing,
+    build_send_options,
+    check_size,
+    check_terms,
+)
 from qdo.settings.settings import Settings
 from qdo.text import pluralize
+
+RAISE_LIMIT = "raise the setting max_body_bytes"
+SPACE_BYTES = 1024
+"""White space around a JSON body in a file, which does not count."""
 
 
 @click.command()
@@ -87,7 +97,7 @@ def send(
                 else "give QUEUE and BODY, or --file FILE with QUEUE or --queue-field FIELD"
             )
         check_queue_name(queue)
-        data = os.fsencode(body) if body is not None else _contents(path or "-")
+        data = os.fsencode(body) if body is not None else _contents(path or "-", queue, settings)
         _send_one(settings, app, _message(queue, data if raw else _json(data), key, names, options))
         return
     if body is not None or key or headers or dedup_key or (queue is None) == (queue_field is None):
@@ -130,9 +140,12 @@ def _options(
     )
 
 
-def _contents(path: str) -> bytes:
+def _contents(path: str, queue: str, settings: Settings) -> bytes:
+    """Return a body from a file; read no more of a body that is too large than shows this."""
     with ExitStack() as stack:
-        return _opened(path, stack)[0].read()
+        data = _opened(path, stack)[0].read(settings.max_body_bytes + SPACE_BYTES)
+    check_size(Outgoing(queue, data.strip()), settings.max_body_bytes)
+    return data
 
 
 def _json(data: bytes) -> JsonText:
@@ -171,6 +184,7 @@ def _message(
 
 def _send_one(settings: Settings, app: str, message: NewMessage) -> None:
     outgoing = build_outgoing(message)
+    check_size(outgoing, settings.max_body_bytes)
     with _broker(settings, app, outgoing.terms) as broker:
         print(broker.send(outgoing), flush=True)
 
@@ -194,10 +208,12 @@ def _send_file(
         stream, source = _opened(path, stack)
         broker = stack.enter_context(_broker(settings, app, options))
         able = broker.capabilities
-        form = replace(form, max_bytes=able.max_body_bytes, larger=able.larger_bodies)
+        limit = min(able.max_body_bytes, settings.max_body_bytes)
+        larger = able.larger_bodies if limit == able.max_body_bytes else RAISE_LIMIT
+        form = replace(form, max_bytes=limit, larger=larger)
         sender = LineSender(broker, form, source)
         with _report_count(sender), _progress(stream, source) as progress:
-            sender.run(chunks_of_lines(stream), progress)
+            sender.run(chunks_of_lines(stream, limit), progress)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import ujson
 
 from qdo.brokers.base import Broker
-from qdo.encoding import is_raw
+from qdo.encoding import is_raw, unreadable_reason
 from qdo.errors import BodyDecodeError
 from qdo.message import Message
 from qdo.text import describe
@@ -62,6 +62,7 @@ class Decoder:
     ) -> tuple[Message, BaseException]:
         """Return a message with the body as it was sent, and the error to record."""
         message = self.undecoded(turn, row, attempt)
-        failure = BodyDecodeError(queue=turn.slot.queue, id=message.id, reason=describe(error))
+        reason = unreadable_reason(row[3]) or describe(error)
+        failure = BodyDecodeError(queue=turn.slot.queue, id=message.id, reason=reason)
         failure.__cause__ = error
         return message, failure

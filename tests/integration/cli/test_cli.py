@@ -193,7 +193,7 @@ def test_disk_full(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_interrupted(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C reports the progress; exit code 130."""
 
-    def interrupt(stream: Any) -> Iterator[list[bytes]]:
+    def interrupt(stream: Any, longest: int) -> Iterator[list[bytes]]:
         yield [b"1\n", b"2\n"]
         raise KeyboardInterrupt
 

@@ -241,6 +241,18 @@ def test_looking_and_seeking(
     assert len(worked()) == 3
 
 
+def test_a_seek_needs_no_message(qdo: Run, proxy: Proxy, stream: str, tmp_path: Path) -> None:
+    """It is the way past messages that cannot be read."""
+    qdo("send", SHARD, "1")
+    ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    proxy.spoil("denied", "GetRecords", count=0)
+    ended = qdo("seek", SHARD, "latest", "--execute", "-o", "json")
+    assert ended.code == 0, ended.err
+    (item,) = json.loads(ended.out)["items"]
+    assert (item["executed"], item["behind_before"], item["behind_after"]) == (True, None, None)
+
+
 WORK = ("--app", "a", "--job", "qdo.programs.echo:job", "--burst", "--log-level", "warning")
 
 

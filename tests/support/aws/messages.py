@@ -44,3 +44,20 @@ def received_all(broker: SqsBroker, queue: str) -> list[Row]:
         )
         for each in map(decode_received, raw_messages(broker.client, url))
     ]
+
+
+def received_message(
+    body: str, attributes: dict[str, Any] | None = None, **system: str
+) -> dict[str, Any]:
+    """Return a message as SQS gives it to a consumer."""
+    return {
+        "MessageId": "5fea7756-0ea4-451a-a703-a558b933e274",
+        "ReceiptHandle": "handle",
+        "Body": body,
+        "Attributes": {
+            "SentTimestamp": "1700000000123",
+            "ApproximateReceiveCount": "1",
+            **system,
+        },
+        "MessageAttributes": attributes or {},
+    }

@@ -161,3 +161,13 @@ def test_one_queue_for_all_needs_no_object() -> None:
     """Without fields any JSON is valid."""
     form = LineFormat(queue="all", queue_field=None, key_field=None, max_bytes=100)
     assert form.outgoing(b'"text"') == Outgoing("all", b'"text"')
+
+
+def test_an_endless_line_is_refused_before_it_is_read() -> None:
+    """It would take all memory: 800 MB once took 2.4 GB."""
+    stream = io.BufferedReader(Pieces([b"x" * 8000] * 100))
+    (part,) = next(iter(chunks_of_lines(stream, 100)))
+    assert len(part) < 300_000
+    with pytest.raises(LineProblem) as caught:
+        FORM.outgoing(part)
+    assert caught.value.kind is InputLineError

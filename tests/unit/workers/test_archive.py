@@ -15,7 +15,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from qdo import Message, Stop
+from qdo import DeadLetter, Message, Stop
 from qdo.brokers.kinesis.positions import POSITIONS, pack
 from qdo.errors import SettingsError
 from qdo.positions import position_of_time
@@ -334,6 +334,23 @@ def test_a_folder_of_a_queue_fits_any_file_system() -> None:
     assert folder_of("a/b c") == "a%2Fb%20c"
     assert len(folder_of("é" * 200)) == 200
     assert folder_of("é" * 200) != folder_of("é" * 199 + "è")
+
+
+def test_no_queue_can_be_named_after_the_folder_of_another() -> None:
+    """Its messages would count as those of the other, which would then be in no file."""
+    cut = folder_of("tenant-" + "a" * 100 + ":" * 93)
+    assert len(cut) == 200
+    assert folder_of(cut) != cut
+
+
+def test_a_body_that_is_no_utf8_does_not_stop_the_archive(tmp_path: Path) -> None:
+    """Half of a surrogate pair stays escaped; an infinite number is a dead letter at once."""
+    kept = Archive(Folder(tmp_path))
+    (name,) = kept.keep([message(0, {"half": "\ud800"})])
+    text = gzip.decompress((tmp_path / name).read_bytes())
+    assert b'"half":"\\ud800"' in text
+    with pytest.raises(DeadLetter):
+        kept.keep([message(1, float("inf"))])
 
 
 def test_a_job_without_its_context() -> None:

@@ -226,3 +226,10 @@ def test_a_job_without_its_context() -> None:
     """The worker stops and names the setting to make; the message is not touched."""
     with pytest.raises(Stop, match=r"qdo\.programs\.shell:job_context"):
         shell.job(message(), {})  # type: ignore[arg-type]
+
+
+def test_a_body_that_cannot_be_json_is_a_dead_letter() -> None:
+    """At once: no retry can help."""
+    with pytest.raises(DeadLetter):
+        shell.standard_input(Message("q", 1, {"n": float("inf")}))
+    assert shell.standard_input(Message("q", 1, "\ud800")) == b'"\\ud800"\n'

@@ -324,3 +324,10 @@ def test_a_job_without_its_context() -> None:
     """The worker stops and names the setting to make; the message is not touched."""
     with pytest.raises(Stop, match="QDO_JOB_CONTEXT"):
         webhook.job(message(), {})  # type: ignore[arg-type]
+
+
+def test_a_body_that_cannot_be_json_is_a_dead_letter() -> None:
+    """At once: its queue would stand behind it for an hour."""
+    with pytest.raises(DeadLetter):
+        webhook.payload(Message("q", 1, [float("inf")]))
+    assert webhook.payload(Message("q", 1, "\ud800"))[0] == b'"\\ud800"'

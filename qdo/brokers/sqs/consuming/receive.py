@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import gevent
 
 from qdo.brokers.aws.s3 import Objects
-from qdo.brokers.sqs.codec import Received, without_body
+from qdo.brokers.sqs.codec import Received
 from qdo.brokers.sqs.url import FIFO
-from qdo.encoding import with_body_kind
-from qdo.errors import QdoError, UnreachableError
+from qdo.encoding import unreadable, with_body_kind
+from qdo.errors import ObjectTooLargeError, QdoError, UnreachableError
 from qdo.text import describe
 
 READING_SHARE = 0.1
@@ -107,9 +107,13 @@ class BodyReader:
                 if self._is_in_s3(each):
                     _stop_if_unreachable(faults)
                 found.append(self._with_body(queue, each))
+            except ObjectTooLargeError as error:
+                found.append(_without_body(each, error))
             except QdoError as error:
                 faults.append(error)
                 blocked_groups.add(each.group)
+            except Exception as error:  # noqa: BLE001 - the others must not wait for this one
+                found.append(_without_body(each, error))
         return found, faults[0] if faults else None
 
     def _keep_hidden(
@@ -155,7 +159,7 @@ class BodyReader:
     def _with_body(self, queue: str, message: Received) -> Received:
         """Return a message with its body.
 
-        A message whose object is missing has no body: it cannot be decoded, and its policy ends it.
+        A message whose object is missing cannot be decoded, and its policy ends it.
         """
         pointer = message.pointer
         if pointer is None or self._objects is None or not self._objects.is_ours(pointer):
@@ -163,8 +167,16 @@ class BodyReader:
         body = self._objects.get(pointer)
         if body is None:
             _log.error("queue %s: the body of a message is missing from S3: %s", queue, pointer.key)
-            return without_body(message)
+            return message._replace(body=b"", headers=unreadable("its body is missing from S3"))
         return message._replace(body=body, headers=with_body_kind(body, message.headers))
+
+
+def _without_body(message: Received, error: Exception) -> Received:
+    """Return a message that its policy ends, because its body can never be read.
+
+    Its body is the text of the pointer. The object stays: it belongs to another program.
+    """
+    return message._replace(headers=unreadable(describe(error)), pointer=None)
 
 
 def _stop_if_unreachable(faults: Sequence[QdoError]) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from typing import Any
 
 import pytest
 from aws_kinesis_agg.aggregator import RecordAggregator
 
+from qdo.brokers.kinesis.api import parse_records
 from qdo.brokers.kinesis.deaggregation import hash_key, is_aggregated, unpack
+from qdo.brokers.kinesis.requests import GetIterator, GetRecords, StartPosition
+from qdo.brokers.kinesis.shard_poller import ShardPoller
+from qdo.encoding import unreadable_reason
 
 EVERYTHING = (0, 2**128 - 1)
 
@@ -57,28 +62,106 @@ def test_what_is_not_whole_is_an_ordinary_record(cut: int) -> None:
 
 
 def test_a_record_that_only_begins_like_one_is_ordinary() -> None:
-    """Magic bytes and a right digest over something else."""
-    for inside in (b"\xff" * 30, b"\x1a\x04\x08\x09\x1a\x00"):  # no message; an index beyond
-        data = b"\xf3\x89\x9a\xc2" + inside + hashlib.md5(inside).digest()
-        assert unpack(data, EVERYTHING) is None
+    """Its digest does not fit."""
+    assert unpack(b"\xf3\x89\x9a\xc2" + b"x" * 40, EVERYTHING) is None
     assert unpack(b'{"n": 1}', EVERYTHING) is None
 
 
-@pytest.mark.parametrize(
-    "inside",
-    [
-        b"\x0a\x02\xff\xfe\x1a\x05\x08\x00\x1a\x011",  # a key that is not UTF-8
-        b"\x0a\x01k\x12\x02\xff\xfe\x1a\x07\x08\x00\x10\x00\x1a\x011",  # such a hash key
-        b"\x0a\x01k\x12\x88\x27" + 5000 * b"9" + b"\x1a\x07\x08\x00\x10\x00\x1a\x011",  # a long one
-    ],
-)
+def sealed(inside: bytes) -> bytes:
+    """Return a record with magic bytes and a right digest over anything."""
+    return b"\xf3\x89\x9a\xc2" + inside + hashlib.md5(inside).digest()
+
+
+def varint(number: int) -> bytes:
+    """Return a number as Protocol Buffers write it."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Return a field with bytes."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def one(key_index: int, more: bytes = b"") -> bytes:
+    """Return a message that refers to a key."""
+    return field(3, b"\x08" + varint(key_index) + more + b"\x1a\x011")
+
+
+HOSTILE = {
+    "not protobuf": b"\xff" * 30,
+    "no key at all": one(0),
+    "an index beyond": field(1, b"k") + one(1),
+    "2^63": field(1, b"k") + one(2**63),
+    "2^64 - 1": field(1, b"k") + one(2**64 - 1),
+    "a key that is not UTF-8": field(1, b"\xff\xfe") + one(0),
+    "a hash key that is not UTF-8": field(1, b"k") + field(2, b"\xff\xfe") + one(0, b"\x10\x00"),
+    "a long key": field(1, b"k" * 257) + one(0),
+    "a long hash key": field(1, b"k") + field(2, b"9" * 5000) + one(0, b"\x10\x00"),
+    "a hash index beyond": field(1, b"k") + field(2, b"9") + one(0, b"\x10" + varint(2**63)),
+    "too many messages": field(1, b"k") + 100_001 * field(3, b"\x08\x00\x1a\x00"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("keys", [EVERYTHING, None])
-def test_texts_that_no_producer_library_writes_hold_up_no_shard(
-    inside: bytes, keys: tuple[int, int] | None
-) -> None:
-    """Such a record is an ordinary one, for the job and its policy to decide on."""
-    data = b"\xf3\x89\x9a\xc2" + inside + hashlib.md5(inside).digest()
-    assert unpack(data, keys) is None or (keys is None and len(inside) > 5000)
+def test_what_no_producer_library_packs_is_refused(name: str, keys: Any) -> None:
+    """The record says that it is an aggregated one, so its bytes are no message of anybody."""
+    with pytest.raises(ValueError, match=r"."):
+        unpack(sealed(HOSTILE[name]), keys)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_record_costs_one_message(name: str) -> None:
+    """Its neighbours are read, and a worker learns the reason from its headers."""
+    data = [b'{"n":1}', sealed(HOSTILE[name]), b'{"n":2}']
+    found = parse_records(answer(data), EVERYTHING)
+    assert [row[1] for row in found.rows] == data
+    reasons = [unreadable_reason(row[3]) for row in found.rows]
+    assert [bool(reason) for reason in reasons] == [False, True, False]
+
+
+def answer(data: list[bytes]) -> dict[str, Any]:
+    """Return a response to GetRecords."""
+    return {
+        "Records": [
+            {
+                "SequenceNumber": str(number),
+                "ApproximateArrivalTimestamp": 1_700_000_000.0,
+                "Data": base64.b64encode(each).decode(),
+                "PartitionKey": "k",
+            }
+            for number, each in enumerate(data, 1)
+        ],
+        "NextShardIterator": "next",
+        "MillisBehindLatest": 0,
+    }
+
+
+def test_messages_share_the_text_of_their_key() -> None:
+    """Every access to protobuf's table makes a new text."""
+    found = unpack(sealed(field(1, b"k" * 256) + one(0) + one(0)), None)
+    assert found is not None
+    assert found[0].partition_key is found[1].partition_key
+
+
+def test_a_response_takes_a_limited_amount_of_memory() -> None:
+    """Records behind the limit are requested again, from the last record that was taken."""
+    many = sealed(field(1, b"k") + 50_000 * field(3, b"\x08\x00\x1a\x011"))
+    found = parse_records(answer([many, many, many]), EVERYTHING)
+    assert (found.cut, found.records, len(found.rows)) == (True, 3, 100_000)
+    poll = ShardPoller(0, StartPosition(), 1.0)
+    poll.next(0.0)
+    poll.iterator_received("first")
+    poll.next(0.0)
+    assert len(poll.records_received(found, 0.0)) == 100_000
+    assert (poll.ended, poll.tip.reached) == (False, False)
+    assert poll.next(0.0) == GetIterator("AT_SEQUENCE_NUMBER", sequence=2)
+    poll.iterator_received("second")
+    assert poll.next(0.0) == GetRecords("second", 1)
 
 
 def test_the_hash_key_is_that_of_kinesis() -> None:
