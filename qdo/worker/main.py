@@ -65,6 +65,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     from qdo.errors import QdoError
     from qdo.settings.settings import Settings
     from qdo.system import logs
+    from qdo.text import printable_lines
 
     settings = Settings(**child["settings"])
     logs.configure(settings.log_level, config=settings.log_config)
@@ -75,7 +76,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     try:
         return _work(settings, child, pipe)
     except QdoError as error:
-        print(f"qdo-worker: {error}", file=sys.stderr, flush=True)
+        print(printable_lines(f"qdo-worker: {error}", "  "), file=sys.stderr, flush=True)
         _report_failure(settings, child, pipe, error)
         return error.exit_code
     except Exception as error:

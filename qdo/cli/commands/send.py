@@ -30,7 +30,7 @@ from qdo.queues import check_queue_name
 from qdo.sending.doorbell import open_broker_with_doorbell
 from qdo.sending.messages import NewMessage, build_outgoing, build_send_options, check_terms
 from qdo.settings.settings import Settings
-from qdo.text import pluralize
+from qdo.text import pluralize, printable
 
 
 @click.command()
@@ -172,7 +172,7 @@ def _message(
 def _send_one(settings: Settings, app: str, message: NewMessage) -> None:
     outgoing = build_outgoing(message)
     with _broker(settings, app, outgoing.terms) as broker:
-        print(broker.send(outgoing), flush=True)
+        print(printable(str(broker.send(outgoing))), flush=True)
 
 
 @contextmanager
@@ -238,5 +238,5 @@ def _progress(stream: BufferedReader, source: str) -> Iterator[Callable[[int], o
     status = os.fstat(stream.fileno())
     total = status.st_size if stat.S_ISREG(status.st_mode) else None
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"sending {source}", total=total)
+        task = bar.add_task(printable(f"sending {source}"), total=total)
         yield lambda size: bar.advance(task, size)
