@@ -198,6 +198,7 @@ _METAVARS = {
     "exclude": "GLOB",
     "broker": "URL",
     "coordinator": "URL",
+    "group": "NAME",
     "namespace": "PATH",
     "log_level": "LEVEL",
     "log_config": "FILE",

@@ -18,6 +18,7 @@ from qdo.errors import (
     DatabaseReplacedError,
     NotAQdoDatabaseError,
 )
+from qdo.system import files
 
 BUSY_TIMEOUT_SECONDS = 30.0
 _RETRY_SECONDS = (0.001, 0.01)
@@ -68,7 +69,8 @@ def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.C
         # Absolute: SQLite may read a name that begins with "file:" as a URI with options, such as
         # one that stores nothing on disk.
         absolute = os.path.abspath(path)
-        os.makedirs(os.path.dirname(absolute), exist_ok=True)
+        files.make_folder(os.path.dirname(absolute))
+        files.create_database(absolute)
         connection = sqlite3.connect(
             absolute,
             timeout=BUSY_TIMEOUT_SECONDS,

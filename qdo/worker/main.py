@@ -98,10 +98,13 @@ def _report_failure(
 
 
 def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int:
+    import logging
+
     import gevent
 
     from qdo.coordination.znodes.layout import Layout
     from qdo.loading import prepare
+    from qdo.settings.shared_files import file_warnings, share_files
     from qdo.system import logs
     from qdo.worker.duties.member_factory import MemberFactory
     from qdo.worker.parent_link import ParentLink, send_files_forever, send_settings
@@ -112,6 +115,10 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
     if (settings.log_level, settings.log_config) != (before.log_level, before.log_config):
         logs.configure(settings.log_level, config=settings.log_config)
     send_settings(pipe, settings)
+    share_files(settings)
+    if not child.get("restarted", False):
+        for sentence in file_warnings(settings):
+            logging.getLogger(LOG_NAME).warning(sentence)
     root = Layout.of(settings.app, settings.namespace).root
     parent = ParentLink(pipe, settings.coordinator, root)
     members = MemberFactory(settings, parent.on_session)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from qdo.errors import DatabaseBusyError
+from qdo.system.files import Rights, make_folder, open_file, opened_folder
 from qdo.system.native import sleep
 from qdo.system.sqlite import is_busy
 
@@ -32,10 +33,10 @@ class FairWriteLock:
     def __init__(self, path: str, folder: str) -> None:
         """Create the gate of the database `path` in `folder`."""
         self._path = path
-        os.makedirs(folder, exist_ok=True)
-        self._file = os.open(
-            os.path.join(folder, ".gate"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-        )
+        rights = Rights.of(path)
+        make_folder(folder, rights)
+        with opened_folder(folder) as at:
+            self._file = open_file(".gate", os.O_RDWR, rights, at)
 
     def begin(self, connection: sqlite3.Connection) -> None:
         """Begin a transaction that holds the write lock; blocks the native thread.

@@ -48,7 +48,7 @@ from qdo.text import pluralize, printable
 @click.option(
     "--dedup-seconds", metavar="DURATION", help="Length of the deduplication window; default 5m."
 )
-@with_settings("app", "broker")
+@with_settings("app", "broker", "group")
 def send(
     queue: str | None,
     body: str | None,

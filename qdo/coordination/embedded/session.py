@@ -26,6 +26,7 @@ from qdo.coordination.embedded.store import BusyError, SessionRow, Store, Stored
 from qdo.coordination.embedded.tree import CHANGING, Event, Tree, TreeResult
 from qdo.errors import DatabaseError, DatabaseFullError
 from qdo.system.clock import clock
+from qdo.system.files import Rights
 from qdo.system.sqlite import translated
 from qdo.system.wakeup_pipes import WakeupPipe, notify_all
 
@@ -77,8 +78,9 @@ class EmbeddedSession:
         self._store: Store = offload(lambda: Store(path), self.beat_if_due)
         try:
             with translated(path):
-                self.bell = WakeupPipe(self._store.wakeups)
-                self._beats = Heartbeats(f"{path}.beats")
+                rights = Rights.of(path)
+                self.bell = WakeupPipe(self._store.wakeups, rights)
+                self._beats = Heartbeats(f"{path}.beats", rights)
         except DatabaseError:
             self._store.close()
             raise
