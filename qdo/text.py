@@ -49,6 +49,12 @@ def printable_lines(text: str, indent: str = "") -> str:
     return f"\n{indent}".join(map(printable, text.split("\n")))
 
 
+def hide_credentials(address: str) -> str:
+    """Return an address without its user name and password, for errors."""
+    scheme, slashes, rest = address.partition("//")
+    return f"{scheme}//***@{rest.rpartition('@')[2]}" if slashes and "@" in rest else address
+
+
 def one_line(value: Any) -> str:
     """Return ``str(value)`` as one line of limited length, even if it raises."""
     try:

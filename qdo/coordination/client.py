@@ -28,6 +28,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 
 from qdo.errors import CoordinatorUnreachableError, SettingsError
 from qdo.system.clock import clock
+from qdo.text import hide_credentials
 
 _NETWORK = "zookeeper://"
 _FILE = "sqlite:"
@@ -70,7 +71,8 @@ class Address:
 def _bad_address(url: str) -> SettingsError:
     return SettingsError(
         name="coordinator",
-        reason=f"must be zookeeper://HOST:PORT,HOST:PORT or sqlite:PATH, got {url!r}",
+        reason="must be zookeeper://HOST:PORT,HOST:PORT or sqlite:PATH, got "
+        f"{hide_credentials(url)!r}",
     )
 
 

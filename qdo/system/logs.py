@@ -68,6 +68,8 @@ def configure(level: str = "info", stream: TextIO | None = None, config: str = "
     root.setLevel(level.upper())
     logging.getLogger("kazoo").setLevel(kazoo)
     logging.getLogger("botocore").setLevel(botocore)
+    # At debug it logs every path with its query, where addresses of webhooks have their secrets.
+    logging.getLogger("urllib3").setLevel(logging.INFO)
     if config:
         _apply(config)
 

@@ -19,6 +19,7 @@ from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
 def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     loggers = [root, logging.getLogger("kazoo"), logging.getLogger("botocore")]
+    loggers.append(logging.getLogger("urllib3"))
     handlers, levels = list(root.handlers), [each.level for each in loggers]
     yield io.StringIO()
     root.handlers[:] = handlers
@@ -77,6 +78,7 @@ def test_secrets_of_botocore_are_not_logged_at_debug_level(stream: io.StringIO):
     log.configure("debug", stream)
     logging.getLogger("botocore.credentials").info("Found credentials")
     logging.getLogger("botocore.auth").debug("x-amz-security-token:secret")
+    logging.getLogger("urllib3.connectionpool").debug("POST /hooks/secret")
     assert "Found credentials" in stream.getvalue()
     assert "secret" not in stream.getvalue()
 
