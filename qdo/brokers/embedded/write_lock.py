@@ -33,6 +33,9 @@ class FairWriteLock:
     def __init__(self, path: str, folder: str) -> None:
         """Create the gate of the database `path` in `folder`."""
         self._path = path
+        self._file = -1
+        if not os.access(path, os.W_OK):
+            return  # SQLite refuses to write
         rights = Rights.of(path)
         make_folder(folder, rights)
         with opened_folder(folder) as at:
@@ -43,7 +46,7 @@ class FairWriteLock:
 
         :raises DatabaseBusyError: the lock was not available for BUSY_SECONDS.
         """
-        entered = _repeat(self._enter, GATE_SECONDS)
+        entered = self._file >= 0 and _repeat(self._enter, GATE_SECONDS)
         try:
             if not _repeat(lambda: _begin(connection), BUSY_SECONDS):
                 raise DatabaseBusyError(path=self._path, seconds=BUSY_SECONDS)

@@ -78,9 +78,7 @@ class EmbeddedSession:
         self._store: Store = offload(lambda: Store(path), self.beat_if_due)
         try:
             with translated(path):
-                rights = Rights.of(path)
-                self.bell = WakeupPipe(self._store.wakeups, rights)
-                self._beats = Heartbeats(f"{path}.beats", rights)
+                self._join(path)
         except DatabaseError:
             self._store.close()
             raise
@@ -89,6 +87,12 @@ class EmbeddedSession:
         self._sessions = -1
         self.seen = 0
         self.due = 0.0
+
+    def _join(self, path: str) -> None:
+        """Open what other processes see of this one."""
+        rights = Rights.of(path)
+        self.bell: Any = WakeupPipe(self._store.wakeups, rights)
+        self._beats = Heartbeats(f"{path}.beats", rights)
 
     def close(self) -> None:
         """Release the file; the session stays alive for its timeout."""
