@@ -147,16 +147,29 @@ def _load(target: str) -> Any:
         except AttributeError as error:
             raise JobImportError(
                 target=target,
-                reason=f"{_kind(found)} has no {name!r}{did_you_mean(name, dir(found))}",
+                reason=f"{_kind(found)} has no {name!r}{did_you_mean(name, dir(found))}"
+                f"{_hidden(found)}",
             ) from error
     return found
 
 
+def _hidden(found: Any) -> str:
+    """Return a hint if a module hides one of the current folder, "" if it does not."""
+    own = os.path.abspath(getattr(found, "__name__", "").partition(".")[0])
+    path = getattr(found, "__file__", None) or "built-in"
+    if not isinstance(found, ModuleType) or path.startswith(own):
+        return ""
+    if not (os.path.isfile(f"{own}.py") or os.path.isfile(os.path.join(own, "__init__.py"))):
+        return ""
+    return f"; it is {path}, which comes before the current folder: rename yours"
+
+
 def _import(target: str, module_name: str) -> ModuleType:
-    # A console script does not search the current folder for modules by default.
+    # A console script does not search the current folder for modules by default. Last: nothing
+    # there can replace a module of Python or of an installed package.
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

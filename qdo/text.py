@@ -1,4 +1,4 @@
-"""Text for people: lists, counts, suggestions, and errors of an app.
+"""Text for people: lists, counts, suggestions, errors of an app, and text of other parties.
 
 An app's errors may have a `__str__` or `__repr__` that raises; the functions here still return.
 """
@@ -15,6 +15,44 @@ ERROR_CHARACTERS = 1000
 TRACEBACK_CHARACTERS = 16_000
 """Limit of a traceback: its beginning and its end are kept."""
 UNPRINTABLE = "(its text cannot be shown: str() of it raises)"
+
+
+_INVISIBLE = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
+    + "".join(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+)
+"""Characters that Python calls printable and that have no width or no ink."""
+
+
+def printable(text: str) -> str:
+    """Return a text that cannot control a terminal, begin a line or hide a part of itself.
+
+    Control characters, line breaks, surrogates, and bidirectional and invisible characters become
+    escapes such as ``\\x1b`` and ``\\u202e``. Every text of other parties passes through here, or
+    through `printable_lines`, on its way to a terminal or a log.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        each
+        if each.isprintable() and each not in _INVISIBLE
+        else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
+
+
+def printable_lines(text: str, indent: str = "") -> str:
+    """Return `printable` text that keeps its lines, all but the first of them indented.
+
+    :param indent: tells a line within a text from a line that the program writes itself.
+    """
+    return f"\n{indent}".join(map(printable, text.split("\n")))
+
+
+def hide_credentials(address: str) -> str:
+    """Return an address without its user name and password, for errors."""
+    scheme, slashes, rest = address.partition("//")
+    return f"{scheme}//***@{rest.rpartition('@')[2]}" if slashes and "@" in rest else address
 
 
 def one_line(value: Any) -> str:

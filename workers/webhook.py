@@ -42,6 +42,7 @@ from qdo.encoding import CONTENT_TYPE, RAW
 from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.checks import between
+from qdo.text import hide_credentials
 
 SECRET_PREFIX = "whsec_"
 SECRET_BYTES = range(16, 129)
@@ -58,13 +59,19 @@ SHOWN_BYTES = 500
 
 
 def _url_fault(url: str) -> str | None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return f"must be an http:// or https:// address, got {url!r}"
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # a '[' without its ']', for instance
+        usable = False
+    if not usable:
+        return f"must be an http:// or https:// address, got {hide_credentials(url)!r}"
+    if "@" in parts.netloc:
+        return "must not contain a user name or a password; QDO_WEBHOOK_SECRET signs requests"
     if "{" in parts.netloc:
         return "{queue} must not choose the host; use it in the path or after the path"
     if "{" in url.replace("{queue}", "") or "}" in url.replace("{queue}", ""):
-        return f"must not have braces except in {{queue}}, got {url!r}"
+        return f"must not have braces except in {{queue}}, got {hide_credentials(url)!r}"
     return None
 
 

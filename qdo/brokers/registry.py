@@ -9,6 +9,7 @@ from qdo.brokers.kind import BrokerKind
 from qdo.errors import SettingsError
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import name_error
+from qdo.text import hide_credentials
 
 KINDS = {
     "sqlite": ("sqlite:PATH", "qdo.brokers.embedded.kind"),
@@ -36,7 +37,7 @@ def address_error(url: str) -> str | None:
     kind = _kind_of(url)
     if kind is None:
         forms = " or ".join(form for form, _ in KINDS.values())
-        return f"it must have the form {forms}, got {url!r}"
+        return f"it must have the form {forms}, got {hide_credentials(url)!r}"
     return kind.address_error(url)
 
 

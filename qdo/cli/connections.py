@@ -61,6 +61,7 @@ def _client(settings: Settings, stack: ExitStack) -> Client | None:
         settings.coordinator,
         handler="threading",
         session_timeout_seconds=settings.session_timeout_seconds,
+        may_look_on=True,
     )
     client.open(settings.connect_seconds)
     stack.callback(client.close)

@@ -13,11 +13,12 @@ import click
 
 from qdo._version import __version__
 from qdo.cli.app_settings import import_settings
-from qdo.cli.output import FORMATS, forget_stdout, print_message
+from qdo.cli.output import FORMATS, forget_stdout, print_message, print_traceback
 from qdo.errors import QdoError, UsageError
 from qdo.settings.settings import Settings, declarations
 from qdo.settings.sources import load
 from qdo.settings.values import CONFIG_VARIABLE, Declaration
+from qdo.system.logs import escape_last_resort
 from qdo.text import did_you_mean
 
 EXIT_CODES = """\b
@@ -42,6 +43,8 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
     unless --debug is given. A reader of stdout that exits early, such as `head`, is not an error.
     """
     _replace_closed_streams()
+    sys.excepthook = print_traceback
+    escape_last_resort()
     state = {"debug": False}
     try:
         code = _invoke(command, program, sys.argv[1:] if arguments is None else arguments, state)
@@ -86,7 +89,7 @@ def _invoke(
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        print_message(error.format_message())
+        click.echo(error.format_message(), err=True)  # the help
         return UsageError.exit_code
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else program
@@ -195,6 +198,7 @@ _METAVARS = {
     "exclude": "GLOB",
     "broker": "URL",
     "coordinator": "URL",
+    "group": "NAME",
     "namespace": "PATH",
     "log_level": "LEVEL",
     "log_config": "FILE",

@@ -7,9 +7,13 @@ import os
 import shutil
 import sys
 import time
+import traceback
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
 from typing import Any, TextIO
+
+from qdo.text import printable, printable_lines
 
 FORMATS = ("table", "json", "jsonl")
 NEVER_CUT = ("id", "queue", "worker", "owner")
@@ -45,10 +49,10 @@ def emit(
 
 
 def cell(value: Any) -> str:
-    """Return a value as a table cell: "-" for no value, no line breaks."""
+    """Return a value as a table cell: "-" for no value, no line breaks, nothing invisible."""
     if value is None or value == "":
         return "-"
-    return str(value) if isinstance(value, int | float) else " ".join(str(value).split())
+    return str(value) if isinstance(value, int | float) else printable(" ".join(str(value).split()))
 
 
 def width_of(stream: TextIO) -> int | None:
@@ -127,8 +131,16 @@ def iso_time(seconds: float | None) -> str | None:
 
 
 def print_message(message: str) -> None:
-    """Write a line for people to stderr."""
-    print(message, file=sys.stderr, flush=True)
+    """Write a line for people to stderr; further lines of a message are indented."""
+    print(printable_lines(message, _GAP), file=sys.stderr, flush=True)
+
+
+def print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Write the traceback of an error to stderr; for `sys.excepthook`."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(printable_lines(text.rstrip("\n")), file=sys.stderr, flush=True)
 
 
 def forget_stdout() -> None:

@@ -31,6 +31,7 @@ Signals:
     "exclude",
     "broker",
     "coordinator",
+    "group",
     "namespace",
     "processes",
     "concurrency",

@@ -28,6 +28,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 
 from qdo.errors import CoordinatorUnreachableError, SettingsError
 from qdo.system.clock import clock
+from qdo.text import hide_credentials
 
 _NETWORK = "zookeeper://"
 _FILE = "sqlite:"
@@ -70,7 +71,8 @@ class Address:
 def _bad_address(url: str) -> SettingsError:
     return SettingsError(
         name="coordinator",
-        reason=f"must be zookeeper://HOST:PORT,HOST:PORT or sqlite:PATH, got {url!r}",
+        reason="must be zookeeper://HOST:PORT,HOST:PORT or sqlite:PATH, got "
+        f"{hide_credentials(url)!r}",
     )
 
 
@@ -78,6 +80,7 @@ class Client(KazooClient):
     """kazoo's client, for a coordinator on the network or in a file.
 
     :ivar address: the address of the coordinator.
+    :ivar may_look_on: a user who may only read the file of the coordinator can read its nodes.
     :ivar negotiated_timeout_seconds: the session timeout that the coordinator granted, which
         may differ from the requested one; None before the first connection.
     :ivar heard_at: a time since which the leader of the servers has heard of the session: the
@@ -90,8 +93,9 @@ class Client(KazooClient):
     _conn_retry: Any
     chroot: str
 
-    def __init__(self, address: Address, **options: Any) -> None:
+    def __init__(self, address: Address, *, may_look_on: bool = False, **options: Any) -> None:
         self.address = address
+        self.may_look_on = may_look_on
         self.negotiated_timeout_seconds: float | None = None
         self.heard_at: float | None = None
         self.session_over = False
@@ -288,7 +292,7 @@ def connect(
     :param session_timeout_seconds: the requested timeout; see
         `Client.negotiated_timeout_seconds`.
     :param client_id: id and password of a session to resume, as `KazooClient.client_id`.
-    :param options: further options of `KazooClient`.
+    :param options: `may_look_on` of `Client`, and further options of `KazooClient`.
     :raises SettingsError: `url` is not an address of a coordinator.
     """
     address = Address.parse(url)

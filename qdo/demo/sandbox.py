@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,10 +16,11 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.demo import job
 from qdo.errors import QdoError
+from qdo.system.python import module_argv
 
 APP = job.app.name
 TARGET = "qdo.demo.job:app"
-_WORKER = (sys.executable, "-c", "from qdo.cli.worker import main; main()")
+_WORKER = module_argv("qdo.cli.worker")
 _LAST_LINES = 15
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from qdo.brokers.base import Broker
 from qdo.settings.settings import Settings
+from qdo.settings.shared_files import share_files
 
 if TYPE_CHECKING:
     from qdo.coordination.doorbell_notifier import DoorbellNotifier
@@ -64,6 +65,7 @@ def open_broker_with_doorbell(settings: Settings, app: str) -> OpenBroker:
     """
     from qdo.brokers.registry import open_broker
 
+    share_files(settings)
     broker = open_broker(settings.broker, app)
     try:
         return OpenBroker(broker, attach_doorbell(broker, settings, app))

@@ -9,6 +9,7 @@ from typing import Any
 from qdo.brokers.registry import address_error
 from qdo.queues import name_error
 from qdo.system.sqlite import sqlite_address_error
+from qdo.text import hide_credentials
 
 Check = Callable[[Any], "str | None"]
 
@@ -75,11 +76,14 @@ def broker_url(value: str) -> str | None:
 def coordinator_url(value: str) -> str | None:
     """Check the address of a coordinator."""
     if value.startswith("zookeeper://"):
+        if "@" in value:
+            return "a ZooKeeper address must not contain a user name or a password"
         hosts, _, chroot = value.removeprefix("zookeeper://").partition("/")
         return _hosts_fault(hosts) or _chroot_fault(chroot)
     if value.startswith("sqlite:"):
         return sqlite_address_error(value)
-    return f"it must have the form sqlite:PATH or zookeeper://HOST:PORT,.../CHROOT, got {value!r}"
+    shown = hide_credentials(value)
+    return f"it must have the form sqlite:PATH or zookeeper://HOST:PORT,.../CHROOT, got {shown!r}"
 
 
 def _hosts_fault(hosts: str) -> str | None:
@@ -91,6 +95,8 @@ def _hosts_fault(hosts: str) -> str | None:
 
 
 def _chroot_fault(chroot: str) -> str | None:
+    if "?" in chroot:
+        return f"a ZooKeeper address has no options, got '/{chroot}'"
     if chroot and not all(chroot.rstrip("/").split("/")):
         return f"the chroot must be a znode path, got '/{chroot}'"
     return None

@@ -82,6 +82,9 @@ class Settings:
         "zookeeper://HOST:PORT,HOST:PORT/CHROOT",
         checks.coordinator_url,
     )
+    group: str = _setting(
+        "", "group of users that share new files of broker and coordinator; without, only this user"
+    )
     namespace: str = _setting(
         "/mozilla/services/qdo", "znode below which every app has its own znode", checks.namespace
     )

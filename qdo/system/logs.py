@@ -10,7 +10,7 @@ import time
 from typing import Any, TextIO
 
 from qdo.errors import SettingsError
-from qdo.text import describe, describe_traceback
+from qdo.text import describe, describe_traceback, printable_lines
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -20,8 +20,18 @@ _HANDLER_NAME = "qdo.system.logs"
 """The handler that `configure` adds, and replaces when it is called again."""
 
 
-class _Formatter(logging.Formatter):
-    """Limits the length of tracebacks."""
+_INDENT = "    "
+"""Before each further line of a record: only a record of its own begins at the left margin."""
+
+
+class LineFormatter(logging.Formatter):
+    """Limits the length of tracebacks, and escapes what a terminal would interpret.
+
+    Handlers that a `log_config` defines can name it as their formatter.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record), _INDENT)
 
     def formatException(self, ei: Any) -> str:
         error = ei[1]
@@ -48,7 +58,7 @@ def configure(level: str = "info", stream: TextIO | None = None, config: str = "
         root.removeHandler(old)
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.name = _HANDLER_NAME
-    formatter = _Formatter(_FORMAT, _DATE_FORMAT)
+    formatter = LineFormatter(_FORMAT, _DATE_FORMAT)
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     kazoo, botocore = logging.NOTSET, logging.INFO
@@ -58,8 +68,16 @@ def configure(level: str = "info", stream: TextIO | None = None, config: str = "
     root.setLevel(level.upper())
     logging.getLogger("kazoo").setLevel(kazoo)
     logging.getLogger("botocore").setLevel(botocore)
+    # At debug it logs every path with its query, where addresses of webhooks have their secrets.
+    logging.getLogger("urllib3").setLevel(logging.INFO)
     if config:
         _apply(config)
+
+
+def escape_last_resort() -> None:
+    """Format the warnings of a process that configures no log, such as a command."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(LineFormatter())
 
 
 def _apply(path: str) -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import sqlite3
 import time
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from qdo.errors import (
     DatabaseReplacedError,
     NotAQdoDatabaseError,
 )
+from qdo.system import files
 
 BUSY_TIMEOUT_SECONDS = 30.0
 _RETRY_SECONDS = (0.001, 0.01)
@@ -65,16 +67,16 @@ def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.C
     :raises DatabaseError: anything else, such as a missing permission.
     """
     with translated(path):
-        # Absolute: SQLite may read a name that begins with "file:" as a URI with options, such as
-        # one that stores nothing on disk.
         absolute = os.path.abspath(path)
-        os.makedirs(os.path.dirname(absolute), exist_ok=True)
+        files.make_folder(os.path.dirname(absolute))
+        files.create_database(absolute)
         connection = sqlite3.connect(
-            absolute,
+            _name(absolute),
             timeout=BUSY_TIMEOUT_SECONDS,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=256,
+            uri=True,
         )
         try:
             _identify_with_retries(connection, path, kind)
@@ -84,6 +86,18 @@ def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.C
             connection.close()
             raise
         return connection
+
+
+def _name(path: str) -> str:
+    """Return the URI of a file, which says how a user without the right to write reads it.
+
+    SQLite reads a file with its log beside it as usual. Without a log, no process writes at the
+    moment, and SQLite may not create the log: it must take the file as immutable.
+    """
+    uri = f"file:{urllib.parse.quote(path)}"
+    if os.access(path, os.W_OK):
+        return uri
+    return f"{uri}?mode=ro" if os.path.exists(f"{path}-wal") else f"{uri}?mode=ro&immutable=1"
 
 
 def _identify_with_retries(connection: sqlite3.Connection, path: str, kind: Format) -> None:

@@ -12,28 +12,34 @@ import contextlib
 import errno
 import logging
 import os
+import stat
 import uuid
+
+from qdo.system.files import PRIVATE, Rights, make_folder, opened_folder
+from qdo.text import join_some
 
 log = logging.getLogger(__name__)
 
-_WRITE = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-_READ = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class WakeupPipe:
     """A listener's end: `fileno()` becomes readable when another process notifies it."""
 
-    def __init__(self, folder: str) -> None:
-        os.makedirs(folder, exist_ok=True)
+    def __init__(self, folder: str, rights: Rights = PRIVATE) -> None:
+        """Create the FIFO, and the folder if it is missing, with `rights`."""
+        make_folder(folder, rights)
         self.name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._path = os.path.join(folder, self.name)
-        hidden = os.path.join(folder, f".{self.name}")
-        os.mkfifo(hidden, 0o600)
         # Opened for reading and writing: the pipe always has a writer, and is readable only when
         # it contains a byte. Renamed only once it is open: a notification treats a FIFO without
         # a reader as a dead listener's and removes it.
-        self._fd = os.open(hidden, _READ)
-        os.rename(hidden, self._path)
+        with opened_folder(folder) as at:
+            os.mkfifo(f".{self.name}", 0o600, dir_fd=at)
+            self._fd = os.open(f".{self.name}", _READ, dir_fd=at)
+            rights.apply(self._fd)
+            os.rename(f".{self.name}", self.name, src_dir_fd=at, dst_dir_fd=at)
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
@@ -66,33 +72,45 @@ def notify_all(folder: str, *, skip: WakeupPipe | None = None) -> None:
     listeners. A listener that cannot be reached sees the change at its next check.
     """
     try:
-        names = os.listdir(folder)
+        with opened_folder(folder) as at:
+            unreached = _notify(os.listdir(at), at, None if skip is None else skip.name)
     except FileNotFoundError:
         return
     except OSError as error:
         reason = error.strerror
         log.warning("cannot notify listeners in %s (%s); they see the change later", folder, reason)
         return
+    if unreached:
+        names = join_some([f"{name} ({reason})" for name, reason in unreached.items()], 3)
+        log.warning("cannot notify in %s: %s; they see the change later", folder, names)
+
+
+def _notify(names: list[str], folder: int, skipped: str | None) -> dict[str, str | None]:
+    """Notify listeners; return those that cannot be reached, with the reasons."""
+    unreached = {}
     for name in names:
-        if not name.startswith(".") and (skip is None or name != skip.name):
-            path = os.path.join(folder, name)
+        if not name.startswith(".") and name != skipped:
             try:
-                _notify_one(path)
+                _notify_one(name, folder)
             except OSError as error:
-                log.warning("cannot notify %s (%s); it sees the change later", path, error.strerror)
+                unreached[name] = error.strerror
+    return unreached
 
 
-def _notify_one(path: str) -> None:
+def _notify_one(name: str, folder: int) -> None:
     try:
-        fd = os.open(path, _WRITE)
+        fd = os.open(name, _WRITE, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ENXIO:  # no process has it open for reading: its listener died
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+                os.unlink(name, dir_fd=folder)
         elif error.errno != errno.ENOENT:
             raise
         return
     try:
+        # Other users may have put a file or a link to one here.
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a FIFO")
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(fd, b"!")
     finally:

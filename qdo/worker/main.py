@@ -65,6 +65,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     from qdo.errors import QdoError
     from qdo.settings.settings import Settings
     from qdo.system import logs
+    from qdo.text import printable_lines
     from qdo.worker.line_limit import limit_lines
 
     settings = Settings(**child["settings"])
@@ -77,7 +78,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     try:
         return _work(settings, child, pipe)
     except QdoError as error:
-        print(f"qdo-worker: {error}", file=sys.stderr, flush=True)
+        print(printable_lines(f"qdo-worker: {error}", "  "), file=sys.stderr, flush=True)
         _report_failure(settings, child, pipe, error)
         return error.exit_code
     except Exception as error:
@@ -99,10 +100,13 @@ def _report_failure(
 
 
 def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int:
+    import logging
+
     import gevent
 
     from qdo.coordination.znodes.layout import Layout
     from qdo.loading import prepare
+    from qdo.settings.shared_files import file_warnings, share_files
     from qdo.system import logs
     from qdo.worker.duties.member_factory import MemberFactory
     from qdo.worker.parent_link import ParentLink, send_files_forever, send_settings
@@ -113,6 +117,10 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
     if (settings.log_level, settings.log_config) != (before.log_level, before.log_config):
         logs.configure(settings.log_level, config=settings.log_config)
     send_settings(pipe, settings)
+    share_files(settings)
+    if not child.get("restarted", False):
+        for sentence in file_warnings(settings):
+            logging.getLogger(LOG_NAME).warning(sentence)
     root = Layout.of(settings.app, settings.namespace).root
     parent = ParentLink(pipe, settings.coordinator, root)
     members = MemberFactory(settings, parent.on_session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -62,6 +63,17 @@ def test_job_in_the_current_folder(module: Maker) -> None:
     name = module(JOBS)
     assert load_job(f"{name}:greet").__name__ == "greet"
     assert load_job(f"{name}:Jobs.run").__name__ == "run"
+
+
+def test_the_current_folder_replaces_no_module(module: Maker, tmp_path: Path) -> None:
+    """The error names the module that comes first."""
+    name = module(JOBS)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / f"{name}.py").write_text("number = 1")
+    sys.path.append(str(tmp_path / "elsewhere"))
+    with pytest.raises(JobImportError, match=f"elsewhere/{name}.py.*rename"):
+        load_job(f"{name}:greet")
+    assert sys.path[-1] == str(tmp_path)
 
 
 def test_an_app_around_a_job(module: Maker) -> None:

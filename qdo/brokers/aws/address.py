@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from qdo.errors import SettingsError
-from qdo.text import did_you_mean
+from qdo.text import did_you_mean, hide_credentials
 
 _REGION = re.compile(r"[a-z]{2,5}(-[a-z]+)+-\d{1,2}")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -37,24 +37,25 @@ class ServiceAddress:
 
 def _split(url: str, form: str) -> tuple[str, str, dict[str, str]]:
     """Return region, name and options of a URL."""
+    if "@" in url.partition("?")[0]:
+        raise _fault(
+            f"an address must not contain credentials: write {form}, and set them where boto3 "
+            "finds them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role"
+        )
+    shown = hide_credentials(url)
     try:
         parts = urlsplit(url)
         pairs = parse_qsl(
             parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), errors="strict"
         )
     except ValueError as error:
-        raise _fault(f"{url!r} is not {form}?OPTION=VALUE&...: {error}") from error
-    if "@" in parts.netloc:
-        raise _fault(
-            f"an address must not contain credentials: write {form}, and set them where boto3 "
-            "finds them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role"
-        )
+        raise _fault(f"{shown!r} is not {form}?OPTION=VALUE&...: {error}") from error
     if parts.fragment:
-        raise _fault(f"{url!r} has a '#': write it as %23, or leave it out")
+        raise _fault(f"{shown!r} has a '#': write it as %23, or leave it out")
     if not _REGION.fullmatch(parts.netloc):
         raise _fault(f"{parts.netloc!r} is not a region such as eu-west-1: write {form}")
     if not parts.path.startswith("/"):
-        raise _fault(f"{url!r} lacks the part after the region: write {form}")
+        raise _fault(f"{shown!r} lacks the part after the region: write {form}")
     options: dict[str, str] = {}
     for name, value in pairs:
         if name in options:
@@ -88,7 +89,9 @@ def _endpoint(name: str, text: str) -> str:
     except ValueError:
         usable = False
     if not usable or "@" in parts.netloc or parts.query or parts.fragment:
-        raise _fault(f"{name}={text!r} is not a URL such as http://127.0.0.1:5000")
+        raise _fault(
+            f"{name}={hide_credentials(text)!r} is not a URL such as http://127.0.0.1:5000"
+        )
     return text.rstrip("/")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from qdo.brokers.embedded.fork_guard import unforked
 from qdo.errors import DatabaseError
+from qdo.system.files import Rights
 from qdo.system.native import guarded
 from qdo.system.sqlite import translate
 from qdo.system.wakeup_pipes import WakeupPipe
@@ -52,7 +53,7 @@ class CommitListener:
         self._closed = False
         self._closing = threading.Lock()  # so that `stop` does not notify a closed pipe
         # First the pipe, then the look: no message after the look goes unnoticed.
-        self._pipe = WakeupPipe(wakeups)
+        self._pipe = WakeupPipe(wakeups, Rights.of(path))
         try:
             with unforked:
                 (newest,) = connection.execute(_NEWEST).fetchone()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from qdo.errors import DatabaseBusyError
+from qdo.system.files import Rights, make_folder, open_file, opened_folder
 from qdo.system.native import sleep
 from qdo.system.sqlite import is_busy
 
@@ -32,17 +33,20 @@ class FairWriteLock:
     def __init__(self, path: str, folder: str) -> None:
         """Create the gate of the database `path` in `folder`."""
         self._path = path
-        os.makedirs(folder, exist_ok=True)
-        self._file = os.open(
-            os.path.join(folder, ".gate"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-        )
+        self._file = -1
+        if not os.access(path, os.W_OK):
+            return  # SQLite refuses to write
+        rights = Rights.of(path)
+        make_folder(folder, rights)
+        with opened_folder(folder) as at:
+            self._file = open_file(".gate", os.O_RDWR, rights, at)
 
     def begin(self, connection: sqlite3.Connection) -> None:
         """Begin a transaction that holds the write lock; blocks the native thread.
 
         :raises DatabaseBusyError: the lock was not available for BUSY_SECONDS.
         """
-        entered = _repeat(self._enter, GATE_SECONDS)
+        entered = self._file >= 0 and _repeat(self._enter, GATE_SECONDS)
         try:
             if not _repeat(lambda: _begin(connection), BUSY_SECONDS):
                 raise DatabaseBusyError(path=self._path, seconds=BUSY_SECONDS)

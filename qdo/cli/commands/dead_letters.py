@@ -23,7 +23,7 @@ from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter, LetterResult
 from qdo.positions import Positions
 from qdo.settings.settings import Settings
-from qdo.text import did_you_mean, join_some, pluralize
+from qdo.text import did_you_mean, join_some, pluralize, printable_lines
 
 SCHEMA = "qdo.dead-letters/2"
 
@@ -185,20 +185,19 @@ def _page(item: dict[str, Any], body_bytes: int) -> str:
         "body": body,
     }
     width = max(map(len, lines)) + 2
-    shown = [f"{name:{width}}{_plain(value)}" for name, value in lines.items()]
-    return "\n".join([*shown, "", _plain(item["traceback"]).rstrip()]).rstrip()
+    margin = " " * width
+    shown = [
+        f"{name:{width}}{printable_lines(_text(value), margin)}" for name, value in lines.items()
+    ]
+    return "\n".join([*shown, "", printable_lines(_text(item["traceback"]).rstrip())])
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None or value == "" else str(value)
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _plain(value: Any) -> str:
-    """Return a text without control characters, which a terminal would interpret."""
-    text = "-" if value is None or value == "" else str(value)
-    return "".join(
-        each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text
-    )
 
 
 @dead_letters.command()

@@ -36,7 +36,7 @@ from qdo.sending.messages import (
     check_terms,
 )
 from qdo.settings.settings import Settings
-from qdo.text import pluralize
+from qdo.text import pluralize, printable
 
 RAISE_LIMIT = "raise the setting max_body_bytes"
 SPACE_BYTES = 1024
@@ -58,7 +58,7 @@ SPACE_BYTES = 1024
 @click.option(
     "--dedup-seconds", metavar="DURATION", help="Length of the deduplication window; default 5m."
 )
-@with_settings("app", "broker")
+@with_settings("app", "broker", "group")
 def send(
     queue: str | None,
     body: str | None,
@@ -186,7 +186,7 @@ def _send_one(settings: Settings, app: str, message: NewMessage) -> None:
     outgoing = build_outgoing(message)
     check_size(outgoing, settings.max_body_bytes)
     with _broker(settings, app, outgoing.terms) as broker:
-        print(broker.send(outgoing), flush=True)
+        print(printable(str(broker.send(outgoing))), flush=True)
 
 
 @contextmanager
@@ -254,5 +254,5 @@ def _progress(stream: BufferedReader, source: str) -> Iterator[Callable[[int], o
     status = os.fstat(stream.fileno())
     total = status.st_size if stat.S_ISREG(status.st_mode) else None
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"sending {source}", total=total)
+        task = bar.add_task(printable(f"sending {source}"), total=total)
         yield lambda size: bar.advance(task, size)

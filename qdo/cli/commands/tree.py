@@ -12,6 +12,7 @@ from qdo.cli.framework import output_option, with_settings
 from qdo.cli.output import emit, print_message, width_of
 from qdo.ops.tree import Znode, subtree
 from qdo.settings.settings import Settings
+from qdo.text import printable
 
 
 @click.command()
@@ -51,7 +52,7 @@ def drawn(nodes: Sequence[Znode]) -> Iterable[str]:
         node, branch, indent = stack.pop()
         name = node.name if branch else node.path
         mark = "*" if node.ephemeral else ""
-        yield f"{branch}{name}{mark}  {' '.join(node.value.split())}".rstrip()
+        yield printable(f"{branch}{name}{mark}  {' '.join(node.value.split())}".rstrip())
         children = below.get(node.path, [])
         for place, child in enumerate(reversed(children)):
             last = place == 0

@@ -18,6 +18,7 @@ CLOSED          the client was stopped
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ from kazoo.retry import ForceRetryError
 from kazoo.security import Id
 
 from qdo.coordination.embedded import acl as embedded_acl
+from qdo.coordination.embedded.onlooker import OnlookerSession
 from qdo.coordination.embedded.session import EmbeddedSession
 from qdo.coordination.embedded.store import BusyError, SessionRow, Store
 from qdo.coordination.embedded.tree import MAX_REQUEST_BYTES, Event, TreeResult, size_of
@@ -117,7 +119,9 @@ class EmbeddedConnection(ConnectionHandler):
 
     @contextlib.contextmanager
     def _link(self) -> Iterator[EmbeddedSession]:
-        link = EmbeddedSession(self.path, pause=self.handler.sleep_func, offload=self._offload)
+        looks_on = self.client.may_look_on and not os.access(self.path, os.W_OK)
+        kind = OnlookerSession if looks_on else EmbeddedSession
+        link = kind(self.path, pause=self.handler.sleep_func, offload=self._offload)
         try:
             yield link
         finally:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from qdo.coordination.embedded.store import SessionRow
 from qdo.system.clock import clock
+from qdo.system.files import Rights, open_file
 
 _SLOT = struct.Struct("<q")
 _BLOCK = 4096
@@ -30,8 +31,8 @@ def boot() -> str:
 class Heartbeats:
     """The file of slots."""
 
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, path: str, rights: Rights) -> None:
+        self._fd = open_file(path, os.O_RDWR, rights)
 
     def reserve(self, slot: int) -> None:
         """Allocate a slot, so no heartbeat fails for lack of disk space; raises OSError."""

@@ -26,6 +26,7 @@ from qdo.coordination.embedded.store import BusyError, SessionRow, Store, Stored
 from qdo.coordination.embedded.tree import CHANGING, Event, Tree, TreeResult
 from qdo.errors import DatabaseError, DatabaseFullError
 from qdo.system.clock import clock
+from qdo.system.files import Rights
 from qdo.system.sqlite import translated
 from qdo.system.wakeup_pipes import WakeupPipe, notify_all
 
@@ -77,8 +78,7 @@ class EmbeddedSession:
         self._store: Store = offload(lambda: Store(path), self.beat_if_due)
         try:
             with translated(path):
-                self.bell = WakeupPipe(self._store.wakeups)
-                self._beats = Heartbeats(f"{path}.beats")
+                self._join(path)
         except DatabaseError:
             self._store.close()
             raise
@@ -87,6 +87,12 @@ class EmbeddedSession:
         self._sessions = -1
         self.seen = 0
         self.due = 0.0
+
+    def _join(self, path: str) -> None:
+        """Open what other processes see of this one."""
+        rights = Rights.of(path)
+        self.bell: Any = WakeupPipe(self._store.wakeups, rights)
+        self._beats = Heartbeats(f"{path}.beats", rights)
 
     def close(self) -> None:
         """Release the file; the session stays alive for its timeout."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from qdo.coordination.embedded.node import ROOT, TreeNode
 from qdo.coordination.embedded.tree import Event
+from qdo.system.files import Rights, open_file
 from qdo.system.sqlite import Format, ReplacedFileCheck, open_database, translated
 
 _FORMAT = Format(
@@ -126,7 +127,8 @@ class Store:
             # Merging the log syncs twice: left to `sync`, where waiting does no harm.
             self._db.execute("PRAGMA wal_autocheckpoint = 0")
             self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            self._log_file = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC)
+            if os.access(self.path, os.W_OK):  # an onlooker syncs nothing
+                self._log_file = open_file(f"{self.path}-wal", os.O_RDONLY, Rights.of(self.path))
             self._watch = ReplacedFileCheck(self.path)
 
     def close(self) -> None:

@@ -45,6 +45,7 @@ from kazoo.security import Id, Permissions
 
 from qdo.coordination.embedded import acl
 from qdo.coordination.embedded.node import ROOT, NodeSource, TreeNode, parent_of
+from qdo.errors import DatabaseError
 
 MAX_REQUEST_BYTES = 0xFFFFF
 """ZooKeeper's own limit: it answers anything larger by dropping the connection."""
@@ -65,7 +66,7 @@ class TreeResult:
     """The outcome of a request: its result or error, and the events for watches, in order."""
 
     result: Any = None
-    error: KazooException | None = None
+    error: KazooException | DatabaseError | None = None
     events: list[Event] = field(default_factory=list)
 
 

@@ -17,13 +17,14 @@ from typing import Any
 
 from qdo.coordination.interrupted_attempts import InFlight
 from qdo.settings.settings import Settings
+from qdo.system.python import module_argv
 from qdo.worker.process_title import process_title
 from qdo.worker.shared_memory import in_flight
 from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
 from qdo.worker.supervisor.session_closer import Session
 from qdo.worker.supervisor.session_keeper import SessionKeeper
 
-CHILD_ARGV = (sys.executable, "-m", "qdo.worker.main")
+CHILD_ARGV = module_argv("qdo.worker.main")
 CHILD_VARIABLE = "QDO_CHILD"
 """Environment variable with the input of the child, as JSON. Settings may hold secrets, and
 every user of the machine can read a command line."""

@@ -196,6 +196,7 @@ def test_missing_file() -> None:
         ("coordinator", "zookeeper://a,b:99999"),
         ("coordinator", "zookeeper://a//b"),
         ("coordinator", "etcd://a"),
+        ("coordinator", "zookeeper://a/x?tls=1"),
     ],
 )
 def test_rejects_invalid_values(name: str, value: object) -> None:
@@ -203,6 +204,28 @@ def test_rejects_invalid_values(name: str, value: object) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings(**{name: value})
     assert caught.value.details["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("coordinator", "zookeeper://user:secret@zk1:2181"),
+        ("coordinator", "zookeeper://zk1,user:secret@zk2/x"),
+        ("coordinator", "zookeeper://user:/secret?,@zk1"),
+        ("coordinator", "etcd://user:secret@host"),
+        ("broker", "redis://user:secret@host"),
+        ("broker", "sqs://KEY:/secret@eu-west-1/a-"),
+        ("broker", "sqs://KEY:secret@eu-west-1/a-"),
+        ("broker", "kinesis://eu-west-1/s?endpoint=http://user:secret@host"),
+        ("broker", "sqs://eu-west-1/a-?endpoint=http://user:secret@host#x"),
+    ],
+)
+def test_errors_do_not_show_passwords(name: str, value: str) -> None:
+    """They end in logs and bug reports."""
+    with pytest.raises(SettingsError) as caught:
+        Settings(**{name: value})
+    assert caught.value.details["name"] == name
+    assert "secret" not in str(caught.value)
 
 
 def test_an_unknown_option_of_a_broker_gets_a_suggestion() -> None:

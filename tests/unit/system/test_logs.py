@@ -12,12 +12,14 @@ import pytest
 
 from qdo.errors import SettingsError
 from qdo.system import logs as log
+from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
 
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     loggers = [root, logging.getLogger("kazoo"), logging.getLogger("botocore")]
+    loggers.append(logging.getLogger("urllib3"))
     handlers, levels = list(root.handlers), [each.level for each in loggers]
     yield io.StringIO()
     root.handlers[:] = handlers
@@ -76,5 +78,33 @@ def test_secrets_of_botocore_are_not_logged_at_debug_level(stream: io.StringIO):
     log.configure("debug", stream)
     logging.getLogger("botocore.credentials").info("Found credentials")
     logging.getLogger("botocore.auth").debug("x-amz-security-token:secret")
+    logging.getLogger("urllib3.connectionpool").debug("POST /hooks/secret")
     assert "Found credentials" in stream.getvalue()
     assert "secret" not in stream.getvalue()
+
+
+def test_a_foreign_line_break_begins_no_log_line(stream: io.StringIO):
+    """Messages and tracebacks keep their lines, and all but the first are indented."""
+    log.configure("info", stream)
+    try:
+        raise ValueError(TEXT)
+    except ValueError:
+        logging.getLogger("qdo").exception("queue %s failed: %s", HOSTILE_NAME, TEXT)
+    written = stream.getvalue()
+    assert unsafe(written) == set()
+    first, *others = written.removesuffix("\n").split("\n")
+    assert re.match(r"\d{4}-\d\d-\d\dT", first)
+    assert all(line.startswith("    ") for line in others)
+    assert "    Traceback (most recent call last):" in others
+    assert any(line.startswith("    ValueError: <\\x00\\x01") for line in others)
+
+
+def test_warnings_of_commands_are_escaped(capsys: pytest.CaptureFixture[str]):
+    """Commands configure no log: Python prints their warnings as a last resort."""
+    log.escape_last_resort()
+    assert logging.lastResort is not None
+    record = logging.LogRecord("qdo", logging.WARNING, "", 0, "%s", (HOSTILE,), None)
+    logging.lastResort.handle(record)
+    written = capsys.readouterr().err
+    assert "\\x1b[2J" in written
+    assert unsafe(written) == set()

@@ -109,6 +109,37 @@ def test_an_unreachable_listener_is_logged_and_skipped(
     assert is_rung(bell, 5)
 
 
+def test_other_files_are_not_written_to(bell: WakeupPipe, folder: str, tmp_path: Path) -> None:
+    """A link would lend another user the rights of the sender; one line reports them all."""
+    secret = tmp_path / "secret"
+    secret.write_text("root's")
+    os.symlink(secret, os.path.join(folder, "0-link"))
+    for number in range(200):
+        Path(folder, f"{number}-file").write_text("theirs")
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("qdo.system.wakeup_pipes").addHandler(handler)
+    try:
+        notify_all(folder)
+    finally:
+        logging.getLogger("qdo.system.wakeup_pipes").removeHandler(handler)
+    assert secret.read_text() == "root's"
+    assert {Path(folder, f"{number}-file").read_text() for number in range(200)} == {"theirs"}
+    assert len(records) == 1
+    assert is_rung(bell, 5)
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.symlink(tmp_path / "theirs", folder)
+    with pytest.raises(OSError, match="bells"):
+        WakeupPipe(folder)
+    os.mkfifo(tmp_path / "theirs" / "4711-dead")
+    notify_all(folder)
+    assert os.listdir(tmp_path / "theirs") == ["4711-dead"]
+
+
 def test_closing_removes_the_bell_and_may_be_repeated(bell: WakeupPipe, folder: str) -> None:
     """After close() nothing is left in the folder."""
     bell.close()

@@ -288,6 +288,9 @@ def test_options_come_from_the_environment() -> None:
     [
         ("URL", "", "POST"),
         ("URL", "example.com", "'example.com'"),
+        ("URL", "http://user:hunter2@example.com/", "QDO_WEBHOOK_SECRET"),
+        ("URL", "ftp://user:hunter2@example.com/", "'ftp://***@example.com/'"),
+        ("URL", "http://[::1", "'http://[::1'"),
         ("URL", "http://{queue}.example.com/", "host"),
         ("URL", "http://a/{name}", "'http://a/{name}'"),
         ("SECRET", "", "signs requests"),

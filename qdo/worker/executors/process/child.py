@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import sys
 from typing import Any
 
 import gevent
@@ -15,13 +14,14 @@ from gevent import subprocess as cooperative_processes
 
 from qdo.message import Message
 from qdo.settings.settings import Settings
+from qdo.system.python import module_argv
 from qdo.system.stop_flag import SIGN
 from qdo.worker.executors.base import JobAborted
 from qdo.worker.executors.process import frames as wire
 from qdo.worker.executors.process.frames import VARIABLE
 from qdo.worker.process_title import process_title
 
-ARGV = (sys.executable, "-m", "qdo.worker.executors.process.main")
+ARGV = module_argv("qdo.worker.executors.process.main")
 START_SECONDS = 60.0
 """How long a process may take to import the app and enter its context."""
 LEAVE_SECONDS = 5.0

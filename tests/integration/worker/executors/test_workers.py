@@ -177,7 +177,7 @@ def test_deadlines_reach_threads_however_busy_the_process_is(held: Held) -> None
     config.write_text("attempts = 1\n")
     with held.start("-c", str(config), "--burst") as worker:
         assert worker.wait(60) == 0
-        expected = re.compile(r"^qdo\.(outcomes\.JobInterrupt|errors\.JobTimeoutError)\b", re.M)
+        expected = re.compile(r"^ +qdo\.(outcomes\.JobInterrupt|errors\.JobTimeoutError)\b", re.M)
         assert worker.output.count("Traceback (") == len(expected.findall(worker.output))
     letters = held.app.broker.dead_letters.records()
     assert len(letters) == 5 * len(bodies)

@@ -1,0 +1,151 @@
+"""Text of other parties in the output of every command."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo import App
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.cli.framework import run
+from qdo.cli.main import COMMANDS, qdo
+from qdo.coordination.client import Client, connect
+from qdo.coordination.znodes.broker_node import BrokerNode
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.values import encode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.queues import QueueFilter
+from tests.support.cli import Ended
+from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
+
+Run = Callable[..., Ended]
+POSITION = 135471512647131000
+LAYOUT = Layout.of("a")
+CALLS = {
+    "send": [("send", HOSTILE_NAME, "1"), ("send", "q", "--file", f"{TEXT[2:]}")],
+    "queues": [("queues",), ("queues", HOSTILE)],
+    "workers": [("workers",)],
+    "dead-letters": [
+        ("dead-letters",),
+        ("dead-letters", "show", HOSTILE_NAME, str(POSITION)),
+        ("dead-letters", "show", TEXT, HOSTILE),
+        ("dead-letters", "retry", HOSTILE_NAME, str(POSITION), HOSTILE),
+        ("dead-letters", "export"),
+    ],
+    "seek": [("seek", HOSTILE_NAME, "earliest"), ("seek", "q", HOSTILE)],
+    "unblock": [
+        ("unblock", HOSTILE_NAME, "--skip"),
+        ("unblock", HOSTILE_NAME, "--retry", "--message", HOSTILE),
+        ("unblock", HOSTILE_NAME, "--retry"),
+    ],
+    "broker": [("broker",)],
+    "tree": [("tree",), ("tree", "--app", HOSTILE)],
+    "config": [("config", "--broker", f"sqlite:{HOSTILE_NAME}"), ("config", "--broker", HOSTILE)],
+}
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A coordinator and a broker that other parties filled."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QDO_APP", "a")
+    client = connect("sqlite:qdo-data/coordination.db", handler="threading")
+    client.open(20)
+    for path in LAYOUT.persistent:
+        client.ensure_path(path)
+    worker = WorkerNode((HOSTILE,), (), False, QueueFilter((HOSTILE,), (HOSTILE,), (HOSTILE,)))
+    client.create(f"{LAYOUT.workers}/worker-", worker.encode(), ephemeral=True, sequence=True)
+    client.create(
+        f"{LAYOUT.components}/worker/host-",
+        encode(dict.fromkeys(("host", "pid", "state", "started", "version"), HOSTILE)),
+        ephemeral=True,
+        sequence=True,
+        makepath=True,
+    )
+    failure = FailureRecord(POSITION, 3, HOSTILE, blocked_since=1.0)
+    node = QueueNode(last=7, owner=HOSTILE_NAME, failure=failure)
+    client.create(LAYOUT.queue(HOSTILE_NAME), node.encode())
+    client.create(LAYOUT.queue("garbage"), encode({"last": HOSTILE}))
+    client.create(LAYOUT.queue("bytes"), HOSTILE.encode(errors="surrogatepass"))
+    client.create(LAYOUT.broker, BrokerNode(HOSTILE, HOSTILE, HOSTILE).encode())
+    with App("a") as app:
+        app.send_many([(HOSTILE_NAME, 1), ("q", 2)])
+        app.broker.dead_letters.store(letter())
+        yield client
+    client.stop()
+    client.close()
+
+
+def letter() -> DeadLetterRecord:
+    return DeadLetterRecord(
+        queue=HOSTILE_NAME,
+        position=POSITION,
+        body=json.dumps({"n": TEXT}).encode(),
+        key=TEXT,
+        headers=json.dumps({"h": TEXT}),
+        error=TEXT,
+        traceback=f"Traceback:\n{TEXT}",
+        attempts=10,
+        worker=TEXT,
+        fence=3,
+        dead_at=time.time(),
+    )
+
+
+@pytest.fixture
+def cli(client: Client, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Returns a function that runs `qdo` and returns exit code, stdout and stderr."""
+
+    def call(*arguments: str) -> Ended:
+        code = run(qdo, "qdo", arguments)
+        output = capsys.readouterr()
+        return Ended(code, output.out, output.err)
+
+    return call
+
+
+def test_every_command_is_called() -> None:
+    """`qdo demo` shows only what it made up itself."""
+    assert {*CALLS, "demo"} == {*COMMANDS}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_command_prints_control_characters(cli: Run, name: str) -> None:
+    """In tables, pages, hints and errors; and no line of theirs looks like one of qdo's."""
+    printed = ""
+    for arguments in CALLS[name]:
+        ended = cli(*arguments)
+        printed += ended.out + ended.err
+        assert unsafe(ended.out + ended.err) == set(), arguments
+        assert not any(line.startswith("qdo: forged") for line in ended.err.splitlines())
+    assert "\\u202e" in printed
+
+
+def test_json_is_exact(cli: Run) -> None:
+    """JSON has escapes of its own, so programs get each text as it was stored."""
+    ended = cli("dead-letters", "-o", "json")
+    assert unsafe(ended.out) == set()
+    [item] = json.loads(ended.out)["items"]
+    assert item["queue"] == HOSTILE_NAME
+    assert item["body"] == {"n": TEXT}
+    assert item["error"] == TEXT
+    ended = cli("queues", HOSTILE_NAME, "-o", "jsonl")
+    [item] = map(json.loads, ended.out.splitlines())
+    assert unsafe(ended.out) == set()
+    assert item["blocked"]["error"] == HOSTILE
+
+
+def test_tracebacks_are_escaped(cli: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also that of an error nobody expected: Python itself prints it as it is."""
+    cli("workers")
+    sys.excepthook(ValueError, ValueError(HOSTILE), None)
+    printed = capsys.readouterr().err
+    assert printed.startswith("ValueError: <\\x00")
+    assert unsafe(printed) == set()

@@ -1,0 +1,139 @@
+"""Operators who may read the embedded files, but not write to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo import App
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.coordination.client import Client, connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from tests.support.cli import Ended, clean_environment
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+
+LAYOUT = Layout.of("a")
+_RUN = """
+import os, sys
+import qdo.cli.commands.queues, qdo.cli.commands.workers, qdo.cli.commands.dead_letters
+import qdo.cli.commands.tree, qdo.cli.commands.broker, qdo.cli.commands.send
+import qdo.cli.commands.seek, qdo.cli.commands.unblock, qdo.brokers.registry
+import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config
+import kazoo.handlers.threading, encodings.idna
+from qdo.cli.main import main
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+main()
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that others may enter; pytest's own are closed to them."""
+    with tempfile.TemporaryDirectory(prefix="qdo-test-") as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "data").mkdir()
+        yield Path(name) / "data"
+
+
+@pytest.fixture
+def fill(folder: Path) -> Iterator[Client]:
+    client = connect(f"sqlite:{folder}/coordinator.db", handler="threading")
+    client.open(20)
+    for path in LAYOUT.persistent:
+        client.ensure_path(path)
+    node = WorkerNode(("q",)).encode()
+    client.create(f"{LAYOUT.workers}/worker-", node, ephemeral=True, sequence=True)
+    client.create(LAYOUT.queue("q"), QueueNode(last=7, owner="worker-0000000000").encode())
+    with App("a", broker=f"sqlite:{folder}/broker.db") as app:
+        app.send_many([("q", 1), ("q", 2)])
+        letter = DeadLetterRecord("q", 1, b"1", None, None, "no", "", 1, "w", 1, 0.0)
+        app.broker.dead_letters.store(letter)
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        yield client
+    client.stop()
+    client.close()
+
+
+def qdo(folder: Path, *arguments: str) -> Ended:
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, *arguments],
+        env=clean_environment(
+            {
+                "QDO_APP": "a",
+                "QDO_BROKER": f"sqlite:{folder}/broker.db",
+                "QDO_COORDINATOR": f"sqlite:{folder}/coordinator.db",
+                "QDO_CONNECT_SECONDS": "3",
+            }
+        ),
+        capture_output=True,
+        timeout=60,
+        check=False,
+        cwd="/",
+    )
+    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def snapshot(folder: Path) -> list[tuple[str, int, int]]:
+    status = [(str(each), each.lstat()) for each in sorted(folder.rglob("*"))]
+    return [(name, each.st_ino, each.st_uid) for name, each in status]
+
+
+READING = ("queues", "workers", "tree", "dead-letters", "broker")
+
+
+@pytest.mark.parametrize("command", READING)
+def test_reading_needs_no_right_to_write(folder: Path, fill: Client, command: str) -> None:
+    before = snapshot(folder)
+    ended = qdo(folder, command, "-o", "json")
+    assert (ended.code, ended.err.replace("hint", "")[:1]) in ((0, ""), (0, ":")), ended.err
+    items = json.loads(ended.out)["items"]
+    if command == "queues":
+        assert [(each["queue"], each["backlog"], each["owner"]) for each in items] == [
+            ("q", 2, "worker-0000000000")
+        ]
+    elif command != "broker":
+        assert items
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("send", "q", "1"),
+        ("seek", "q", "earliest", "--execute"),
+        ("dead-letters", "discard", "q", "1"),
+    ],
+)
+def test_writing_is_one_error(folder: Path, fill: Client, command: tuple[str, ...]) -> None:
+    ended = qdo(folder, *command)
+    assert ended.code == 3, ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_files_are_readable_while_no_worker_runs(folder: Path) -> None:
+    """Then there is no log beside them, and the onlooker may not create it."""
+    with App("a", broker=f"sqlite:{folder}/broker.db") as app:
+        app.send("q", 1)
+    client = connect(f"sqlite:{folder}/coordinator.db", handler="threading")
+    client.open(20)
+    client.stop()
+    client.close()
+    for path in folder.glob("*.db"):
+        path.chmod(0o644)
+    assert not list(folder.glob("*-wal"))
+    ended = qdo(folder, "queues", "-o", "json")
+    assert ended.code == 0, ended.err
+    assert [each["backlog"] for each in json.loads(ended.out)["items"]] == [1]

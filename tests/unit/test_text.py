@@ -1,0 +1,42 @@
+"""Text for people."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdo.text import printable, printable_lines
+from tests.support.fakes.hostile_text import HOSTILE, unsafe
+
+SEEN = {"L", "M", "N", "P", "S"}
+"""The first letters of Unicode's categories of visible characters."""
+
+
+def test_every_strange_character_is_escaped():
+    """As Python spells it, so that its number can be read."""
+    assert printable("a\x1b[2J\r\n\u202eb\U000e0041\ud800") == (
+        "a\\x1b[2J\\r\\n\\u202eb\\U000e0041\\ud800"
+    )
+    assert unsafe(printable(HOSTILE)) == set()
+    assert "\n" not in printable(HOSTILE)
+
+
+def test_readable_text_stays_as_it_is():
+    """Of any script."""
+    text = "Größe C:\\x naïve 日本語 שלום مرحبا ไทย हिन्दी 👍"
+    assert printable(text) == text
+
+
+def test_lines_after_the_first_are_indented():
+    assert printable_lines("a\nb\r\n\nc", "  ") == "a\n  b\\r\n  \n  c"
+
+
+@given(st.text())
+def test_any_text_becomes_visible(text: str):
+    shown = printable(text)
+    assert unsafe(shown) == set()
+    assert all(each == " " or unicodedata.category(each)[0] in SEEN for each in shown)
+    assert printable(shown) == shown
+    shown.encode()
