@@ -15,11 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
 
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
+from qdo.coordination.refusals import is_refusal, refusal_reason
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -109,7 +111,7 @@ def _count(
         if path not in found:
             continue
         # A queue may have had several messages in flight.
-        node = changed.get(path) or QueueNode.parse(found[path].data)
+        node = changed.get(path) or QueueNode.parse(found[path].data, found[path].refused)
         if each.worker in gone or (each.worker in own and node.owner == each.worker):
             marked = marked_node(node, each, reason, positions)
             if marked is not None:
@@ -122,13 +124,27 @@ def _count(
         transaction.check(layout.worker(name), -1)
     for path, marked in changed.items():
         transaction.set_data(path, marked.encode(), found[path].version)
+    written = [*map(layout.worker, sorted(own)), *changed]
+    late, refused = _commit(client, transaction, written)
+    if refused is not None:
+        return [each for each in counted if layout.queue(each.queue) != refused], []
+    return (counted, []) if late else ([], counted)
+
+
+def _commit(client: Client, transaction: Any, paths: Sequence[str]) -> tuple[bool, str | None]:
+    """Commit; return whether a node changed before, and the path of a node that is refused."""
     try:
-        late = _is_late(transaction.commit())
+        results = transaction.commit()
+        for path, result in zip(paths, results, strict=True):
+            if is_refusal(result):
+                reason = refusal_reason(result, "written")
+                _log.warning("%s: cannot count an attempt of a message: %s", path, reason)
+                return True, path
+        return _is_late(results), None
     except KazooException as error:
         raise CoordinatorUnreachableError(
             url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
         ) from error
-    return (counted, []) if late else ([], counted)
 
 
 def _is_late(results: Sequence[object]) -> bool:
