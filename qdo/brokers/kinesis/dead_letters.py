@@ -151,7 +151,7 @@ class KinesisDeadLetters(DeadLetterStore):
             raise translation(error, self._place, "bucket", self._bucket) from error
         try:
             return read(text)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise AwsError(
                 service="S3",
                 action="reading a dead letter",
@@ -173,7 +173,7 @@ def written(letter: DeadLetterRecord) -> bytes:
 def read(text: bytes) -> DeadLetterRecord:
     """Return the dead letter of its JSON.
 
-    :raises ValueError, KeyError, TypeError: it is not a dead letter.
+    :raises ValueError, KeyError, TypeError, OverflowError, RecursionError: it is not a dead letter.
     """
     fields = json.loads(text)
     fields["position"] = int(fields["position"])
