@@ -252,6 +252,14 @@ class PositionTrimmedError(QdoError):
     exit_code = 5
 
 
+class PositionAheadError(QdoError):
+    """queue {queue!r} is not processed: its recorded position {time} is in the future, after its
+    last message, so another program wrote it; move the queue to its true position with `qdo seek
+    {queue}`"""
+
+    exit_code = 5
+
+
 # --- the protocol rejected an operation -------------------------------------------
 
 
@@ -269,6 +277,13 @@ class StaleClaimError(QdoError):
 
 class CorruptNodeError(QdoError):
     """cannot read the node of queue {queue!r}: {reason}; repair it with `qdo seek`"""
+
+    exit_code = 5
+
+
+class NodeRefusedError(QdoError):
+    """the coordinator does not allow this on the node {path}; restore its ACL, for instance with
+    `setAcl {path} world:anyone:cdrwa` in zkCli.sh"""
 
     exit_code = 5
 

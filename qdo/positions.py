@@ -70,6 +70,11 @@ LATEST_SECONDS = 253402300800.0
 """Unix time of the year 10000; later times have no ISO 8601 form."""
 
 
+_FIRST_POSITION = GREGORIAN_OFFSET - 621_355_968_000_000_000
+_LAST_POSITION = GREGORIAN_OFFSET + 2_534_023_007_999_999_999
+"""The first and the last time that `datetime` has."""
+
+
 def position_now() -> int:
     """Return the present as a position (100 ns intervals since 1582-10-15)."""
     return time.time_ns() // 100 + GREGORIAN_OFFSET
@@ -86,7 +91,8 @@ def time_of_position(position: int) -> float:
 
 
 def format_position(position: int) -> str:
-    """Return a position as an ISO 8601 time in UTC with microseconds."""
+    """Return a position as an ISO 8601 time in UTC with microseconds, from year 1 to 9999."""
+    position = min(max(position, _FIRST_POSITION), _LAST_POSITION)
     moment = datetime.datetime.fromtimestamp(0, datetime.timezone.utc) + datetime.timedelta(
         microseconds=(position - GREGORIAN_OFFSET) // 10
     )

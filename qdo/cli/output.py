@@ -124,10 +124,13 @@ def _cells(text: str) -> int:
 
 
 def iso_time(seconds: float | None) -> str | None:
-    """Return a Unix time as ISO 8601 in UTC, to the second."""
+    """Return a Unix time as ISO 8601 in UTC, to the second; None if it has no such form."""
     if seconds is None:
         return None
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def print_message(message: str) -> None:

@@ -17,7 +17,8 @@ from kazoo.protocol.serialization import GetData, MultiHeader
 from kazoo.protocol.states import ZnodeStat
 
 from qdo.coordination.client import Client
-from qdo.errors import CoordinatorUnreachableError
+from qdo.coordination.refusals import is_refusal, refusal_reason
+from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
 
 BATCH = 250
 """Nodes in a request: limits the size of the answer and the server's time for it."""
@@ -49,9 +50,11 @@ class MultiRead:
         return body
 
     @classmethod
-    def deserialize(cls, buffer: bytes, offset: int) -> list[tuple[bytes, ZnodeStat] | Exception]:
+    def deserialize(
+        cls, buffer: bytes, offset: int
+    ) -> list[tuple[bytes | None, ZnodeStat] | Exception]:
         """Read the answer's body."""
-        results: list[tuple[bytes, ZnodeStat] | Exception] = []
+        results: list[tuple[bytes | None, ZnodeStat] | Exception] = []
         header, offset = MultiHeader.deserialize(buffer, offset)
         while not header.done:
             if header.type == _ERROR:
@@ -60,7 +63,7 @@ class MultiRead:
             else:
                 data, stat = GetData.deserialize(buffer, offset)
                 results.append((data, stat))
-                offset += _INT.size + len(data) + _STAT_BYTES
+                offset += _INT.size + len(data or b"") + _STAT_BYTES
             header, offset = MultiHeader.deserialize(buffer, offset)
         return results
 
@@ -80,6 +83,8 @@ TIMEOUT_SECONDS = 30.0
 class NodeValue:
     """A node as it was read.
 
+    :ivar data: b"" for a node without data, and for one that was refused.
+    :ivar refused: why the coordinator did not return the node, None if it did.
     :ivar session: id of the session of an ephemeral node, 0 for a persistent node.
     :ivar written: when it was last written, Unix time of the coordinator's clock.
     """
@@ -89,10 +94,13 @@ class NodeValue:
     version: int
     session: int
     written: float
+    refused: str | None = None
 
 
 def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
     """Return the existing nodes at `paths`, in their order.
+
+    A node that cannot be read hides no other: see `NodeValue.refused`.
 
     :raises CoordinatorUnreachableError: the connection is lost.
     """
@@ -100,26 +108,45 @@ def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
     answers = _in_batches(client, paths) if many else _pipelined(client, client.get_async, paths)
     found = []
     for path, answer in answers:
-        if answer is not None:
+        if isinstance(answer, Exception):
+            found.append(NodeValue(path, b"", -1, 0, 0.0, refusal_reason(answer)))
+        elif answer is not None:
             data, stat = answer
             written = stat.mtime / 1000
-            found.append(NodeValue(path, data, stat.version, stat.ephemeralOwner, written))
+            found.append(NodeValue(path, data or b"", stat.version, stat.ephemeralOwner, written))
     return found
 
 
 def read_children(client: Client, paths: Sequence[str]) -> dict[str, list[str]]:
     """Return the sorted names below each node that exists.
 
+    :raises NodeRefusedError: the children of a node cannot be listed.
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    found = read_permitted_children(client, paths)
+    for path, names in found.items():
+        if names is None:
+            raise NodeRefusedError(path=path)
+    return {path: names for path, names in found.items() if names is not None}
+
+
+def read_permitted_children(client: Client, paths: Sequence[str]) -> dict[str, list[str] | None]:
+    """Return the sorted names below each node that exists, None where they cannot be listed.
+
     :raises CoordinatorUnreachableError: the connection is lost.
     """
     answers = _pipelined(client, client.get_children_async, paths)
-    return {path: sorted(names) for path, names in answers if names is not None}
+    return {
+        path: None if isinstance(names, Exception) else sorted(names)
+        for path, names in answers
+        if names is not None
+    }
 
 
 def _pipelined(
     client: Client, send: Callable[[str], Any], paths: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield each path with its answer, None for a missing node."""
+    """Yield each path with its answer, None for a missing node, an error for a refused one."""
     for start in range(0, len(paths), WINDOW):
         part = paths[start : start + WINDOW]
         sent = [(path, send(path)) for path in part]
@@ -140,7 +167,7 @@ def _in_batches(client: Client, paths: Sequence[str]) -> Iterator[tuple[str, Any
             for path, value in zip(part, _answer(client, pending), strict=True):
                 if isinstance(value, NoNodeError):
                     yield path, None
-                elif isinstance(value, Exception):
+                elif isinstance(value, Exception) and not is_refusal(value):
                     raise _unreachable(client, value) from value
                 else:
                     yield path, value
@@ -152,6 +179,8 @@ def _answer(client: Client, pending: Any) -> Any:
     except NoNodeError:
         return None
     except (KazooException, client.handler.timeout_exception) as error:
+        if is_refusal(error):
+            return error
         raise _unreachable(client, error) from error
 
 

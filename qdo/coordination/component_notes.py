@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from kazoo.exceptions import KazooException
 from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.values import encode
+from qdo.coordination.znodes.values import encode, load
 from qdo.errors import CoordinatorUnreachableError
 
 
@@ -28,11 +27,11 @@ def note_in_component(client: Client, layout: Layout, note: Mapping[str, Any]) -
     for read in read_nodes(client, [f"{folder}/{name}" for name in names]):
         if read.session != session:
             continue
-        try:
-            value = json.loads(read.data)
-            client.set(read.path, encode({**value, **note}))
-        except ValueError:
+        value, fault = load(read.data)
+        if fault is not None:
             continue
+        try:
+            client.set(read.path, encode({**value, **note}))
         except KazooException as error:
             raise CoordinatorUnreachableError(
                 url=client.address.url, reason=f"{type(error).__name__} {error}".strip()

@@ -7,7 +7,6 @@ notification is not an error for the sender, and sending never waits for one.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import sys
@@ -15,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from qdo.coordination.client import Client, connect
+from qdo.coordination.refusals import is_refusal
 from qdo.coordination.znodes.layout import Layout
 from qdo.text import describe
 
@@ -148,7 +148,7 @@ class DoorbellNotifier:
         return self._client
 
     def _touch(self, client: Client, queues: list[str]) -> None:
-        """Write the doorbells, all at once, and create missing ones."""
+        """Write the doorbells, all at once, and create missing ones; one may be refused."""
         paths = [self._layout.doorbell(queue) for queue in queues]
         missing = []
         for path, answer in [(path, client.set_async(path, b"")) for path in paths]:
@@ -156,11 +156,22 @@ class DoorbellNotifier:
                 answer.get(timeout=ANSWER_SECONDS)
             except NoNodeError:
                 missing.append(path)
+            except KazooException as error:
+                self._refused(error)
         if missing:
             client.ensure_path(self._layout.doorbells)
         for answer in [client.create_async(path, b"") for path in missing]:
-            with contextlib.suppress(NodeExistsError):  # another sender has created it
+            try:
                 answer.get(timeout=ANSWER_SECONDS)
+            except NodeExistsError:
+                pass  # another sender has created it
+            except KazooException as error:
+                self._refused(error)
+
+    def _refused(self, error: KazooException) -> None:
+        if not is_refusal(error):
+            raise error
+        self._complain(error)
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None

@@ -15,11 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
 
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
+from qdo.coordination.refusals import is_refusal, refusal_reason
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -109,7 +111,7 @@ def _count(
         if path not in found:
             continue
         # A queue may have had several messages in flight.
-        node = changed.get(path) or QueueNode.parse(found[path].data)
+        node = changed.get(path) or QueueNode.parse(found[path].data, found[path].refused)
         if each.worker in gone or (each.worker in own and node.owner == each.worker):
             marked = marked_node(node, each, reason, positions)
             if marked is not None:
@@ -122,13 +124,27 @@ def _count(
         transaction.check(layout.worker(name), -1)
     for path, marked in changed.items():
         transaction.set_data(path, marked.encode(), found[path].version)
+    written = [*map(layout.worker, sorted(own)), *changed]
+    late, refused = _commit(client, transaction, written)
+    if refused is not None:
+        return [each for each in counted if layout.queue(each.queue) != refused], []
+    return (counted, []) if late else ([], counted)
+
+
+def _commit(client: Client, transaction: Any, paths: Sequence[str]) -> tuple[bool, str | None]:
+    """Commit; return whether a node changed before, and the path of a node that is refused."""
     try:
-        late = _is_late(transaction.commit())
+        results = transaction.commit()
+        for path, result in zip(paths, results, strict=True):
+            if is_refusal(result):
+                reason = refusal_reason(result, "written")
+                _log.warning("%s: cannot count an attempt of a message: %s", path, reason)
+                return True, path
+        return _is_late(results), None
     except KazooException as error:
         raise CoordinatorUnreachableError(
             url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
         ) from error
-    return (counted, []) if late else ([], counted)
 
 
 def _is_late(results: Sequence[object]) -> bool:
@@ -145,10 +161,10 @@ def marked_node(
 ) -> QueueNode | None:
     """Return a queue node with one more attempt for a message; None if that is not needed.
 
-    It is not needed if the message is recorded as done, or if it waits for an operator. A queue
-    that is processed in line has one failure record, so a record of another message is replaced.
-    That message has ended since, or it lies ahead and was reached before `last` was recorded. The
-    record of a new owner is kept.
+    It is not needed if the message is recorded as done, or if it waits for an operator. Records of
+    other messages are kept: several messages that kill their process may follow each other before
+    `last` is recorded, and each needs its own count. Where positions are not stable and one message
+    is in flight at a time, only the newest record is kept.
     """
     position = in_hand.position
     name = positions.identity(position)
@@ -163,9 +179,7 @@ def marked_node(
             return _unless_same(node, replace(node, out_of_order=after))
     known = node.failure
     same = known is not None and positions.identity(known.position) == name
-    if in_hand.in_line and node.owner != in_hand.worker and known is not None and not same:
-        return None
-    if known is None or same or in_hand.in_line:
+    if known is None or same or (in_hand.in_line and not positions.stable):
         known = known if same else None
         counted = _counted(known or FailureRecord(position, 0), reason)
         return _unless_same(node, replace(node, failure=counted))

@@ -47,11 +47,13 @@ from qdo.coordination.protocol.machine import (
     NodeRead,
     NoResponse,
     Op,
+    Refused,
     Rejected,
     Response,
     SetOp,
     Stat,
 )
+from qdo.coordination.refusals import is_refusal, refusal_reason
 
 Watcher = Callable[[WatchedEvent], None]
 
@@ -62,8 +64,9 @@ _UNANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
 class KazooDriver:
     """Sends requests; for each answer, `put` gets a function that delivers it.
 
-    A request that fails for a reason without an answer for machines, such as a full disk, gets
-    none: `refused` is called, and the loop drops the connection.
+    A read that fails because of its node gets `Refused`. A request that fails for a reason without
+    an answer for machines, such as a full disk, gets none: `refused` is called, and the loop drops
+    the connection.
 
     Requests of one client are performed in the order of the calls, and answered in that order.
     kazoo's connection itself puts an answer before it reads the next message of the coordinator.
@@ -135,6 +138,8 @@ class KazooDriver:
             then(NodeMissing())
         elif isinstance(value, _UNANSWERED):
             then(NoResponse())
+        elif is_refusal(value) and convert is not _committed:
+            then(Refused(refusal_reason(value)))
         else:
             self._refused(value)
 
@@ -213,9 +218,9 @@ def _operation(root: str, op: Op) -> SetData | CheckVersion | kazoo_requests.Cre
     return kazoo_requests.Create(path, op.data, OPEN_ACL_UNSAFE, 0)
 
 
-def _node(value: tuple[bytes, ZnodeStat]) -> Response:
+def _node(value: tuple[bytes | None, ZnodeStat]) -> Response:
     data, stat = value
-    return NodeRead(data, stat.version, stat.mzxid, stat.ephemeralOwner)
+    return NodeRead(data or b"", stat.version, stat.mzxid, stat.ephemeralOwner)
 
 
 def _existence(stat: ZnodeStat | None) -> Response:
@@ -249,7 +254,9 @@ def _committed(results: list[Any]) -> Response:
         if isinstance(result, Exception) and not isinstance(result, RolledBackError):
             if isinstance(result, _UNANSWERED):
                 return NoResponse()
-            return Rejected(index, _fault(result))
+            fault = _fault(result)
+            other = fault is CommitError.OTHER
+            return Rejected(index, fault, refusal_reason(result, "written") if other else "")
     zxid = 0
     versions = []
     for result in results:

@@ -11,6 +11,7 @@ from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.election import Election
 from qdo.coordination.protocol.rebalancer import Rebalancer
+from qdo.coordination.refusals import is_refusal
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import CoordinatorUnreachableError
@@ -56,16 +57,21 @@ class LeaderQueues:
     def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
         """Return the nodes of queues, without missing ones; waits for the coordinator.
 
+        One that the coordinator refuses has a fault.
+
         :raises CoordinatorUnreachableError: the connection is lost.
         """
         reads = read_nodes(self._client, [self._layout.queue(name) for name in names])
-        return {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in reads}
+        return {
+            read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused) for read in reads
+        }
 
     def change_queue(
         self, change: Callable[[Client, Layout, str], QueueNode], name: str
     ) -> QueueNode:
         """Call a function of `queue_admin` for a queue; waits for the coordinator.
 
+        :raises NodeRefusedError: the coordinator does not let this worker read or write the node.
         :raises CoordinatorUnreachableError: the connection is lost; the change may have been made.
         """
         try:
@@ -76,6 +82,7 @@ class LeaderQueues:
 
 def unreachable(layout: Layout, error: KazooException) -> CoordinatorUnreachableError:
     """Return the error to raise for an error of kazoo."""
-    return CoordinatorUnreachableError(
-        url=layout.root, reason=f"{type(error).__name__} {error}".strip()
-    )
+    reason = f"{type(error).__name__} {error}".strip()
+    if is_refusal(error):
+        reason += f"; give qdo all rights on the nodes below {layout.root}"
+    return CoordinatorUnreachableError(url=layout.root, reason=reason)

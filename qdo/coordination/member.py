@@ -19,6 +19,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.doorbells import Doorbells
 from qdo.coordination.leader_queues import LeaderQueues
 from qdo.coordination.machine_loop import MachineLoop
+from qdo.coordination.protocol.acquisition import faults
 from qdo.coordination.protocol.claims import Claim, ClaimListener
 from qdo.coordination.protocol.doorbells import DoorbellWatches
 from qdo.coordination.protocol.election import Election
@@ -28,6 +29,7 @@ from qdo.coordination.protocol.options import MemberOptions
 from qdo.coordination.protocol.ownership import Ownership
 from qdo.coordination.protocol.rebalancer import Rebalancer
 from qdo.coordination.protocol.registration import Component, Registration
+from qdo.coordination.recordings import Recordings
 from qdo.coordination.session_setup import prepare_session
 from qdo.coordination.znodes.layout import WORKER_STEM, Layout
 from qdo.coordination.znodes.worker_node import WorkerNode
@@ -83,7 +85,7 @@ class Member:
         self._registered = self._handler.event_object()
         self._ended = self._handler.event_object()
         self._released = self._handler.event_object()
-        self._recording: list[tuple[Claim, Any]] = []
+        self._recordings = Recordings()
         self._leaving = self._lost_queues = False
         self._ownership: Ownership | None = None
         self._component: Component | None = None
@@ -111,7 +113,8 @@ class Member:
             self._component_value,
             session,
         )
-        self._loop.machines = [self._registration(session), self._component]
+        registration = self._registration(session)
+        self._loop.machines = [registration, self._component]
         self._loop.running = True
         self._loop.put(partial(self._connected, self._client.heard_at))
         self._handler.spawn(self._run)
@@ -120,7 +123,8 @@ class Member:
             self.stop()
             raise CoordinatorUnreachableError(
                 url=self._client.address.url,
-                reason=f"the worker was not registered within {timeout_seconds:g} s",
+                reason=registration.refusal
+                or f"the worker was not registered within {timeout_seconds:g} s",
             )
 
     def _registration(self, session: int) -> Registration:
@@ -130,6 +134,7 @@ class Member:
             WorkerNode(filter=self._options.filter).encode(),
             session,
             self._worker_registered,
+            self._registered.set,
         )
 
     def stop(self) -> None:
@@ -177,7 +182,7 @@ class Member:
             if self._ownership is not None:
                 self._ownership.progress(claim)
             self._hurry()
-            self._recording.append((claim, done))
+            self._recordings.add(claim, done)
 
         self._loop.put(begin)
         return bool(done.wait(timeout_seconds))
@@ -239,16 +244,11 @@ class Member:
 
     def _notify(self) -> None:
         """Wake the callers whose condition now holds."""
-        ownership = self._ownership
-        if ownership is None:
+        if (ownership := self._ownership) is None:
             return
         if ownership.draining and ownership.empty():
             self._released.set()
-        if self._recording:
-            done = [item for item in self._recording if ownership.recorded(item[0])]
-            for item in done:
-                self._recording.remove(item)
-                item[1].set()
+        self._recordings.wake(ownership)
 
     # --- the session ------------------------------------------------------------------
 
@@ -293,6 +293,8 @@ class Member:
             on_gone=self._evicted,
             options=self._options,
         )
+        if self._component is not None:
+            self._component.faults = partial(faults, self._ownership.slots)
         self.leader.rebalancer = rebalancer = Rebalancer(
             self._layout,
             clock=clock,
@@ -341,9 +343,7 @@ class Member:
             self._lost_queues = not self._ownership.empty()
             self._ownership.expire()
         self._released.set()
-        for _, done in self._recording:
-            done.set()
-        self._recording.clear()
+        self._recordings.wake_all()
         self._ended.set()
         self._registered.set()
         if not self._leaving:

@@ -18,11 +18,18 @@ from typing import Literal, TypeAlias
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
 
 from qdo.coordination.client import Client
+from qdo.coordination.refusals import is_refusal
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.errors import CorruptNodeError, NotBlockedError, NotBlockingError, NotFoundError
+from qdo.errors import (
+    CorruptNodeError,
+    NodeRefusedError,
+    NotBlockedError,
+    NotBlockingError,
+    NotFoundError,
+)
 
 Change = Callable[[QueueNode], QueueNode]
 Which: TypeAlias = int | Literal["first", "all"]
@@ -49,6 +56,7 @@ def seek(
     :param position: the broker's own position, which overrides `last`; None if it has none.
     :param finished: the position of a finished queue; a queue with this position is restored.
     :raises NotFoundError: the queue has no node.
+    :raises NodeRefusedError: the coordinator does not let this client read or write the node.
     """
 
     def change(node: QueueNode) -> QueueNode:
@@ -208,10 +216,15 @@ def _change(
     client: Client, layout: Layout, queue: str, change: Change, sought: int = 1
 ) -> QueueNode:
     while True:
+        path = layout.queue(queue)
         try:
-            data, stat = client.get(layout.queue(queue))
+            data, stat = client.get(path)
         except NoNodeError as error:
             raise NotFoundError(what="queue", name=queue) from error
+        except KazooException as error:
+            if is_refusal(error):
+                raise NodeRefusedError(path=path) from error
+            raise
         node = QueueNode.parse(data)
         after = change(node)
         if after is node:
@@ -223,21 +236,38 @@ def _change(
 
 def _commit(client: Client, layout: Layout, queue: str, node: QueueNode, version: int) -> bool:
     """Write a changed node and notify its owner; return False if either changed since."""
+    path = layout.queue(queue)
     transaction = client.transaction()
-    transaction.set_data(layout.queue(queue), node.encode(), version)
-    if node.owner:
-        try:
-            data, stat = client.get(layout.worker(node.owner))
-        except NoNodeError:
-            pass  # gone forever: the next owner reads the queue node
-        else:
-            own = WorkerNode.parse(data)
-            reread = tuple(dict.fromkeys((*own.reread, queue)))
-            notified = replace(own, reread=reread)
-            transaction.set_data(layout.worker(node.owner), notified.encode(), stat.version)
-    for result in transaction.commit():
+    transaction.set_data(path, node.encode(), version)
+    owner = _notified(client, layout, node.owner, queue) if node.owner else None
+    if owner is not None:
+        transaction.set_data(layout.worker(node.owner), *owner)
+    results = transaction.commit()
+    if owner is not None and is_refusal(results[1]):
+        # The owner finds out with its next write of the queue node.
+        transaction = client.transaction()
+        transaction.set_data(path, node.encode(), version)
+        results = transaction.commit()
+    for result in results:
         if isinstance(result, (BadVersionError, NoNodeError)):
             return False
+        if is_refusal(result):
+            raise NodeRefusedError(path=path) from result
         if isinstance(result, KazooException) and not isinstance(result, RolledBackError):
             raise result
     return True
+
+
+def _notified(client: Client, layout: Layout, owner: str, queue: str) -> tuple[bytes, int] | None:
+    """Return the owner's node with a request to read a queue again, and the version to replace."""
+    try:
+        data, stat = client.get(layout.worker(owner))
+    except NoNodeError:
+        return None  # gone forever: the next owner reads the queue node
+    except KazooException as error:
+        if is_refusal(error):
+            return None
+        raise
+    own = WorkerNode.parse(data)
+    reread = tuple(dict.fromkeys((*own.reread, queue)))
+    return replace(own, reread=reread).encode(), stat.version

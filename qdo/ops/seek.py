@@ -83,7 +83,7 @@ def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target
     found = read_nodes(client, [layout.queue(queue)])
     if not found:
         raise NotFoundError(what="queue", name=queue)
-    node = QueueNode.parse(found[0].data).checked(broker.positions)
+    node = QueueNode.parse(found[0].data, found[0].refused).checked(broker.positions)
     after = _place(target, broker, queue)
     if after.last > position_now() and after.last > _head(broker, queue):
         raise UsageError(

@@ -5,19 +5,25 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from qdo.brokers.ahead import check_head
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import NodeValue, read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.errors import QdoError
+from qdo.errors import PositionAheadError, QdoError
 from qdo.ops.backlogs import ask
 from qdo.ops.worker_status import component_nodes, details_of
 from qdo.queues import QueueFilter, why_untaken
+from qdo.text import one_line
+
+MOST_SECONDS = 1e12
+"""A longer lag was written by another program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class Snapshot:
     :ivar dead_letters: number of dead letters by queue; or the error of the request.
     :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
     :ivar lags: seconds by queue, as reported by workers.
+    :ivar faults: by queue, why it is not processed, as reported by workers.
     :ivar parents: by queue, the queues that must be finished first.
     :ivar unasked: number of backlogs that were not requested.
     :ivar countable: the broker can count messages.
@@ -101,6 +108,7 @@ class Snapshot:
     dead_letters: Mapping[str, int] | QdoError
     backlogs: Mapping[str, Backlog | QdoError | None]
     lags: Mapping[str, float]
+    faults: Mapping[str, str]
     parents: Mapping[str, Sequence[str]]
     unasked: int
     countable: bool
@@ -148,7 +156,8 @@ def read_snapshot(
     }
     names = sorted(stored.union(nodes, _matching(dead, glob)) - over)
     whole = [name for name in names if name in stored and nodes.get(name, _NEW).fault is None]
-    backlogs = ask(broker, whole, nodes, workers, budget) if broker else {}
+    backlogs = _backlogs(broker, whole, nodes, workers, budget) if broker else {}
+    components = [dict(details_of(read.data)) for read in _components(client, layout)]
     parents: dict[str, Sequence[str]] = {}
     if client is not None and broker is not None and end is not None:
         parents = {
@@ -166,7 +175,8 @@ def read_snapshot(
         listed=listed,
         dead_letters=counted,
         backlogs=backlogs,
-        lags=_lags(client, layout) if client and broker and broker.capabilities.doorbell else {},
+        lags=_lags(components) if broker and broker.capabilities.doorbell else {},
+        faults=_faults(components),
         parents=parents,
         unasked=len(whole) - len(backlogs),
         countable=broker is not None and broker.capabilities.countable,
@@ -201,7 +211,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         backlog=backlog.count if backlog and snapshot.countable else None,
         oldest=backlog.oldest if backlog else None,
         dead_letters=None if isinstance(dead, QdoError) else dead.get(queue, 0),
-        fault=node.fault or (backlog.fault if backlog else None),
+        fault=node.fault or (backlog.fault if backlog else None) or snapshot.faults.get(queue),
         delayed=backlog.delayed if backlog else 0,
         marks=node.failure,
         also_blocking=tuple(each for each in node.blocking if each is not node.failure),
@@ -268,21 +278,63 @@ def _queue_nodes(client: Client, layout: Layout, glob: str) -> dict[str, QueueNo
 
 def _read_queue_nodes(client: Client, layout: Layout, names: Iterable[str]) -> dict[str, QueueNode]:
     found = read_nodes(client, [layout.queue(name) for name in names])
-    return {read.path.rpartition("/")[2]: QueueNode.parse(read.data) for read in found}
+    return {
+        read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused) for read in found
+    }
 
 
-def _lags(client: Client, layout: Layout) -> dict[str, float]:
+def _components(client: Client | None, layout: Layout) -> list[NodeValue]:
+    return component_nodes(client, layout) if client else []
+
+
+def _lags(components: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return the lag of queues in seconds, as workers report it for queues that have one."""
     found: dict[str, float] = {}
-    for read in component_nodes(client, layout):
-        behind = dict(details_of(read.data)).get("behind")
+    for component in components:
+        behind = component.get("behind")
         if isinstance(behind, dict):
             found.update(
                 (queue, float(seconds))
                 for queue, seconds in behind.items()
-                if isinstance(seconds, (int, float))
+                if isinstance(seconds, (int, float)) and 0 <= seconds < MOST_SECONDS
             )
     return found
+
+
+def _faults(components: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return why queues are not processed, as workers report it."""
+    found: dict[str, str] = {}
+    for component in components:
+        faults = component.get("faults")
+        if isinstance(faults, dict):
+            found.update((queue, one_line(reason)) for queue, reason in faults.items())
+    return found
+
+
+def _backlogs(
+    broker: Broker,
+    names: list[str],
+    nodes: Mapping[str, QueueNode],
+    workers: Collection[str],
+    budget: int | None,
+) -> dict[str, Backlog | QdoError | None]:
+    answers = ask(broker, names, nodes, workers, budget)
+    return {
+        name: _reached(broker, name, nodes.get(name, _NEW), each) for name, each in answers.items()
+    }
+
+
+def _reached(
+    broker: Broker, queue: str, node: QueueNode, answer: Backlog | QdoError | None
+) -> Backlog | QdoError | None:
+    """Return a backlog whose fault tells that the recorded position is in the future, if it is."""
+    if isinstance(answer, Backlog) and answer.fault is None:
+        try:
+            done = broker.positions.resume_after(node.last, node.position)
+            check_head(broker, queue, done, answer.head)
+        except PositionAheadError as error:
+            return replace(answer, fault=str(error))
+    return answer
 
 
 def _names(client: Client, path: str) -> frozenset[str]:

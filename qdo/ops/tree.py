@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.bulk_reads import read_nodes, read_permitted_children
 from qdo.coordination.client import Client
 
 
@@ -12,7 +12,8 @@ from qdo.coordination.client import Client
 class Znode:
     """A node of the coordinator.
 
-    :ivar value: its data as text; bytes that are not UTF-8 appear as ``\\xNN``.
+    :ivar value: its data as text; bytes that are not UTF-8 appear as ``\\xNN``. Of a node that
+        cannot be read, the reason.
     :ivar ephemeral: it is deleted with the session that created it.
     """
 
@@ -36,13 +37,15 @@ def subtree(client: Client, root: str) -> list[Znode]:
     paths = [root]
     level = paths
     while level:
-        below = read_children(client, level)
-        level = [f"{path.rstrip('/')}/{name}" for path, names in below.items() for name in names]
+        below = read_permitted_children(client, level)
+        level = [
+            f"{path.rstrip('/')}/{name}" for path, names in below.items() for name in names or ()
+        ]
         paths += level
     nodes = [
         Znode(
             read.path,
-            read.data.decode(errors="backslashreplace"),
+            read.refused or read.data.decode(errors="backslashreplace"),
             read.version,
             read.session != 0,
         )

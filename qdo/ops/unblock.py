@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin as operator
+from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.queue_admin import Which
 from qdo.coordination.znodes.layout import Layout
@@ -35,8 +36,8 @@ def unblock(
 
 def failing(client: Client, layout: Layout, queue: str) -> tuple[FailureRecord, ...]:
     """Return the failure records of a queue, those that block it first; none without a node."""
-    path = layout.queue(queue)
-    node = QueueNode.parse(client.get(path)[0]) if client.exists(path) else QueueNode()
+    found = read_nodes(client, [layout.queue(queue)])
+    node = QueueNode.parse(found[0].data) if found else QueueNode()
     return (*node.blocking, *node.retrying)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from qdo.coordination.bulk_reads import NodeValue, read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.values import load
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.queues import EVERYTHING, QueueFilter
 
@@ -22,6 +22,7 @@ class WorkerStatus:
     :ivar takes: filter of the queues that may be assigned to it.
     :ivar reported: when it last wrote its nodes, Unix time of the coordinator's clock. A dead
         worker stays registered until its session ends.
+    :ivar fault: why it gets no queues: its node cannot be read, or does not belong to a session.
     :ivar details: data published by its process: host, pid, version, started, state, ...
     """
 
@@ -31,6 +32,7 @@ class WorkerStatus:
     reported: float
     details: tuple[tuple[str, Any], ...]
     takes: QueueFilter = EVERYTHING
+    fault: str | None = None
 
 
 def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
@@ -41,7 +43,7 @@ def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
     :raises CoordinatorUnreachableError: the connection is lost.
     """
     workers = _below(client, layout.workers)
-    described = {read.session: read for read in component_nodes(client, layout)}
+    described = {read.session: read for read in component_nodes(client, layout) if read.session}
     names = [path.rpartition("/")[2] for path in workers]
     assigned = {
         read.path.rpartition("/")[2]: len(WorkerNode.parse(read.data).queues)
@@ -60,6 +62,7 @@ def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
                 reported=max(read.written, component.written),
                 details=() if component is read else details_of(component.data),
                 takes=node.filter,
+                fault=read.refused or (None if read.session else "its node has no session"),
             )
         )
     return statuses
@@ -67,11 +70,8 @@ def worker_statuses(client: Client, layout: Layout) -> list[WorkerStatus]:
 
 def details_of(data: bytes) -> tuple[tuple[str, Any], ...]:
     """Return the content of a component node; empty if it cannot be read."""
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return ()
-    return tuple(value.items()) if isinstance(value, dict) else ()
+    value, _ = load(data)
+    return tuple(value.items())
 
 
 def component_nodes(client: Client, layout: Layout) -> list[NodeValue]:

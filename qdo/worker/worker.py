@@ -184,8 +184,7 @@ class Worker:
             watchdog.stop()
         if self._membership.start_error is not None:
             raise self._membership.start_error
-        failed = self._duties.failed or self._stop.dead_thread
-        return 0 if clean and failed is None else 1
+        return 0 if clean and (self._duties.failed or self._stop.dead_thread) is None else 1
 
     # --- the parts --------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from qdo.coordination.protocol.machine import (
     NodeMissing,
     NodeRead,
     Response,
+    Stat,
 )
 from tests.simulation.network import Link
 from tests.simulation.server import Exists
@@ -105,7 +106,9 @@ class LinkPerformer:
         self._put = put
         self._watchers: dict[Watcher, Callable[[str], None]] = {}
 
-    def read(self, request: Get | Children | Create, then: Callback, watcher: Watcher) -> None:
+    def read(
+        self, request: Get | Stat | Children | Create, then: Callback, watcher: Watcher
+    ) -> None:
         fired = self._watchers.get(watcher)
         if fired is None:
             fired = self._watchers[watcher] = partial(_fire, watcher)

@@ -7,7 +7,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from qdo.coordination.protocol.machine import Children, ChildrenRead, Get, NodeMissing, Response
+from qdo.coordination.protocol.machine import (
+    Children,
+    ChildrenRead,
+    Get,
+    NodeMissing,
+    Response,
+    Stat,
+)
 from tests.simulation.coordinator import Coordinator, LogEntry, SessionEntry
 from tests.simulation.vocabulary import answer_words
 
@@ -23,7 +30,7 @@ class Exists:
     path: str
 
 
-Read = Get | Children | Exists
+Read = Get | Stat | Children | Exists
 
 
 class SimulatedServer:
@@ -77,7 +84,9 @@ class SimulatedServer:
             watched = request.watch
         else:
             answer = self.coordinator.node(path, self.view) or NO_NODE
-            watched = isinstance(request, Exists) or (request.watch and answer is not NO_NODE)
+            watched = isinstance(request, Exists) or (
+                request.watch and (isinstance(request, Stat) or answer is not NO_NODE)
+            )
         if watched and watcher is not None:
             folder = self._child_watches if isinstance(request, Children) else self._watches
             folder.setdefault(path, {})[watcher] = None

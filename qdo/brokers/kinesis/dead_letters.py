@@ -185,7 +185,7 @@ def written(letter: DeadLetterRecord) -> bytes:
 def read(text: bytes) -> DeadLetterRecord:
     """Return the dead letter of its JSON.
 
-    :raises ValueError, KeyError, TypeError, RecursionError: it is not a dead letter.
+    :raises ValueError, KeyError, TypeError, OverflowError, RecursionError: it is not a dead letter.
     """
     fields = json.loads(text)
     return DeadLetterRecord(

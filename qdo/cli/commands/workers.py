@@ -37,7 +37,7 @@ def workers(form: str, settings: Settings) -> None:
     if form == "table":
         for item in items:
             item["started"] = _moment(item.get("started"))
-            item["reported"] = f"{short_duration(time.time() - item['reported'])} ago"
+            item["reported"] = _age(item["reported"])
         for item, each in zip(items, found, strict=True):
             item["filter"] = str(each.takes)
             item["jobs"] = join_some(each.takes.jobs)
@@ -53,7 +53,10 @@ def workers(form: str, settings: Settings) -> None:
         "version": "VERSION",
         "filter": "FILTER",
         "jobs": "JOBS",
+        "fault": "FAULT",
     }
+    if all(each.fault is None for each in found):
+        del columns["fault"]
     if not any(str(each.takes) for each in found):
         del columns["filter"]
     if all("*" in each.takes.jobs for each in found):
@@ -67,9 +70,14 @@ def _worker_item(each: WorkerStatus) -> dict[str, Any]:
         "queues": each.queues,
         "assigned": each.assigned,
         "reported": each.reported,
+        "fault": each.fault,
         "filter": asdict(each.takes),
     }
     return {**known, **dict(each.details), **known}
+
+
+def _age(reported: float) -> str | None:
+    return f"{short_duration(time.time() - reported)} ago" if reported else None
 
 
 def _moment(value: Any) -> str | None:

@@ -9,16 +9,19 @@ rejects all other cases.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from qdo.coordination.protocol.claims import OwnedQueue, QueueState
+from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.machine import (
     Get,
     Machine,
     NodeMissing,
     NodeRead,
     NoResponse,
+    Refused,
     Response,
+    Stat,
 )
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -26,6 +29,10 @@ from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.positions import Positions
 
 log = logging.getLogger(__name__)
+
+NO_NODE = "it has no node"
+RETRY_SECONDS = 15.0
+"""Pause before a refused node is tried again: no watch fires when its ACL changes."""
 
 
 class Acquisition:
@@ -41,6 +48,9 @@ class Acquisition:
         machine: Machine,
         slots: Mapping[str, OwnedQueue],
         positions: Positions,
+        *,
+        clock: Callable[[], float],
+        lease: Lease,
     ) -> None:
         self.free: dict[str, OwnedQueue] = {}
         self._layout = layout
@@ -52,6 +62,9 @@ class Acquisition:
         self._to_check: dict[str, list[OwnedQueue]] = {}
         self._waiting: dict[str, dict[str, OwnedQueue]] = {}
         self._gone: set[str] = set()
+        self._clock = clock
+        self._lease = lease
+        self._read_at: dict[str, float] = {}
 
     @property
     def reading(self) -> bool:
@@ -63,12 +76,23 @@ class Acquisition:
         self._reads = 0
         self._to_check.clear()
         self._waiting.clear()
+        self._read_at.clear()
         for slot in self._slots.values():
             if slot.state in (QueueState.READING, QueueState.WAITING, QueueState.UNUSABLE):
                 self.read(slot)
 
+    def due(self) -> float:
+        """Return when `flush` has a node to read again, `inf` for never."""
+        return min(self._read_at.values(), default=float("inf"))
+
     def flush(self) -> None:
-        """After all queue nodes were read, check whether their owners live."""
+        """Read nodes again that are due; when all were read, check whether their owners live."""
+        if self._read_at and self.due() <= (now := self._clock()):
+            for queue in [queue for queue, at in self._read_at.items() if at <= now]:
+                del self._read_at[queue]
+                slot = self._slots.get(queue)
+                if slot is not None and slot.state in (QueueState.UNUSABLE, QueueState.WAITING):
+                    self.read(slot)
         if not self._reads:
             checks, self._to_check = self._to_check, {}
             for owner, slots in checks.items():
@@ -77,6 +101,7 @@ class Acquisition:
     def forget(self, slot: OwnedQueue) -> None:
         """Drop a slot in any state; late answers for it are ignored."""
         self.free.pop(slot.queue, None)
+        self._read_at.pop(slot.queue, None)
         waiting = self._waiting.get(slot.owner)
         if waiting is not None:
             waiting.pop(slot.queue, None)
@@ -87,6 +112,7 @@ class Acquisition:
         """Read the node of a queue that is assigned and not owned."""
         slot.state = QueueState.READING
         self.free.pop(slot.queue, None)
+        self._read_at.pop(slot.queue, None)
         self._reads += 1
         self._machine.ask(
             Get(self._layout.queue(slot.queue)), lambda answer: self._read(slot, answer)
@@ -98,12 +124,17 @@ class Acquisition:
         self._reads -= 1
         if self._slots.get(slot.queue) is not slot or slot.state is not QueueState.READING:
             return
+        if isinstance(answer, Refused):
+            self.refuse(slot, answer.reason)
+            return
         if not isinstance(answer, NodeRead):
-            self._watch_unusable(slot, "it has no node")
+            slot.version = -1
+            self._watch_unusable(slot, NO_NODE)
             return
         slot.node = node = QueueNode.parse(answer.data).checked(self._positions)
         slot.version = answer.version
         if node.fault or node.deleted:
+            slot.take_at = float("inf")
             self._watch_unusable(slot, node.fault or "it is marked as deleted")
         elif not node.owner or node.owner == self._name or node.owner in self._gone:
             self.offer(slot)
@@ -115,28 +146,44 @@ class Acquisition:
         slot.state = QueueState.FREE
         self.free[slot.queue] = slot
 
+    def refuse(self, slot: OwnedQueue, reason: str) -> None:
+        """Ignore a queue whose node the coordinator does not let this worker read or write."""
+        self._read_at[slot.queue] = self._clock() + RETRY_SECONDS
+        slot.version = -1
+        self._watch_unusable(slot, reason)
+
     def _watch_unusable(self, slot: OwnedQueue, reason: str) -> None:
         """Ignore a queue until its node changes; this loses no messages."""
         slot.state = QueueState.UNUSABLE
-        log.log(
-            logging.INFO if slot.node.deleted else logging.WARNING,
-            "%s: queue %s is not processed: %s; waiting for its node to change",
-            self._name,
-            slot.queue,
-            reason,
-        )
+        if slot.fault != reason:
+            slot.fault = reason
+            log.log(
+                logging.INFO if slot.node.deleted else logging.WARNING,
+                "%s: queue %s is not processed: %s; waiting for its node to change",
+                self._name,
+                slot.queue,
+                reason,
+            )
+        self._watch(slot)
+
+    def _watch(self, slot: OwnedQueue) -> None:
+        """Read a queue again as soon as its node changes. This needs no right to read it."""
 
         def armed(answer: Response) -> None:
-            changed = isinstance(answer, NodeRead) and answer.version != slot.version
-            if changed and slot.state is QueueState.UNUSABLE:
-                self.read(slot)
+            # A refused node has an unknown version; it is read again after a while.
+            known = slot.version >= 0 or slot.fault == NO_NODE
+            if isinstance(answer, NodeRead) and known and answer.version != slot.version:
+                self.queue_changed(slot.queue)
 
-        self._machine.ask(Get(self._layout.queue(slot.queue), watch=True), armed)
+        self._machine.ask(Stat(self._layout.queue(slot.queue), watch=True), armed)
 
     def queue_changed(self, queue: str) -> None:
         """Called when the watched node of a queue changed."""
         slot = self._slots.get(queue)
-        if slot is not None and slot.state is QueueState.UNUSABLE:
+        if slot is not None and (
+            slot.state is QueueState.UNUSABLE
+            or (slot.state is QueueState.WAITING and slot.take_at < float("inf"))
+        ):
             self.read(slot)
 
     # --- its owner's node -------------------------------------------------------------
@@ -155,7 +202,8 @@ class Acquisition:
             if self._slots.get(slot.queue) is slot
             and slot.state in (QueueState.READING, QueueState.WAITING)
         ]
-        if isinstance(answer, NodeMissing):
+        ghost = isinstance(answer, NodeRead) and not answer.ephemeral_owner  # not a worker
+        if isinstance(answer, NodeMissing) or ghost:
             self._gone.add(owner)
             for slot in current:
                 if slot.state is QueueState.READING:
@@ -166,14 +214,79 @@ class Acquisition:
             listed = frozenset(WorkerNode.parse(answer.data).queues)
             for slot in current:
                 if slot.queue in listed:
-                    slot.state = QueueState.WAITING
-                    slot.owner = owner
-                    self._waiting.setdefault(owner, {})[slot.queue] = slot
+                    slot.take_at = float("inf")
+                    slot.fault = ""
+                    self._wait(slot, owner)
                 else:
-                    self.read(slot)
+                    self._unlisted(slot, owner)
+        elif isinstance(answer, Refused):
+            self._watch_refused(owner, current, answer.reason)
+
+    def _wait(self, slot: OwnedQueue, owner: str) -> None:
+        slot.state = QueueState.WAITING
+        slot.owner = owner
+        self._waiting.setdefault(owner, {})[slot.queue] = slot
+
+    def _unlisted(self, slot: OwnedQueue, owner: str) -> None:
+        """Handle a queue whose node names a live worker that does not list it.
+
+        Usually the owner has released it since the queue was read, so it is read again. If its node
+        is still the same, another program has written one of the two nodes: a release changes both.
+        The owner lists its queues again as soon as it notices. If neither node changes for a
+        session timeout, the queue counts as free.
+        """
+        if slot.unlisted != slot.version:
+            slot.unlisted = slot.version
+            slot.take_at = float("inf")
+            self.read(slot)
+            return
+        now = self._clock()
+        if slot.take_at == float("inf"):
+            slot.take_at = now + self._lease.timeout_seconds
+            slot.fault = f"its node names {owner}, which does not list it"
+            log.warning(
+                "%s: queue %s is not processed: %s; claiming it in %.1f s unless that changes",
+                self._name,
+                slot.queue,
+                slot.fault,
+                self._lease.timeout_seconds,
+            )
+            self._watch(slot)
+        if now < slot.take_at:
+            self._read_at[slot.queue] = slot.take_at
+            self._wait(slot, owner)
+        else:
+            self.offer(slot)
+
+    def _watch_refused(self, owner: str, slots: list[OwnedQueue], reason: str) -> None:
+        """Read queues again when the node of their owner changes, which cannot be read."""
+        for slot in slots:
+            if slot.state is QueueState.WAITING:
+                self.read(slot)
+                continue
+            self._wait(slot, owner)
+            self._read_at[slot.queue] = self._clock() + RETRY_SECONDS
+            if slot.fault != reason:
+                slot.fault = reason
+                log.warning("%s: queue %s waits for %s: %s", self._name, slot.queue, owner, reason)
+
+        def armed(answer: Response) -> None:
+            if isinstance(answer, NodeMissing):
+                self.worker_changed(owner)
+
+        self._machine.ask(Stat(self._layout.worker(owner), watch=True), armed)
 
     def worker_changed(self, worker: str) -> None:
         """Read a worker's node again: it has queues that are assigned to this worker."""
         waiting = self._waiting.pop(worker, None)
         if waiting:
             self._look(worker, list(waiting.values()))
+
+
+def faults(slots: Mapping[str, OwnedQueue]) -> dict[str, str]:
+    """Return why assigned queues are not processed, where their nodes do not show it."""
+    return {
+        slot.queue: slot.fault
+        for slot in slots.values()
+        if slot.fault not in ("", NO_NODE, slot.node.fault) and not slot.node.deleted
+    }

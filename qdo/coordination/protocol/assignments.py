@@ -1,4 +1,4 @@
-"""Writing the assignments of a plan, and knowing which ones are written.
+"""The assignments: the leader writes those of a plan, and each worker reads its own.
 
 The leader watches each assignment. If another program changes one, its worker would release queues
 that no other worker takes, until the leader reads everything again.
@@ -17,8 +17,12 @@ from qdo.coordination.protocol.machine import (
     CreateOp,
     DeleteOp,
     Get,
+    Machine,
+    NodeMissing,
     NodeRead,
+    NoResponse,
     Op,
+    Refused,
     Rejected,
     Response,
     SetOp,
@@ -37,6 +41,13 @@ FencedCommit: TypeAlias = Callable[[tuple[Op, ...], Callback], None]
 """Commits operations under the leader's fence; the callback gets the answer."""
 Observe: TypeAlias = Callable[[Get | Stat, Callback], None]
 """Sends a read whose answer counts only in the present term."""
+
+
+RETRY_SECONDS = 15.0
+"""Pause before a refused assignment is read again: no watch fires when its ACL changes."""
+REREAD_SECONDS = 60.0
+"""Pause before any other is read again: newer ZooKeeper servers do not report the deletion of a
+node to clients that may not read it, so a replaced assignment would go unnoticed."""
 
 
 class Assignments:
@@ -61,23 +72,37 @@ class Assignments:
         self._on_conflict = on_conflict
         self._assigned: dict[str, tuple[frozenset[str], int]] = {}
         self._unwritable: set[str] = set()
+        self._protected: set[str] = set()
+        self._garbage: dict[str, int] = {}
 
     def forget(self) -> None:
         """Drop all cached data before everything is read again."""
         self._assigned = {}
+        self._garbage = {}
         self.publishing = False
 
     def end_term(self) -> None:
         """Forget also which nodes could not be written."""
         self._unwritable.clear()
+        self._protected.clear()
         self.forget()
+
+    def writable(self, worker: str) -> bool:
+        """Return whether the queues assigned to a worker can be changed."""
+        return worker not in self._unwritable
 
     def read(self, worker: str, then: Callable[[], None]) -> None:
         """Read an assignment node and watch it; call `then` afterwards."""
 
         def answered(answer: Response) -> None:
             if isinstance(answer, NodeRead):
-                self._assigned[worker] = (parse_assignment(answer.data), answer.version)
+                share = parse_assignment(answer.data)
+                if share is None:
+                    self._garbage[worker] = answer.version
+                else:
+                    self._assigned[worker] = (share, answer.version)
+            elif isinstance(answer, Refused):
+                self._protected.add(worker)
             then()
 
         self._observe(Get(self._layout.assignment(worker), watch=True), answered)
@@ -118,21 +143,29 @@ class Assignments:
     ) -> list[Change]:
         """Return the changes that lead to a plan.
 
-        Workers that gain queues come first: they then watch before the others release.
+        Workers that gain queues come first: they then watch before the others release. A protected
+        node is replaced by a new one; that needs rights on its folder only.
         """
         changes: list[tuple[int, str, frozenset[str], Op]] = []
-        for worker in workers.keys() | self._assigned.keys():
+        nodes = self._assigned.keys() | self._garbage.keys() | self._protected
+        for worker in workers.keys() | nodes:
             path = self._layout.assignment(worker)
-            had, version = self._assigned.get(worker, (frozenset(), -1))
+            unknown = (frozenset[str](), self._garbage.get(worker, -1))
+            had, version = self._assigned.get(worker, unknown)
             if worker in self._unwritable:
                 continue
             if worker not in workers:
                 changes.append((2, worker, had, DeleteOp(path, version)))
                 continue
             share = frozenset(wanted.get(worker, ()))
-            if share == had and version >= 0:
+            replaced = worker in self._protected
+            if share == had and version >= 0 and not replaced and worker not in self._garbage:
                 continue
             data = _fitting(worker, share)
+            if replaced:
+                changes.append((0, worker, had, DeleteOp(path)))
+                changes.append((0, worker, share, CreateOp(path, data)))
+                continue
             op: Op = SetOp(path, data, version) if version >= 0 else CreateOp(path, data)
             changes.append((int(not share - had), worker, share, op))
         changes.sort(key=lambda change: change[:2])
@@ -156,26 +189,43 @@ class Assignments:
     def _written(self, batch: list[Change], rest: list[Change], answer: Response) -> None:
         self.publishing = False
         if not isinstance(answer, Committed):
-            if isinstance(answer, Rejected) and answer.fault is CommitError.OTHER:
-                self._give_up(batch[answer.index - 1][0])
+            if isinstance(answer, Rejected):
+                change = batch[answer.index - 1]
+                if answer.fault is CommitError.OTHER:
+                    self._refused(*change, answer.reason)
+                else:
+                    self._protected.discard(change[0])
             self._on_conflict()
             return
         for (worker, share, op), version in zip(batch, answer.versions[1:], strict=True):
             if isinstance(op, DeleteOp):
                 self._assigned.pop(worker, None)
+                self._protected.discard(worker)
+                self._garbage.pop(worker, None)
             else:
                 self._assigned[worker] = (share, version)
+                self._protected.discard(worker)
+                self._garbage.pop(worker, None)
                 if isinstance(op, CreateOp):
                     self.check(worker)
         if rest:
             self.write(rest)
 
-    def _give_up(self, worker: str) -> None:
-        """Do not write this assignment again: one that is rejected would block all others."""
+    def _refused(self, worker: str, share: frozenset[str], op: Op, reason: str) -> None:
+        """Replace an assignment that cannot be written; leave one that cannot be replaced.
+
+        One that is rejected again and again would block all others.
+        """
+        if isinstance(op, SetOp):
+            self._protected.add(worker)
+            log.warning("rebalancer: replacing %s: %s", op.path, reason)
+            return
         self._unwritable.add(worker)
         log.error(
-            "rebalancer: cannot write or delete %s; leaving it as it is",
-            self._layout.assignment(worker),
+            "rebalancer: cannot write or delete %s: %s; assigning the queues of %s to the others",
+            op.path,
+            reason,
+            worker,
         )
 
 
@@ -194,3 +244,70 @@ def _fitting(worker: str, share: frozenset[str]) -> bytes:
         len(names) - fits,
     )
     return encode_queues(names[:fits])
+
+
+class AssignmentReader:
+    """Reads and watches the assignment of one worker.
+
+    One that cannot be read changes nothing: the worker keeps its queues. The rebalancer notices
+    such a node and writes it again.
+
+    :ivar known: whether there is an assignment, as far as it was read since the last connection.
+    :param on_read: called with the assigned queues.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        machine: Machine,
+        *,
+        clock: Callable[[], float],
+        on_read: Callable[[frozenset[str]], None],
+    ) -> None:
+        self.path = path
+        self.known = False
+        self._machine = machine
+        self._clock = clock
+        self._on_read = on_read
+        self._retry_at = float("inf")
+
+    def connected(self) -> None:
+        """Read it; before the answer it is unknown."""
+        self.known = False
+        self.read()
+
+    def read(self) -> None:
+        """Read and watch it."""
+        self._retry_at = float("inf")
+        self._machine.ask(Get(self.path, watch=True), self._answered)
+
+    def due(self) -> float:
+        """Return when `flush` reads it again, `inf` while it is being read."""
+        return self._retry_at
+
+    def flush(self) -> None:
+        """Read it again, if it is time."""
+        if self._clock() >= self._retry_at:
+            self.read()
+
+    def _answered(self, answer: Response) -> None:
+        if isinstance(answer, NoResponse):
+            return
+        self.known = not isinstance(answer, NodeMissing)
+        self._retry_at = self._clock() + REREAD_SECONDS
+        if isinstance(answer, Refused):
+            self._retry_at = self._clock() + RETRY_SECONDS
+            self._keep(answer.reason)
+        elif not isinstance(answer, NodeRead):
+            self._on_read(frozenset())
+        elif (assigned := parse_assignment(answer.data)) is not None:
+            self._on_read(assigned)
+        else:
+            self._keep("it has no list of queues")
+
+    def _keep(self, reason: str) -> None:
+        log.warning(
+            "cannot read %s: %s; keeping the present queues until the rebalancer writes it again",
+            self.path,
+            reason,
+        )

@@ -56,6 +56,9 @@ class NodeRecovery(Protocol):
     def reread(self, slot: OwnedQueue) -> None:
         """Read the queue's node again: it is not as remembered."""
 
+    def refused(self, slot: OwnedQueue, reason: str) -> None:
+        """Give up a queue whose node cannot be written."""
+
     def doubt(self, slots: list[OwnedQueue]) -> None:
         """Record that a transaction of these queues was not answered."""
 
@@ -178,10 +181,13 @@ class Checkpoints:
 
     def _rejected(self, batch: list[tuple[OwnedQueue, QueueNode]], answer: Rejected) -> None:
         """Read the rejected queue again, and send the others again at once."""
-        if answer.index == 0 and answer.fault is CommitError.NO_NODE:
+        if answer.refuses(0) or (answer.index == 0 and answer.fault is CommitError.NO_NODE):
             self._owner.gone()
             return
         for index, (slot, _) in enumerate(batch, start=1):
+            if answer.refuses(index):
+                self.recovery.refused(slot, answer.reason)
+                continue
             self._dirty[slot.queue] = slot
             if index == answer.index or slot.again:
                 self.recovery.reread(slot)

@@ -7,7 +7,7 @@ state         meaning                                                   next
 ============  ========================================================  =======================
 reading       assigned; its queue node is being read                    free, waiting, unusable
 waiting       another live worker still has it; its node is watched     reading
-unusable      no node, marked deleted or corrupt; the node is watched   reading
+unusable      no node, marked deleted, corrupt or refused; watched      reading
 free          it has no owner, at the version read                      claiming
 claiming      the claim is in flight                                    owned, reading
 owned         messages may be started                                   releasing, lost
@@ -140,9 +140,25 @@ class OwnedQueue:
     :ivar again: whether to read the node again as soon as it is no longer busy.
     :ivar as_found: whether to release with the `last` found in the node, not the remembered one.
     :ivar owner: the worker that a waiting slot waits for.
+    :ivar fault: why the queue cannot be processed although it is assigned, "" if it can.
+    :ivar unlisted: version of the node at which its owner was found not to list the queue.
+    :ivar take_at: time from which such a queue counts as free.
     """
 
-    __slots__ = ("again", "as_found", "busy", "claim", "node", "owner", "queue", "state", "version")
+    __slots__ = (
+        "again",
+        "as_found",
+        "busy",
+        "claim",
+        "fault",
+        "node",
+        "owner",
+        "queue",
+        "state",
+        "take_at",
+        "unlisted",
+        "version",
+    )
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
@@ -154,6 +170,9 @@ class OwnedQueue:
         self.again = False
         self.as_found = False
         self.owner = ""
+        self.fault = ""
+        self.unlisted = -1
+        self.take_at = float("inf")
 
     def has_recorded(self, done: int) -> bool:
         """Return whether the node records all messages up to a position as done."""

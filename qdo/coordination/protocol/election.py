@@ -30,6 +30,7 @@ from qdo.coordination.protocol.machine import (
     Children,
     ChildrenRead,
     Commit,
+    CommitError,
     Committed,
     CreateOp,
     DeleteOp,
@@ -38,8 +39,11 @@ from qdo.coordination.protocol.machine import (
     NodeMissing,
     NodeRead,
     NoResponse,
+    Refused,
+    Rejected,
     Response,
     SetOp,
+    Stat,
 )
 from qdo.coordination.protocol.registration import Registration
 from qdo.coordination.znodes.layout import Layout
@@ -153,6 +157,7 @@ class Election(Machine):
             encode({"worker": self._worker}),
             self._session,
             self._registered,
+            lambda: self.resign("the coordinator refuses a candidate node"),
         )
         self._registration.connected()
         self._pass_on()
@@ -188,6 +193,8 @@ class Election(Machine):
             return
         if isinstance(answer, NodeMissing):
             self._recreate(self._layout.election)
+        if isinstance(answer, Refused):
+            self.resign(f"it cannot list {self._layout.election}: {answer.reason}")
         if not isinstance(answer, ChildrenRead):
             return
         own = (self._path or "").rpartition("/")[2]
@@ -200,7 +207,7 @@ class Election(Machine):
         else:
             before = names[names.index(own) - 1]
             self._watched = f"{self._layout.election}/{before}"
-            self.ask(Get(self._watched, watch=True), self._predecessor_read)
+            self.ask(Stat(self._watched, watch=True), self._predecessor_read)
 
     def _recreate(self, path: str) -> None:
         """Create a deleted node again, and run again: without it no worker can lead."""
@@ -218,6 +225,8 @@ class Election(Machine):
             return
         if isinstance(answer, NodeMissing):
             self._recreate(self._layout.rebalancer)
+        if isinstance(answer, Refused):
+            self.resign(f"it cannot read {self._layout.rebalancer}: {answer.reason}")
         if not isinstance(answer, NodeRead):
             return
         self.office = LeaderState.ACQUIRING
@@ -233,6 +242,8 @@ class Election(Machine):
             self._on_elected(answer.versions[0])
         elif isinstance(answer, NoResponse):
             self.resign("the reply to becoming leader was lost")
+        elif isinstance(answer, Rejected) and answer.fault is CommitError.OTHER:
+            self.resign(f"it cannot write {self._layout.rebalancer}: {answer.reason}")
         else:
             self.office = LeaderState.FOLLOWING
             self._look()

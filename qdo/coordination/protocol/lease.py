@@ -125,5 +125,5 @@ class Renewal(Machine):
         self.ask(Commit((CheckOp(self._path),)), self._answered)
 
     def _answered(self, answer: Response) -> None:
-        if isinstance(answer, Rejected) and answer.fault is CommitError.NO_NODE:
-            self._on_gone()
+        if isinstance(answer, Rejected) and answer.fault is not CommitError.BAD_VERSION:
+            self._on_gone()  # a protected node is as good as gone

@@ -18,6 +18,7 @@ request        answers
 `Children`     `ChildrenRead`, or `NodeMissing`
 `Create`       `Created`, or `Rejected` (index 0)
 `Commit`       `Committed`, or `Rejected` with the index of the first bad operation
+reads, Create  `Refused`: the coordinator does not do this with this node
 any            `NoResponse`: the connection was lost first; it may have taken effect
 =============  ======================================================================
 
@@ -172,10 +173,28 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Nothing took effect: operation `index` failed."""
+    """Nothing took effect: operation `index` failed.
+
+    :ivar reason: why the coordinator rejected it, if `fault` is `OTHER`.
+    """
 
     index: int
     fault: CommitError
+    reason: str = ""
+
+    def refuses(self, index: int) -> bool:
+        """Return whether an operation failed for a reason that a repetition does not change."""
+        return self.index == index and self.fault is CommitError.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The coordinator does not do this with this node, because of its ACL for instance.
+
+    It would refuse a repetition as well, until a program changes the node.
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +203,7 @@ class NoResponse:
 
 
 Response: TypeAlias = (
-    NodeRead | NodeMissing | ChildrenRead | Created | Committed | Rejected | NoResponse
+    NodeRead | NodeMissing | ChildrenRead | Created | Committed | Rejected | Refused | NoResponse
 )
 Callback: TypeAlias = Callable[[Response], None]
 

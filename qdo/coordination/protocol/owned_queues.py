@@ -107,6 +107,8 @@ class OwnedQueues:
         slot.node = node
         slot.version = version
         slot.state = QueueState.OWNED
+        slot.fault = ""
+        slot.take_at = float("inf")
         slot.claim = Claim.of(slot.queue, fence, node, self._lease, self._positions)
         self._own_node.listed[slot.queue] = None
         # While the outcome was in doubt the node may have been marked as deleted.
@@ -155,21 +157,40 @@ class OwnedQueues:
 
     # --- losses -----------------------------------------------------------------------
 
-    def lost(self, slot: OwnedQueue) -> None:
-        """Drop a queue whose node names another owner or none."""
+    def refused(self, slot: OwnedQueue, reason: str) -> None:
+        """Give up a queue whose node cannot be read or written, after its message in flight."""
+        if slot.state is QueueState.OWNED:
+            log.error(
+                "%s: queue %s is released: %s; messages since the last checkpoint will be repeated",
+                self._worker.name,
+                slot.queue,
+                reason,
+            )
+            self.begin_release(slot)
+        elif slot.state is not QueueState.RELEASING:
+            self.lost(slot, reason)
+
+    def lost(
+        self, slot: OwnedQueue, reason: str = "its node does not name this worker as owner"
+    ) -> None:
+        """Drop a queue whose node names another owner or none, or cannot be written."""
         log.warning(
-            "%s: lost queue %s: its node does not name this worker as owner; the next owner "
-            "resumes after the recorded `last`",
+            "%s: lost queue %s: %s; the next owner resumes after the recorded `last`",
             self._worker.name,
             slot.queue,
+            reason,
         )
-        if slot.queue in self._own_node.listed:
-            del self._own_node.listed[slot.queue]
-            self._own_node.rewrite = True
+        self.delist(slot)
         self._forget(slot)
         self._close(slot)
         if self.wanted(slot.queue):
             self._take(slot.queue)
+
+    def delist(self, slot: OwnedQueue) -> None:
+        """Remove a queue from the own node, if it is listed there."""
+        if slot.queue in self._own_node.listed:
+            del self._own_node.listed[slot.queue]
+            self._own_node.rewrite = True
 
     def lose_all(self) -> None:
         """Report every claim as lost: the session is gone."""

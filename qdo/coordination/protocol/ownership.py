@@ -26,15 +26,13 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from qdo.coordination.protocol.acquisition import Acquisition
+from qdo.coordination.protocol.assignments import AssignmentReader
 from qdo.coordination.protocol.checkpoints import BATCH, OP_BYTES, Checkpoints
 from qdo.coordination.protocol.claims import Claim, ClaimListener, OwnedQueue, QueueState
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.machine import (
     Committed,
-    Get,
     Machine,
-    NodeRead,
-    NoResponse,
     Rejected,
     Response,
     SetOp,
@@ -46,7 +44,6 @@ from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES, MAX_VALUE_BYTES
-from qdo.coordination.znodes.worker_node import parse_assignment
 from qdo.errors import OversizeError
 
 log = logging.getLogger(__name__)
@@ -73,18 +70,21 @@ class Ownership(Machine):
         self.ended = False
         self.draining = False
         self._layout = layout
-        self._assignment_path = layout.assignment(name)
         self._lease = lease
         self._clock = clock
         self._on_gone = on_gone
         self._up = False
-        self._assignment_known = False
+        self._assignment = AssignmentReader(
+            layout.assignment(name), self, clock=clock, on_read=self._assignment_read
+        )
         positions = options.positions
         self._own_node = WorkerNodeWriter(
             self.path, self, on_gone=self.gone, on_reread=self._reread_requested
         )
         self._own_node.filter = options.filter
-        self._acquisition = Acquisition(layout, name, self, self.slots, positions)
+        self._acquisition = Acquisition(
+            layout, name, self, self.slots, positions, clock=clock, lease=lease
+        )
         self.checkpoints = Checkpoints(
             layout, self, clock=clock, interval_seconds=options.checkpoint_seconds
         )
@@ -123,7 +123,7 @@ class Ownership(Machine):
 
     def settled(self) -> bool:
         """Return whether exactly the assigned queues are owned and nothing is in flight."""
-        if not self._assignment_known or not self._own_node.free:
+        if not self._assignment.known or not self._own_node.free:
             return False
         states = {slot.state for slot in self.slots.values()}
         complete = len(self.slots) == len(self._queues.assigned)
@@ -149,15 +149,23 @@ class Ownership(Machine):
         if self.ended:
             return
         self._up = True
-        self._assignment_known = False
-        self.ask(Get(self._assignment_path, watch=True), self._assignment_read)
+        self._assignment.connected()
         self._own_node.connected()
         if self._own_node.in_doubt or self._recovery.doubtful:
-            self._own_node.barrier(self._recovery.resolve)
+            self._own_node.barrier(self._resolve)
         else:
             self._own_node.read()
         self._acquisition.connected()
         self._recovery.connected()
+
+    def _resolve(self) -> None:
+        """After the barrier, list all owned queues, and read those in doubt."""
+        for slot in self.slots.values():
+            certain = slot.claim is not None and slot.queue not in self._recovery.doubtful
+            if certain and slot.queue not in self._own_node.listed:
+                self._own_node.listed[slot.queue] = None  # another program removed it
+                self._own_node.rewrite = True
+        self._recovery.resolve()
 
     def suspended(self) -> None:
         self._up = False
@@ -180,8 +188,8 @@ class Ownership(Machine):
         if not self._up:
             return
         folder, _, name = path.rpartition("/")
-        if path == self._assignment_path:
-            self.ask(Get(path, watch=True), self._assignment_read)
+        if path == self._assignment.path:
+            self._assignment.read()
         elif path == self.path:
             self._own_node.read()
         elif folder == self._layout.workers:
@@ -190,19 +198,17 @@ class Ownership(Machine):
             self._acquisition.queue_changed(name)
 
     def due(self) -> float:
-        return self.checkpoints.due() if self._up else float("inf")
+        due = min(self.checkpoints.due(), self._acquisition.due(), self._assignment.due())
+        return due if self._up else float("inf")
 
     def flush(self) -> None:
         if self._up:
+            self._assignment.flush()
             self.checkpoints.flush(self._clock())
             self._acquisition.flush()
             self._write_own_node()
 
-    def _assignment_read(self, answer: Response) -> None:
-        if isinstance(answer, NoResponse):
-            return
-        self._assignment_known = isinstance(answer, NodeRead)
-        assigned = parse_assignment(answer.data) if isinstance(answer, NodeRead) else frozenset()
+    def _assignment_read(self, assigned: frozenset[str]) -> None:
         # A rebalancer of an older version ignores the filters of workers.
         self._queues.assign(filter(self._own_node.filter.matcher(), assigned))
 
@@ -296,7 +302,10 @@ class Ownership(Machine):
                 self._queues.claimed(slot, slot.node.owned_by(self.name), version, answer.zxid)
         elif isinstance(answer, Rejected):
             for index, slot in enumerate(slots):
-                if index == answer.index:
+                if answer.refuses(index):
+                    self._acquisition.refuse(slot, answer.reason)
+                    self._queues.drop_unwanted(slot)
+                elif index == answer.index:
                     self._queues.not_claimed(slot)
                 else:
                     self._acquisition.offer(slot)
@@ -325,7 +334,9 @@ class Ownership(Machine):
         elif isinstance(answer, Rejected):
             for index, slot in enumerate(slots):
                 self._queues.finish(slot)
-                if index == answer.index or slot.again:
+                if answer.refuses(index):
+                    self._queues.lost(slot, answer.reason)
+                elif index == answer.index or slot.again:
                     # `Recovery` decides whether to release with the `last` found there.
                     self._recovery.read(slot)
 

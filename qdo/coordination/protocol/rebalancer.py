@@ -26,16 +26,16 @@ from qdo.coordination.protocol.machine import (
     Get,
     Machine,
     NodeMissing,
-    NodeRead,
     NoResponse,
     Op,
+    Refused,
     Rejected,
     Response,
     Stat,
 )
 from qdo.coordination.protocol.queue_nodes import QueueNodes
+from qdo.coordination.protocol.worker_roll import WorkerRoll
 from qdo.coordination.znodes.layout import Layout, is_worker_name
-from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.text import join_some, pluralize
 
 log = logging.getLogger(__name__)
@@ -80,11 +80,12 @@ class Rebalancer(Machine):
             layout, commit=self._fenced, observe=self._observe, on_conflict=self._reconcile
         )
         self._queue_nodes = QueueNodes(layout, self._fenced)
+        self._roll = WorkerRoll(clock)
         self._clear()
 
     def _clear(self) -> None:
         """Forget the observed workers, and all appointments."""
-        self._workers: dict[str, WorkerNode] | None = None
+        self._roll.clear()
         self._unread = 0
         self._settled = False
         self._plan_at = INFINITY
@@ -105,6 +106,7 @@ class Rebalancer(Machine):
         self._fence = None
         self._term += 1
         self._unmatched = []
+        self._roll.end_term()
         self._assignments.end_term()
         self._queue_nodes.end_term()
         self._clear()
@@ -158,13 +160,18 @@ class Rebalancer(Machine):
         term = self._term
 
         def answered(answer: Response) -> None:
-            if term == self._term and not isinstance(answer, NoResponse):
+            if term != self._term or isinstance(answer, NoResponse):
+                return
+            if isinstance(answer, Refused) and isinstance(request, Children):
+                self._resign(f"cannot list {request.path}: {answer.reason}")
+            else:
                 then(answer)
 
         self.ask(request, answered)
 
     def _reconcile(self) -> None:
         """Read everything again, then plan."""
+        self._roll.judge(self._assignments.current(self._roll.workers))
         self._term += 1
         self._assignments.forget()
         self._queue_nodes.relist()
@@ -181,19 +188,14 @@ class Rebalancer(Machine):
 
     def _workers_listed(self, answer: Response) -> None:
         self._unread -= 1
-        listed = answer.names if isinstance(answer, ChildrenRead) else ()
-        # Nodes of other tools take no queues, and must be assigned none.
-        names = set(filter(is_worker_name, listed))
-        first = self._workers is None
-        known = self._workers or {}
-        self._workers = {name: node for name, node in known.items() if name in names}
-        for name in sorted(names - known.keys()):
+        first = not self._roll.listed
+        new, gone = self._roll.record(answer.names if isinstance(answer, ChildrenRead) else ())
+        for name in new:
             self._unread += 1
-            self._workers[name] = WorkerNode()
             self._read_worker(name, counted=True)
-        if first or known.keys() - names:
+        if first or gone:
             self._plan_soon(0.0)
-        elif names - known.keys():
+        elif new:
             self._settle()
 
     def _read_worker(self, name: str, counted: bool = False) -> None:
@@ -204,13 +206,12 @@ class Rebalancer(Machine):
 
     def _worker_read(self, name: str, counted: bool, answer: Response) -> None:
         self._unread -= counted
-        workers = self._workers
-        if workers is None or name not in workers or not isinstance(answer, NodeRead):
+        before, after = self._roll.read(name, answer)
+        if before is None or after is None:
             return
-        before, workers[name] = workers[name], WorkerNode.parse(answer.data)
         # A new worker is planned for once the fleet has settled.
-        filter_changed = not counted and workers[name].filter != before.filter
-        if workers[name].draining != before.draining or filter_changed:
+        filter_changed = not counted and after.filter != before.filter
+        if after.draining != before.draining or filter_changed:
             self._plan_soon(0.0)
 
     def _list_queues(self) -> None:
@@ -258,9 +259,9 @@ class Rebalancer(Machine):
 
     def _publish(self) -> None:
         """Plan, and write the assignments that change, fenced."""
-        workers = self._workers
-        if workers is None or self._queue_nodes.listed is None:
+        if not self._roll.listed or self._queue_nodes.listed is None:
             return
+        workers = self._roll.workers
         if self._assignments.publishing or self._unread:
             return
         current = self._assignments.current(workers)
@@ -270,7 +271,7 @@ class Rebalancer(Machine):
             return
         self._settled = True
         self._plan_at = self._joined_at = INFINITY
-        able = {name: node.filter for name, node in workers.items() if not node.draining}
+        able = self._roll.able(self._assignments.writable)
         if not able:
             return
         queues = self._planned(self._queue_nodes.listed)

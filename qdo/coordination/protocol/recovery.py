@@ -10,7 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qdo.coordination.protocol.claims import OwnedQueue, QueueState
-from qdo.coordination.protocol.machine import Get, Machine, NodeRead, NoResponse, Response
+from qdo.coordination.protocol.machine import (
+    Get,
+    Machine,
+    NodeRead,
+    NoResponse,
+    Refused,
+    Response,
+)
 from qdo.coordination.protocol.owned_queues import OwnedQueues
 from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.layout import Layout
@@ -71,6 +78,9 @@ class Recovery:
         if isinstance(answer, NoResponse) or self._slots.get(slot.queue) is not slot:
             return  # without an answer `connected` reads it again
         slot.busy = False
+        if isinstance(answer, Refused):
+            self.refused(slot, answer.reason)
+            return
         node = self._owned_node(answer)
         if node is None:
             self._queues.lost(slot)
@@ -78,6 +88,11 @@ class Recovery:
             self.read(slot)
         elif isinstance(answer, NodeRead):
             self._adopt(slot, node, answer.version)
+
+    def refused(self, slot: OwnedQueue, reason: str) -> None:
+        """Give up an owned queue whose node cannot be read or written."""
+        slot.again = False
+        self._queues.refused(slot, reason)
 
     def _owned_node(self, answer: Response) -> QueueNode | None:
         """Return the queue node that was read, if it names this worker as owner."""
@@ -140,6 +155,8 @@ class Recovery:
         if self._slots.get(slot.queue) is not slot:
             return
         slot.busy = False
+        if isinstance(answer, Refused):
+            self._queues.delist(slot)
         node = self._owned_node(answer) if slot.queue in self._own_node.listed else None
         if slot.state is QueueState.CLAIMING:
             if node is not None and isinstance(answer, NodeRead):

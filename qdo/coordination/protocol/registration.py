@@ -20,18 +20,26 @@ from qdo.coordination.protocol.machine import (
     Committed,
     Create,
     Created,
-    Get,
     Machine,
     NodeRead,
     NoResponse,
+    Refused,
     Response,
     SetOp,
+    Stat,
 )
 from qdo.coordination.znodes.values import encode
 
+MOST_FAULTS = 100
+"""At most this many queues are described: many clients read component nodes."""
+
 
 class Registration(Machine):
-    """Creates one node ``<folder>/<stem>NNNNNNNNNN`` and reports its path, once."""
+    """Creates one node ``<folder>/<stem>NNNNNNNNNN`` and reports its path, once.
+
+    :ivar refusal: why the coordinator refused to create it, "" if it did not.
+    :param on_refused: called when it did.
+    """
 
     def __init__(
         self,
@@ -40,14 +48,17 @@ class Registration(Machine):
         data: bytes,
         session: int,
         on_registered: Callable[[str], None],
+        on_refused: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.path: str | None = None
+        self.refusal = ""
         self._folder = folder
         self._stem = stem
         self._data = data
         self._session = session
         self._on_registered = on_registered
+        self._on_refused = on_refused
         self._sent = False
         self._unread = 0
 
@@ -66,6 +77,9 @@ class Registration(Machine):
     def _created(self, answer: Response) -> None:
         if isinstance(answer, Created):
             self._adopt(answer.path)
+        elif isinstance(answer, Refused):
+            self.refusal = answer.reason
+            self._on_refused()
 
     def _barrier_done(self, answer: Response) -> None:
         if isinstance(answer, Committed):
@@ -82,7 +96,7 @@ class Registration(Machine):
             self._create()
 
     def _look(self, path: str) -> None:
-        self.ask(Get(path), lambda answer: self._looked(path, answer))
+        self.ask(Stat(path), lambda answer: self._looked(path, answer))
 
     def _looked(self, path: str, answer: Response) -> None:
         if isinstance(answer, NoResponse):
@@ -100,11 +114,15 @@ class Registration(Machine):
 
 
 class Component(Registration):
-    """The node in which a process describes itself, rewritten from time to time."""
+    """The node in which a process describes itself, rewritten from time to time.
+
+    :ivar faults: returns the queues that the process cannot process, and why.
+    """
 
     def __init__(self, folder: str, host: str, value: dict[str, Any], session: int) -> None:
         super().__init__(folder, f"{host}-", encode(value), session, lambda path: None)
         self._due = False
+        self.faults: Callable[[], dict[str, str]] = dict
 
     def connected(self) -> None:
         """Register, or write the node again: while this process hung, its parent wrote to it."""
@@ -113,7 +131,8 @@ class Component(Registration):
 
     def refresh(self, value: dict[str, Any]) -> None:
         """Write the description of the process, changed or not: the write is a sign of life."""
-        self._data = encode(value)
+        faults = list(self.faults().items())[:MOST_FAULTS]
+        self._data = encode({**value, "faults": dict(faults)} if faults else value)
         self._due = True
 
     def flush(self) -> None:

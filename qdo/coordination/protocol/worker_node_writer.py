@@ -19,12 +19,15 @@ from qdo.coordination.protocol.machine import (
     NodeMissing,
     NodeRead,
     NoResponse,
+    Refused,
     Rejected,
     Response,
     SetOp,
 )
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.queues import EVERYTHING
+
+_LOST = (CommitError.NO_NODE, CommitError.OTHER)
 
 
 class WorkerNodeWriter:
@@ -98,8 +101,11 @@ class WorkerNodeWriter:
         return True
 
     def rejected(self, answer: Rejected) -> None:
-        """Called when the own node was not as remembered: gone, or written by an operator."""
-        if answer.fault is CommitError.NO_NODE:
+        """Called when the own node was not as remembered: gone, or written by an operator.
+
+        A node that cannot be read or written is as good as gone: the next registration has another.
+        """
+        if answer.fault in _LOST:
             self._on_gone()
         else:
             self._closed = True
@@ -112,13 +118,16 @@ class WorkerNodeWriter:
         self._machine.ask(Get(self.path, watch=True), self._read)
 
     def _read(self, answer: Response) -> None:
-        if isinstance(answer, NodeMissing):
+        if isinstance(answer, (NodeMissing, Refused)):
             self._on_gone()
         elif isinstance(answer, NodeRead):
-            self._on_reread(WorkerNode.parse(answer.data).reread)
+            node = WorkerNode.parse(answer.data)
+            self._on_reread(node.reread)
             if not self._in_flight:  # otherwise the answer to the write has the version
                 self._closed = False
                 self._version = answer.version
+                if set(node.queues) != self.listed.keys():
+                    self.rewrite = True  # another program wrote it
 
     # --- the barrier ------------------------------------------------------------------
 
@@ -134,7 +143,7 @@ class WorkerNodeWriter:
         )
 
     def _barrier_read(self, then: Callable[[], None], answer: Response) -> None:
-        if isinstance(answer, NodeMissing):
+        if isinstance(answer, (NodeMissing, Refused)):
             self._on_gone()
         elif isinstance(answer, NodeRead):
             node = WorkerNode.parse(answer.data)
@@ -148,7 +157,7 @@ class WorkerNodeWriter:
     def _barrier_written(
         self, node: WorkerNode, then: Callable[[], None], answer: Response
     ) -> None:
-        if isinstance(answer, Rejected) and answer.fault is CommitError.NO_NODE:
+        if isinstance(answer, Rejected) and answer.fault in _LOST:
             self._on_gone()
         elif isinstance(answer, Rejected):
             self.barrier(then)

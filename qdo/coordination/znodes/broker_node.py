@@ -21,8 +21,8 @@ class BrokerNode:
     host: str
 
     @classmethod
-    def parse(cls, data: bytes) -> BrokerNode:
-        value = load(data) or {}
+    def parse(cls, data: bytes | None) -> BrokerNode:
+        value, _ = load(data)
         return cls(*(str(value.get(key, "unknown")) for key in ("id", "address", "host")))
 
     def encode(self) -> bytes:

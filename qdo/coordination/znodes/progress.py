@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-MAX_LAST = 2**63 - 1
-"""`last` fits into 64 bits; a UUIDv1 timestamp has 60."""
+from qdo.coordination.znodes.values import shown
+
+MAX_LAST = 2**60 - 1
+"""A UUIDv1 timestamp has 60 bits: `last` ends in the year 5236."""
 
 
 _MAX_DIGITS = 100
@@ -19,6 +21,10 @@ MAX_POSITION = 10**_MAX_DIGITS - 1
 
 DECISIONS = ("skip", "dead-letter")
 """An operator's decisions on a message, for the owner of its queue to carry out."""
+
+
+MAX_ATTEMPTS = 10**9
+"""A larger number of attempts was written by another program."""
 
 
 FAILURE_ERROR_CHARACTERS = 300
@@ -67,8 +73,8 @@ class FailureRecord:
             return None
         return cls(
             position,
-            max(0, attempts),
-            str(value.get("error", "")),
+            min(max(0, attempts), MAX_ATTEMPTS),
+            str(value.get("error", ""))[:FAILURE_ERROR_CHARACTERS],
             bool(value.get("crashed", False)),
             _moment(value.get("retry_at")),
             _moment(value.get("blocked_since")),
@@ -151,12 +157,12 @@ def parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:
     if isinstance(text, int) and not isinstance(text, bool) and 0 <= text <= most:
         return text, None
     if not isinstance(text, str):
-        return 0, f"last must be a decimal string, got {text!r}"
+        return 0, f"last must be a decimal string, got {shown(text)}"
     digits = text.strip().removesuffix("L").strip()
     if not digits:
-        return 0, None if not text.strip() else f"last must be a decimal string, got {text!r}"
+        return 0, None if not text.strip() else f"last must be a decimal string, got {shown(text)}"
     if not (digits.isascii() and digits.isdigit()):
-        return 0, f"last must be a decimal string, got {text!r}"
+        return 0, f"last must be a decimal string, got {shown(text)}"
     # The length first: Python rejects thousands of digits.
     if len(digits) > _MAX_DIGITS or int(digits) > most:
         return 0, f"last is larger than any position: {digits[:60]}"

@@ -22,10 +22,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress, parse_last
-from qdo.coordination.znodes.values import encode, load, string_tuple
+from qdo.coordination.znodes.progress import (
+    MAX_LAST,
+    FailureRecord,
+    OutOfOrderProgress,
+    parse_last,
+)
+from qdo.coordination.znodes.values import MAX_QUEUE_BYTES, encode, load, string_tuple
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import is_path_part
+
+_MOST_GROWTH = 6
+"""A value that is written again may take this many times its bytes: é becomes ``\\u00e9``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class QueueNode:
     :ivar seek: how often operators moved `last`.
     :ivar position: the broker's own position, for brokers whose positions are not times.
     :ivar deleted: whether the queue is marked as deleted; no worker claims it then.
-    :ivar fault: why the node's `last` cannot be read; such a queue is not processed.
+    :ivar fault: why the node cannot be read or written; such a queue is not processed.
     :ivar failure: failure record of a message after `last`, None while none fails.
     :ivar out_of_order: progress beyond `last`, None if messages are processed strictly in order.
     :ivar extra: keys of other tools, kept unchanged.
@@ -73,17 +81,22 @@ class QueueNode:
         return others if self.failure is None else (self.failure, *others)
 
     @classmethod
-    def parse(cls, data: bytes) -> QueueNode:
+    def parse(cls, data: bytes | None, refused: str | None = None) -> QueueNode:
         """Parse a node; never raises: `fault` has the reason if it is unreadable.
 
         An empty value is a queue without progress. `last` may end in an L, as old writers left it,
         and have surrounding spaces.
+
+        :param refused: why the coordinator did not return the data.
         """
-        if not data.strip():
-            return cls()
-        value = load(data)
-        if value is None:
-            return cls(fault=f"the value must be a JSON object, got {data[:60]!r}")
+        if refused is not None:
+            return cls(fault=refused)
+        value, fault = load(data)
+        if not value:
+            return cls(fault=fault)
+        size = 0 if data is None else len(data)
+        if size * _MOST_GROWTH > MAX_QUEUE_BYTES:
+            size = max(size, len(encode(value)))
         last, fault = parse_last(value.pop("last", ""))
         owner = value.pop("owner", "")
         seek = value.pop("seek", 0)
@@ -95,10 +108,14 @@ class QueueNode:
             last, value.pop("done_ranges", None), value.pop("other_failures", None)
         )
         unconfirmed = string_tuple(value.pop("unconfirmed", None))
+        if size > MAX_QUEUE_BYTES:
+            # Keys of other tools are dropped: without them, a seek or the owner can repair it.
+            value.clear()
+            fault = f"the value must be at most {MAX_QUEUE_BYTES} bytes, got {size}"
         return cls(
             last=last,
             owner=owner if isinstance(owner, str) and is_path_part(owner) else "",
-            seek=seek if isinstance(seek, int) else 0,
+            seek=seek if isinstance(seek, int) and 0 <= seek <= MAX_LAST else 0,
             position=position if isinstance(position, str) else None,
             deleted=bool(deleted),
             fault=fault,

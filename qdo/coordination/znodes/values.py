@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -15,13 +16,69 @@ MAX_VALUE_BYTES = 512 * 1024
 MAX_TRANSACTION_BYTES = 768 * 1024
 
 
-def load(data: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a node, None if the data is anything else."""
+MAX_QUEUE_BYTES = 240 * 1024
+"""Largest value of a queue node: it fits into a transaction beside any worker node."""
+
+
+MAX_DEPTH = 100
+"""Deepest nesting of a value. ujson cannot write more than 1,024 levels, and Python's own parser
+reads more in some versions."""
+
+
+SHOWN_CHARACTERS = 60
+"""Length of a foreign value in the reason of a fault."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def load(data: bytes | None) -> tuple[dict[str, Any], str | None]:
+    """Return the JSON object of a node, and why it cannot be read, if it cannot.
+
+    Every value of a node is read here. Whatever other programs write, `encode` can write the
+    object again. A node without data, as `zkCli.sh create PATH` leaves it, counts as ``{}``, like
+    one whose data is empty.
+    """
+    if data is None or not data.strip():
+        return {}, None
     try:
-        value = json.loads(data)
+        value = json.loads(data, parse_constant=_reject, parse_float=_finite)
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+        if data.count(b"[") + data.count(b"{") > MAX_DEPTH or _MAYBE_SURROGATE.search(data):
+            value = _plain(value, MAX_DEPTH)
     except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        return {}, f"the value must be a JSON object, got {data[:SHOWN_CHARACTERS]!r}"
+    return value, None
+
+
+def _reject(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"{text} is not a number of JSON programs")
+    return number
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """Return a value without lone surrogates, which no output can encode."""
+    if depth < 0:
+        raise ValueError("nested too deeply")
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_plain(each, depth - 1) for each in value]
+    if isinstance(value, dict):
+        return {_plain(key, 0): _plain(each, depth - 1) for key, each in value.items()}
+    return value
+
+
+def shown(value: Any) -> str:
+    """Return a foreign value for the reason of a fault, cut to a readable length."""
+    return repr(value)[:SHOWN_CHARACTERS]
 
 
 def encode(value: dict[str, Any]) -> bytes:

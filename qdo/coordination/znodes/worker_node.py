@@ -25,8 +25,9 @@ class WorkerNode:
     filter: QueueFilter = EVERYTHING
 
     @classmethod
-    def parse(cls, data: bytes) -> WorkerNode:
-        value = load(data) or {}
+    def parse(cls, data: bytes | None) -> WorkerNode:
+        """Parse a node; one that cannot be read lists no queue."""
+        value, _ = load(data)
         return cls(
             string_tuple(value.get("queues")),
             string_tuple(value.get("reread")),
@@ -62,12 +63,15 @@ def parse_filter(value: Any) -> QueueFilter:
     )
 
 
-def parse_assignment(data: bytes) -> frozenset[str]:
-    """Return the queues of an assignment node; an unreadable node assigns none.
+def parse_assignment(data: bytes | None) -> frozenset[str] | None:
+    """Return the queues of an assignment node, None if it cannot be read.
 
     The names become paths, and a name that is not a valid path would break the connection.
     """
-    return frozenset(filter(is_path_part, string_tuple((load(data) or {}).get("queues"))))
+    value, _ = load(data)
+    if not isinstance(value.get("queues"), list):
+        return None
+    return frozenset(filter(is_path_part, string_tuple(value["queues"])))
 
 
 def encode_queues(queues: Iterable[str]) -> bytes:

@@ -122,7 +122,7 @@ def fleet_survey(
             mine = listed
     wanted = sorted(set(queues) - mine)
     found = {
-        read.path.rpartition("/")[2]: QueueNode.parse(read.data).checked(positions)
+        read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused).checked(positions)
         for read in read_nodes(client, [layout.queue(name) for name in wanted])
     }
     usable = {name: node for name in wanted if _is_usable(node := found.get(name, QueueNode()))}

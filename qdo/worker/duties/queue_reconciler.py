@@ -9,7 +9,7 @@ from functools import partial
 
 from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin
-from qdo.errors import CorruptNodeError
+from qdo.errors import CorruptNodeError, NodeRefusedError
 from qdo.text import describe, pluralize
 from qdo.worker.duties.member_api import Change, LeaderApi
 from qdo.worker.duties.queue_inventory import QueueInventory
@@ -191,7 +191,7 @@ class QueueReconciler:
         for name in some:
             try:
                 queues.change_queue(change, name)
-            except CorruptNodeError as error:
+            except (CorruptNodeError, NodeRefusedError) as error:
                 if name not in self._logged_corrupt:
                     self._logged_corrupt.add(name)
                     _log.error("cannot change the node of queue %s: %s", name, describe(error))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import gevent
 
+from qdo.brokers.ahead import check_reached
 from qdo.brokers.base import Broker
 from qdo.text import describe
 from qdo.worker.duties.runner import Duty
@@ -73,6 +74,7 @@ class Retention(Duty):
         if claim is None or not claim.open or not claim.done:
             return
         try:
+            check_reached(self._broker, claim.queue, claim.done)
             count = self._broker.trim(claim.queue, claim.done, self._retention_seconds)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.warning(

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from operator import length_hint
 
+from qdo.brokers.ahead import check_reached
 from qdo.brokers.base import Broker
 from qdo.coordination.protocol.claims import Claim
 from qdo.worker.engine.prefetch import Prefetch, Rows, close_reader
@@ -46,6 +47,7 @@ class Fetcher:
             slot.limit = min(FIRST_LIMIT, self.most)
         subscription = slot.subscription
         if slot.reader is None:
+            check_reached(self._broker, slot.queue, claim.done)
             if subscription is None:
                 slot.reader = self._broker.reader(slot.queue, claim.done)
             else:

@@ -458,9 +458,9 @@ MUTANTS: tuple[Mutant, ...] = (
         STUCK,
         (
             _edit(
-                "rebalancer",
-                "able = {name: node.filter for",
-                "able = {name: WorkerNode().filter for",
+                "worker_roll",
+                "name: node.filter\n",
+                "name: WorkerNode().filter\n",
             ),
         ),
         ("filters",),

@@ -161,7 +161,6 @@ IN_FLIGHT = InFlight("q", "worker-1", 50)
 @pytest.mark.parametrize(
     "node",
     [
-        QueueNode(last=40, owner="worker-2", failure=FailureRecord(45, 1)),
         QueueNode(last=50, owner="worker-1"),
         QueueNode(last=40, owner="worker-1", fault="garbage"),
         QueueNode(last=40, owner="worker-1", failure=FailureRecord(50, 3, blocked_since=1.0)),
@@ -169,13 +168,11 @@ IN_FLIGHT = InFlight("q", "worker-1", 50)
     ],
 )
 def test_no_attempt_is_counted(node: QueueNode) -> None:
-    """Record of a new owner, message recorded as done, garbage, blocked queue, decided message."""
+    """Message recorded as done, garbage, blocked queue, decided message."""
     assert marked_node(node, IN_FLIGHT, "it died") is None
 
 
-@pytest.mark.parametrize(
-    ("marks", "attempts"), [(None, 1), (FailureRecord(50, 3), 4), (FailureRecord(45, 9), 1)]
-)
+@pytest.mark.parametrize(("marks", "attempts"), [(None, 1), (FailureRecord(50, 3), 4)])
 def test_crash_counts_one_attempt(marks: FailureRecord | None, attempts: int) -> None:
     """Everything else in the node is unchanged."""
     node = QueueNode(last=40, owner="worker-1", seek=2, failure=marks, extra=(("note", 1),))
@@ -187,6 +184,22 @@ def test_crash_counts_one_attempt(marks: FailureRecord | None, attempts: int) ->
         failure=FailureRecord(50, attempts, "it died", crashed=True),
         extra=(("note", 1),),
     )
+
+
+def test_two_messages_that_kill_keep_their_counts() -> None:
+    """They follow each other before `last` is recorded, and kill their process in turn."""
+    node = QueueNode(last=40, owner="worker-1", failure=FailureRecord(45, 2))
+    for attempts in (1, 2):
+        marked = marked_node(node, IN_FLIGHT, "it died")
+        assert marked is not None
+        node = marked
+        assert node.failure == FailureRecord(45, 2)
+        second = FailureRecord(50, attempts, "it died", crashed=True)
+        assert node.out_of_order == OutOfOrderProgress((), (second,))
+    first = marked_node(node, InFlight("q", "worker-1", 45), "it died")
+    assert first is not None
+    assert first.failure == FailureRecord(45, 3, "it died", crashed=True)
+    assert first.out_of_order == node.out_of_order
 
 
 SEVERAL = InFlight("q", "worker-1", 50, in_line=False)

@@ -1,0 +1,128 @@
+"""The registered workers, and which of them get queues.
+
+Every client of the coordinator can create a node below `workers`. Only nodes that end with a
+session are workers, and only workers that claim what they are granted keep getting queues.
+Otherwise the queues of a foreign node would be nobody's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from qdo.coordination.protocol.machine import NodeRead, Refused, Response
+from qdo.coordination.znodes.layout import is_worker_name
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.queues import QueueFilter
+from qdo.text import pluralize
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 60.0
+"""A worker that claims none of its queues for so long gets none for `ASIDE_SECONDS`."""
+ASIDE_SECONDS = 300.0
+
+
+class WorkerRoll:
+    """The workers as the leader sees them.
+
+    :ivar listed: whether their names are known.
+    :ivar workers: the node of each worker, as last read.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.listed = False
+        self.workers: dict[str, WorkerNode] = {}
+        self._clock = clock
+        self._names: frozenset[str] = frozenset()
+        self._unable: dict[str, str] = {}
+        self._idle_since: dict[str, float] = {}
+        self._aside_until: dict[str, float] = {}
+
+    def clear(self) -> None:
+        """Forget the nodes, before everything is read again."""
+        self.listed = False
+        self.workers = {}
+        self._names = frozenset()
+
+    def end_term(self) -> None:
+        """Forget everything."""
+        self.clear()
+        self._unable = {}
+        self._idle_since = {}
+        self._aside_until = {}
+
+    def record(self, names: Iterable[str]) -> tuple[list[str], bool]:
+        """Record a listing; return the nodes to read, and whether a worker is gone."""
+        # Nodes of other tools take no queues, and must be assigned none.
+        listed = frozenset(filter(is_worker_name, names))
+        new, gone = sorted(listed - self._names), self._names - listed
+        for name in gone:
+            self.workers.pop(name, None)
+            self._unable.pop(name, None)
+        self.workers.update((name, WorkerNode()) for name in new)
+        self._names = listed
+        self.listed = True
+        return new, bool(gone)
+
+    def read(self, name: str, answer: Response) -> tuple[WorkerNode | None, WorkerNode | None]:
+        """Record the node of a worker; return it as it was and as it is, None if unknown."""
+        before = self.workers.get(name)
+        if isinstance(answer, NodeRead) and before is not None:
+            if not answer.ephemeral_owner:
+                del self.workers[name]
+                self._exclude(name, "its node has no session; delete the node")
+                return before, None
+            self._unable.pop(name, None)
+            after = self.workers[name] = WorkerNode.parse(answer.data)
+            return before, after
+        if isinstance(answer, Refused):
+            self._exclude(name, answer.reason)
+        return before, None
+
+    def _exclude(self, name: str, reason: str) -> None:
+        if self._unable.get(name) != reason:
+            self._unable[name] = reason
+            log.warning("rebalancer: %s gets no queues: %s", name, reason)
+
+    def able(self, writable: Callable[[str], bool]) -> dict[str, QueueFilter]:
+        """Return the filters of the workers that may get queues.
+
+        :param writable: returns whether a worker's assignment can be written.
+        """
+        able = {
+            name: node.filter
+            for name, node in self.workers.items()
+            if not node.draining and name not in self._unable and writable(name)
+        }
+        now = self._clock()
+        claiming = {
+            name: each for name, each in able.items() if self._aside_until.get(name, 0.0) <= now
+        }
+        return claiming or able
+
+    def judge(self, assigned: Mapping[str, Iterable[str]]) -> None:
+        """Find workers that claim nothing of what is assigned to them and to nobody else.
+
+        A worker whose queues are all still owned by others is not to blame.
+        """
+        now = self._clock()
+        owned = {queue for node in self.workers.values() for queue in node.queues}
+        idle = {
+            name
+            for name, node in self.workers.items()
+            if not node.queues and any(queue not in owned for queue in assigned.get(name, ()))
+        }
+        self._idle_since = {name: self._idle_since.get(name, now) for name in idle}
+        for name, since in self._idle_since.items():
+            if now - since >= IDLE_SECONDS and self._aside_until.get(name, 0.0) <= now:
+                self._aside_until[name] = now + ASIDE_SECONDS
+                count = len(list(assigned[name]))
+                log.warning(
+                    "rebalancer: %s has claimed none of its %s for %.0f s; assigning them to other"
+                    " workers for %.0f s; check that worker",
+                    name,
+                    pluralize(count, "queue"),
+                    now - since,
+                    ASIDE_SECONDS,
+                )

@@ -1,0 +1,160 @@
+"""Commands on nodes that other programs left: an exit code and a reason, never a traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.protocol.serialization import Create
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl
+
+from qdo import App
+from qdo.cli.framework import run
+from qdo.cli.main import qdo
+from qdo.coordination.client import Client, connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.positions import position_now
+from tests.support.cli import Ended
+
+Run = Callable[..., Ended]
+LAYOUT = Layout.of("a")
+NOBODY = [make_acl("digest", "nobody:AAAAAAAAAAAAAAAAAAAAAAAAAAA=", all=True)]
+COMPONENTS = (
+    None,
+    b"[" * 5000,
+    b'{"started": NaN}',
+    b'{"started": 1e18, "behind": {"good": 1e300, "null": -5}, "faults": {"good": [1]}}',
+    b'{"started": 1e999}',
+    b'{"started": "soon", "host": ["\\ud800"], "pid": {}, "behind": 5, "faults": 5}',
+    b"[1]",
+)
+
+
+@pytest.fixture
+def cli(
+    capsys: pytest.CaptureFixture[str],
+    coordinator_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
+    """Returns a function that runs `qdo` and returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QDO_COORDINATOR", coordinator_url)
+
+    def call(name: str, *arguments: str) -> Ended:
+        code = run(qdo, "qdo", (name, "--app", "a", *arguments))
+        output = capsys.readouterr()
+        output.out.encode()
+        assert "Traceback" not in output.err
+        return Ended(code, output.out, output.err)
+
+    return call
+
+
+def create(client: Client, path: str, data: bytes | None, ephemeral: bool = False) -> None:
+    answer = client.handler.async_result()
+    client._call(
+        Create(path and client.chroot + path, data, OPEN_ACL_UNSAFE, int(ephemeral)), answer
+    )
+    answer.get(timeout=10)
+
+
+@pytest.fixture
+def client(cli: Run, coordinator_url: str) -> Iterator[Client]:
+    """A coordinator with one bad node of each kind beside a healthy queue."""
+    client = connect(coordinator_url)
+    client.open(20)
+    for path in (*LAYOUT.persistent, f"{LAYOUT.components}/worker"):
+        client.ensure_path(path)
+    last = position_now()
+    create(client, LAYOUT.queue("good"), QueueNode(last=last).encode())
+    create(client, LAYOUT.queue("null"), None)
+    create(client, LAYOUT.queue("giant"), b'{"x": "' + b"x" * 900_000 + b'"}')
+    create(client, LAYOUT.queue("deep"), b"[" * 5000)
+    create(client, LAYOUT.queue("large"), b'{"last": "9223372036854775807"}')
+    create(client, LAYOUT.queue("ahead"), QueueNode(last=last + 10**16).encode())
+    create(client, LAYOUT.queue("secret"), QueueNode(last=last).encode())
+    client.set_acls(LAYOUT.queue("secret"), NOBODY)
+    for number, data in enumerate(COMPONENTS):
+        create(client, f"{LAYOUT.components}/worker/host-{number}", data, ephemeral=True)
+    for number in range(3):
+        create(client, LAYOUT.worker(f"worker-000000000{number}"), None, ephemeral=number < 2)
+    client.set_acls(LAYOUT.worker("worker-0000000001"), NOBODY)
+    create(client, LAYOUT.assignment("worker-0000000000"), None)
+    with App("a") as app:
+        app.send_many([(name, 1) for name in ("good", "null", "ahead", "secret")])
+    yield client
+    client.stop()
+    client.close()
+
+
+def test_queues_shows_each_with_its_reason(cli: Run, client: Client) -> None:
+    """One that cannot be read hides no other."""
+    ended = cli("queues", "-o", "json")
+    assert ended.code == 0
+    items = {item["queue"]: item for item in json.loads(ended.out)["items"]}
+    assert {name for name, item in items.items() if item["fault"]} == {
+        "giant",
+        "deep",
+        "large",
+        "ahead",
+        "secret",
+    } | ({"good"} if items["good"]["fault"] else set())
+    assert "NoAuthError" in items["secret"]["fault"]
+    assert "future" in items["ahead"]["fault"]
+    assert items["null"]["backlog"] == 1
+    assert cli("queues").code == 0
+
+
+def test_workers_names_those_that_get_no_queues(cli: Run, client: Client) -> None:
+    """A node without a session is not a worker, and a protected one gets no queues."""
+    ended = cli("workers", "-o", "json")
+    assert ended.code == 0
+    faults = {item["worker"]: item["fault"] for item in json.loads(ended.out)["items"]}
+    assert faults["worker-0000000000"] is None
+    assert "NoAuthError" in faults["worker-0000000001"]
+    assert "no session" in faults["worker-0000000002"]
+    ended = cli("workers")
+    assert ended.code == 0
+    assert "FAULT" in ended.out
+
+
+def test_tree_shows_the_rest(cli: Run, client: Client) -> None:
+    """Folders that cannot be listed, too."""
+    client.set_acls(LAYOUT.assignments, NOBODY)
+    ended = cli("tree", "-o", "json")
+    assert ended.code == 0
+    values = {item["path"]: item["value"] for item in json.loads(ended.out)["items"]}
+    assert "NoAuthError" in values[LAYOUT.queue("secret")]
+    assert values[LAYOUT.queue("null")] == ""
+    assert cli("tree").code == 0
+
+
+@pytest.mark.parametrize("queue", ["null", "giant", "deep", "large", "ahead"])
+def test_seek_repairs(cli: Run, client: Client, queue: str) -> None:
+    """A plan works on every node, and its execution leaves a readable one."""
+    with App("a") as app:
+        app.send(queue, 2)
+    assert cli("seek", queue, "earliest").code == 0
+    assert cli("seek", queue, "earliest", "--execute").code == 0
+    assert QueueNode.parse(client.get(LAYOUT.queue(queue))[0]).fault is None
+
+
+def test_a_protected_queue_is_named(cli: Run, client: Client) -> None:
+    """Commands that would write it fail with the path and the remedy."""
+    for arguments in (
+        ("seek", "secret", "earliest", "--execute"),
+        ("unblock", "secret", "--retry"),
+    ):
+        ended = cli(*arguments)
+        assert ended.code == 5
+        assert LAYOUT.queue("secret") in ended.err
+
+
+@pytest.mark.parametrize("queue", ["null", "giant", "deep", "large"])
+def test_unblock_says_that_nothing_blocks(cli: Run, client: Client, queue: str) -> None:
+    """Unreadable nodes have no failing message."""
+    assert cli("unblock", queue, "--retry").code == 5
