@@ -250,6 +250,14 @@ class SoakFleet:
         for proc in (*self.ended, *self._parents):
             yield proc.pid, proc.output
 
+    def _orphans(self) -> Iterator[int]:
+        """Return the processes of this soak, whose parents may be dead."""
+        mark = f"SOAK_JOURNAL={self.journal}".encode()
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name.isdigit() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                    yield int(folder.name)
+
     def close(self) -> None:
         """End everything, and wait for it."""
         for proc in self._parents:
@@ -259,6 +267,8 @@ class SoakFleet:
             time.sleep(0.05)
         for proc in (*self._parents, *self.ended):
             proc.__exit__(None, None, None)
+        for pid in self._orphans():
+            self._signal(pid, signal.SIGKILL)
         self._app.close()
         if self._ensemble is not None:
             self._ensemble.close()
