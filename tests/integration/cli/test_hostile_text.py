@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -129,7 +130,10 @@ def test_no_command_prints_control_characters(cli: Run, name: str) -> None:
 
 
 def test_json_is_exact(cli: Run) -> None:
-    """JSON has escapes of its own, so programs get each text as it was stored."""
+    """JSON has escapes of its own, so programs get each text as it was stored.
+
+    Only halves of surrogate pairs, which are not text, are replaced where a node is read.
+    """
     ended = cli("dead-letters", "-o", "json")
     assert unsafe(ended.out) == set()
     [item] = json.loads(ended.out)["items"]
@@ -139,7 +143,7 @@ def test_json_is_exact(cli: Run) -> None:
     ended = cli("queues", HOSTILE_NAME, "-o", "jsonl")
     [item] = map(json.loads, ended.out.splitlines())
     assert unsafe(ended.out) == set()
-    assert item["blocked"]["error"] == HOSTILE
+    assert item["blocked"]["error"] == re.sub("[\ud800-\udfff]", "\ufffd", HOSTILE)
 
 
 def test_tracebacks_are_escaped(cli: Run, capsys: pytest.CaptureFixture[str]) -> None:
