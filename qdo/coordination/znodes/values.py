@@ -42,7 +42,7 @@ def load(data: bytes | None) -> tuple[dict[str, Any], str | None]:
     if data is None or not data.strip():
         return {}, None
     try:
-        value = json.loads(data, parse_constant=_reject, parse_float=_finite)
+        value = _DECODER.decode(data.decode())
         if not isinstance(value, dict):
             raise ValueError("not an object")
         if data.count(b"[") + data.count(b"{") > MAX_DEPTH or _MAYBE_SURROGATE.search(data):
@@ -61,6 +61,10 @@ def _finite(text: str) -> float:
     if number in (float("inf"), float("-inf")):
         raise ValueError(f"{text} is not a number of JSON programs")
     return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_reject, parse_float=_finite)
+"""Made once: `json.loads` makes one for each call with options, which takes as long as the call."""
 
 
 def _plain(value: Any, depth: int) -> Any:
