@@ -2,6 +2,7 @@
 # make check  what to run while you work, in under a minute: lint, types, and tests without servers
 # make test   everything that must hold: lint, types, tests (ZooKeeper included), documentation
 # make smoke  an installed qdo on every supported Python that this machine has
+# make soak   real fleets under random faults, four minutes of them
 # make bench  qdo measured beside its peers
 # make docs   the documentation, into docs/_build/html
 # make lint   ruff and mypy only
@@ -24,7 +25,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test smoke bench docs lint types clean python zookeeper
+.PHONY: help demo check test smoke soak bench docs lint types clean python zookeeper
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -54,6 +55,11 @@ test: zookeeper lint docs
 PYTHONS :=
 smoke: $(STAMP)
 	$(BIN)/python -m tests.smoke $(PYTHONS)
+
+# Not part of `make test`: a machine that stalls for the session timeout of 2 s violates its rules.
+SOAK := --coordinator both --rounds 4 --seconds 60 --seed $(shell date +%s)
+soak: $(STAMP) zookeeper
+	$(BIN)/python -m tests.soak $(SOAK)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
