@@ -190,7 +190,7 @@ class LoopWatchdog:
     def _leave(self) -> None:
         """Exit: the job may block for ever, and nobody else ends this process."""
         if self._exit is not None:
-            _log.critical(
+            _log.error(
                 "the event loop is still blocked by %s, and the parent process did not end this"
                 " process; exiting",
                 self._blocked_by,
