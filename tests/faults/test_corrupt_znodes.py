@@ -12,6 +12,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QueueNameError
 from qdo.queues import check_queue_name
 from tests.support.fleet import LAYOUT, MemberFleet
+from tests.support.processes import wait_until
 
 
 @pytest.fixture
@@ -114,6 +115,22 @@ def test_a_changed_assignment_is_written_again_at_once(
         assert (path,) in [record.args for record in caplog.records]
 
 
+def delete_folder(vandal: Client, path: str) -> None:
+    """Delete a node with all below it, at once: the leader writes its nodes again one by one."""
+
+    def below(path: str) -> list[str]:
+        found = [f"{path}/{name}" for name in vandal.get_children(path)]
+        return [each for child in found for each in (*below(child), child)]
+
+    def deleted() -> bool:
+        transaction = vandal.transaction()
+        for each in (*below(path), path):
+            transaction.delete(each)
+        return not any(isinstance(result, Exception) for result in transaction.commit())
+
+    wait_until(deleted, "the folder is deleted")
+
+
 @pytest.mark.parametrize("folder", ["assignments", "election", "rebalancer", "components"])
 def test_a_deleted_folder_is_recreated(fleet: MemberFleet, vandal: Client, folder: str) -> None:
     """Workers come, go and share the queues as before."""
@@ -121,7 +138,7 @@ def test_a_deleted_folder_is_recreated(fleet: MemberFleet, vandal: Client, folde
     fleet.join()
     fleet.create_queues(names(12))
     fleet.wait(lambda: fleet.balanced(12), "two workers share the queues")
-    vandal.delete(f"{LAYOUT.root}/{folder}", recursive=True)
+    delete_folder(vandal, f"{LAYOUT.root}/{folder}")
     fleet.join()
     fleet.leave(0)
     fleet.leave(0)
@@ -135,7 +152,7 @@ def test_deleted_queues_come_back_when_they_are_created(fleet: MemberFleet, vand
     fleet.join()
     fleet.create_queues(names(4))
     fleet.wait(lambda: fleet.balanced(4), "all queues are claimed")
-    vandal.delete(LAYOUT.queues, recursive=True)
+    delete_folder(vandal, LAYOUT.queues)
     fleet.wait(lambda: vandal.exists(LAYOUT.queues) is not None, "the folder is recreated")
     fleet.create_queues(names(4))
     fleet.wait(lambda: fleet.balanced(4), "all queues are claimed again")
