@@ -169,6 +169,7 @@ class Lane:
             return
         if claim.failure is None or claim.failure.position <= claim.done:
             claim.failure = failures.popleft()
+            self.slot.waited = False
 
     def settle(self) -> None:
         """Drop messages that are done, and update the queue's claim."""

@@ -344,6 +344,20 @@ def test_a_failure_keeps_the_record_of_a_later_message(order: Order) -> None:
     assert stile.claim.out_of_order is None
 
 
+@pytest.mark.parametrize("order", ["queue", "key"])
+def test_each_recorded_crash_is_judged_by_the_policy(order: Order) -> None:
+    """Two messages killed former owners as often as they may: neither runs again."""
+    stile = Turnstile(order=order)
+    first, second = (FailureRecord(at, 3, "it died", crashed=True) for at in (1, 3))
+    stile.claim.failure = first
+    stile.claim.out_of_order = OutOfOrderProgress((), (second,))
+    stile.broker.put("q", b"1", b"2", b"3", b"4")
+    stile.turns()
+    assert stile.seen == [2, 4]
+    assert [message.position for message, _ in stile.failures] == [1, 3]
+    assert stile.claim.done == 4
+
+
 def test_a_success_after_failures_starts_the_count_anew(stile: Turnstile) -> None:
     """Attempts are of one message, not of the queue."""
     failing = [ValueError(), ValueError()]
