@@ -14,7 +14,7 @@ import pytest
 from tests.support.app_runs import AppRuns
 from tests.support.processes import Proc, alive, stopped, wait_until, whole_lines
 
-T = 1.0
+T = 2.0
 """Session timeout in seconds."""
 APP = """
 import os
@@ -24,7 +24,7 @@ import time
 
 import qdo
 
-app = qdo.App("blocked", session_timeout_seconds=1, checkpoint_seconds=0.05)
+app = qdo.App("blocked", session_timeout_seconds=2, checkpoint_seconds=0.05)
 out = open("out", "a", 1)
 policy = qdo.Policy(attempts=2, backoff_seconds=0.02, backoff_max_seconds=0.1)
 
@@ -40,11 +40,11 @@ def job(message, context):
     if message.body == "wait":
         time.sleep(3600)
     if message.body == "long":
-        spin(1.5)
+        spin(3)
     if message.body == "longer":
-        spin(2.5)
+        spin(5)
     if message.body == "often":
-        spin(0.45)
+        spin(0.9)
     if message.body == "endless":
         spin(3600)
     if message.body == "lock":
