@@ -24,6 +24,7 @@ from tests.support.shared_servers import SharedZooKeeper, shared, start_zookeepe
 from tests.support.zookeeper import Ensemble
 
 if TYPE_CHECKING:
+    from qdo.coordination.client import Client
     from tests.support.sqs_workers import SqsWorkers
 
 _running: list[Ensemble | SharedZooKeeper] = []
@@ -262,6 +263,18 @@ def aws_bucket() -> str:
 def coordinator_url(request: pytest.FixtureRequest) -> str:
     """The address of a coordinator of the test's own: the test runs once on each kind."""
     return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+def outsider(coordinator_url: str) -> Iterator[Client]:
+    """A client of another program, which looks at nodes, or writes and deletes them."""
+    from qdo.coordination.client import connect
+
+    client = connect(coordinator_url)
+    client.open()
+    yield client
+    client.stop()
+    client.close()
 
 
 @pytest.hookimpl(hookwrapper=True)

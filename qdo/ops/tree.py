@@ -30,7 +30,7 @@ class Znode:
 def subtree(client: Client, root: str) -> list[Znode]:
     """Return the node at `root` and all nodes below it, parents before children, by name.
 
-    Empty if there is no such node. Nodes that come or go during the read may be missing.
+    Empty if the node does not exist. Nodes that come or go during the read may be missing.
 
     :raises CoordinatorUnreachableError: the connection is lost.
     """

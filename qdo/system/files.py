@@ -151,7 +151,7 @@ def create_database(path: str, rights: Rights = PRIVATE) -> None:
 def share_database(path: str, group: str) -> None:
     """Create an empty database for the members of a group, with its folder, unless it exists.
 
-    :raises SettingsError: there is no such group, or this user is not a member.
+    :raises SettingsError: the group does not exist, or this user is not a member.
     :raises OSError: it cannot be created.
     """
     gid = _gid_of(group)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.protocol.rebalancer import RECONCILE_SECONDS
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QueueNameError
@@ -22,16 +22,6 @@ def fleet(coordinator_url: str) -> Iterator[MemberFleet]:
     fleet.close()
 
 
-@pytest.fixture
-def vandal(coordinator_url: str) -> Iterator[Client]:
-    """A client that writes and deletes arbitrary nodes."""
-    client = connect(coordinator_url)
-    client.open()
-    yield client
-    client.stop()
-    client.close()
-
-
 def names(count: int) -> list[str]:
     return [f"queue-{number:03}" for number in range(count)]
 
@@ -45,45 +35,45 @@ def names(count: int) -> list[str]:
     ],
 )
 def test_an_unreadable_queue_stops_no_other(
-    fleet: MemberFleet, vandal: Client, garbage: bytes
+    fleet: MemberFleet, outsider: Client, garbage: bytes
 ) -> None:
     """The worker to which it is assigned continues with all other queues."""
-    vandal.ensure_path(LAYOUT.queues)
-    vandal.create(LAYOUT.queue("bad"), garbage)
+    outsider.ensure_path(LAYOUT.queues)
+    outsider.create(LAYOUT.queue("bad"), garbage)
     fleet.join()
     fleet.create_queues(names(5))
     fleet.wait(lambda: set(fleet.owned()) == set(names(5)), "the other queues are claimed")
-    assert vandal.get(LAYOUT.queue("bad"))[0] == garbage
+    assert outsider.get(LAYOUT.queue("bad"))[0] == garbage
 
 
-def test_an_invalid_owner_name_means_no_owner(fleet: MemberFleet, vandal: Client) -> None:
+def test_an_invalid_owner_name_means_no_owner(fleet: MemberFleet, outsider: Client) -> None:
     """Such a queue is free, and its owner is not looked up."""
-    vandal.ensure_path(LAYOUT.queues)
+    outsider.ensure_path(LAYOUT.queues)
     for queue, owner in (("a", ".."), ("b", "x/y"), ("c", "\\ud800"), ("d", "\\u0000")):
-        vandal.create(LAYOUT.queue(queue), f'{{"last": "5", "owner": "{owner}"}}'.encode())
+        outsider.create(LAYOUT.queue(queue), f'{{"last": "5", "owner": "{owner}"}}'.encode())
     member, _ = fleet.join()
     fleet.wait(lambda: set(fleet.owned()) == set("abcd"), "all are claimed")
-    assert QueueNode.parse(vandal.get(LAYOUT.queue("a"))[0]).owner == member.name
+    assert QueueNode.parse(outsider.get(LAYOUT.queue("a"))[0]).owner == member.name
 
 
-def test_foreign_nodes_beside_workers_and_candidates(fleet: MemberFleet, vandal: Client) -> None:
+def test_foreign_nodes_beside_workers_and_candidates(fleet: MemberFleet, outsider: Client) -> None:
     """They get no queues, are never elected, and disturb no worker."""
     for path in (LAYOUT.workers, LAYOUT.election, LAYOUT.assignments):
-        vandal.ensure_path(path)
-    vandal.create(f"{LAYOUT.workers}/monitor", b"")
-    vandal.create(f"{LAYOUT.workers}/worker-x", b"[]")
+        outsider.ensure_path(path)
+    outsider.create(f"{LAYOUT.workers}/monitor", b"")
+    outsider.create(f"{LAYOUT.workers}/worker-x", b"[]")
     for name in ("candidate-²", "candidate-" + "9" * 5000, "candidate-", "other"):
-        vandal.create(f"{LAYOUT.election}/{name}", b"")
-    vandal.create(f"{LAYOUT.assignments}/notes/of/mine", b"", makepath=True)
+        outsider.create(f"{LAYOUT.election}/{name}", b"")
+    outsider.create(f"{LAYOUT.assignments}/notes/of/mine", b"", makepath=True)
     fleet.join()
     fleet.create_queues(names(6))
     fleet.wait(lambda: fleet.balanced(6), "the one worker has all queues")
-    assert vandal.exists(f"{LAYOUT.assignments}/notes/of/mine")
+    assert outsider.exists(f"{LAYOUT.assignments}/notes/of/mine")
 
 
-def test_an_undeletable_assignment_blocks_no_other(fleet: MemberFleet, vandal: Client) -> None:
+def test_an_undeletable_assignment_blocks_no_other(fleet: MemberFleet, outsider: Client) -> None:
     """For example of a former worker, with a node of another tool below it."""
-    vandal.create(f"{LAYOUT.assignments}/worker-0000009999/x", b"", makepath=True)
+    outsider.create(f"{LAYOUT.assignments}/worker-0000009999/x", b"", makepath=True)
     fleet.join()
     fleet.create_queues(names(6))
     fleet.wait(lambda: fleet.balanced(6), "the one worker has all queues")
@@ -91,7 +81,7 @@ def test_an_undeletable_assignment_blocks_no_other(fleet: MemberFleet, vandal: C
 
 @pytest.mark.parametrize("vandalism", [b"nonsense", b'{"queues": []}', None])
 def test_a_changed_assignment_is_written_again_at_once(
-    fleet: MemberFleet, vandal: Client, vandalism: bytes | None, caplog: pytest.LogCaptureFixture
+    fleet: MemberFleet, outsider: Client, vandalism: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its worker releases its queues, and has them back before the next reconciliation."""
     fleet.join()
@@ -102,12 +92,12 @@ def test_a_changed_assignment_is_written_again_at_once(
         path = LAYOUT.assignment(member.name)
         vandalized = -1
         if vandalism is None:
-            vandal.delete(path)
+            outsider.delete(path)
         else:
-            vandalized = vandal.set(path, vandalism).version
+            vandalized = outsider.set(path, vandalism).version
 
         def repaired(path: str = path, vandalized: int = vandalized) -> bool:
-            stat = vandal.exists(path)
+            stat = outsider.exists(path)
             return stat is not None and stat.version > vandalized
 
         fleet.wait(repaired, "the assignment is written again", RECONCILE_SECONDS / 4)
@@ -115,15 +105,15 @@ def test_a_changed_assignment_is_written_again_at_once(
         assert (path,) in [record.args for record in caplog.records]
 
 
-def delete_folder(vandal: Client, path: str) -> None:
+def delete_folder(outsider: Client, path: str) -> None:
     """Delete a node with all below it, at once: the leader writes its nodes again one by one."""
 
     def below(path: str) -> list[str]:
-        found = [f"{path}/{name}" for name in vandal.get_children(path)]
+        found = [f"{path}/{name}" for name in outsider.get_children(path)]
         return [each for child in found for each in (*below(child), child)]
 
     def deleted() -> bool:
-        transaction = vandal.transaction()
+        transaction = outsider.transaction()
         for each in (*below(path), path):
             transaction.delete(each)
         return not any(isinstance(result, Exception) for result in transaction.commit())
@@ -132,13 +122,13 @@ def delete_folder(vandal: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["assignments", "election", "rebalancer", "components"])
-def test_a_deleted_folder_is_recreated(fleet: MemberFleet, vandal: Client, folder: str) -> None:
+def test_a_deleted_folder_is_recreated(fleet: MemberFleet, outsider: Client, folder: str) -> None:
     """Workers come, go and share the queues as before."""
     fleet.join()
     fleet.join()
     fleet.create_queues(names(12))
     fleet.wait(lambda: fleet.balanced(12), "two workers share the queues")
-    delete_folder(vandal, f"{LAYOUT.root}/{folder}")
+    delete_folder(outsider, f"{LAYOUT.root}/{folder}")
     fleet.join()
     fleet.leave(0)
     fleet.leave(0)
@@ -147,18 +137,20 @@ def test_a_deleted_folder_is_recreated(fleet: MemberFleet, vandal: Client, folde
     fleet.wait(lambda: fleet.balanced(12), "two workers share the queues again")
 
 
-def test_deleted_queues_come_back_when_they_are_created(fleet: MemberFleet, vandal: Client) -> None:
+def test_deleted_queues_come_back_when_they_are_created(
+    fleet: MemberFleet, outsider: Client
+) -> None:
     """Even if their folder was deleted with them."""
     fleet.join()
     fleet.create_queues(names(4))
     fleet.wait(lambda: fleet.balanced(4), "all queues are claimed")
-    delete_folder(vandal, LAYOUT.queues)
-    fleet.wait(lambda: vandal.exists(LAYOUT.queues) is not None, "the folder is recreated")
+    delete_folder(outsider, LAYOUT.queues)
+    fleet.wait(lambda: outsider.exists(LAYOUT.queues) is not None, "the folder is recreated")
     fleet.create_queues(names(4))
     fleet.wait(lambda: fleet.balanced(4), "all queues are claimed again")
 
 
-def test_a_rejected_name_blocks_no_other_queue(fleet: MemberFleet, vandal: Client) -> None:
+def test_a_rejected_name_blocks_no_other_queue(fleet: MemberFleet, outsider: Client) -> None:
     """qdo rejects the names that ZooKeeper rejects; one that gets past affects no other queue."""
     with pytest.raises(QueueNameError):
         check_queue_name("😀")

@@ -117,10 +117,11 @@ class Recovery:
             self._queues.repositioned(slot, node)
         else:
             # An own late write, or a foreign one that left `last` alone: keep the position.
-            failure = node.failure
-            if slot.claim.failure is None and failure is not None:
-                # An interrupted attempt of a former owner, which was counted after the claim.
-                slot.claim.failure = failure
+            claim = slot.claim
+            if claim.failure is None and claim.refresh is None:
+                # An interrupted attempt of a former owner, which was counted after the claim. A
+                # claim that is refreshed may know better: its messages end out of order.
+                claim.failure = node.failure
             if slot.progressed() is not node:
                 self._mark(slot)
 

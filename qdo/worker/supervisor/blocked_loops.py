@@ -48,7 +48,6 @@ class _Watched:
 
     running_since: float = 0.0
     kept_since: float = 0.0
-    keeper: SessionKeeper | None = None
 
 
 class BlockedLoops:
@@ -86,7 +85,7 @@ class BlockedLoops:
     def _look_at(self, child: ChildProcess, now: float) -> str:
         """Keep the session of a child if its loop is blocked; return why it must be killed."""
         report = child.loop() if child.registered else None
-        if report is None:
+        if report is None or child.blamed is not None:
             self._release(child)
             return ""
         watched = self._watched.setdefault(child, _Watched())
@@ -104,10 +103,10 @@ class BlockedLoops:
         quiet = now - max(report.contact, kept_at) >= KEEP_AFTER * timeout
         if quiet and watched.kept_since != report.beat:  # else a keeper is at work
             watched.kept_since = report.beat
-            watched.keeper = self._keep(child, report, blocked)
+            self._keep(child, report, blocked)
         return ""
 
-    def _keep(self, child: ChildProcess, report: LoopReport, blocked: float) -> SessionKeeper:
+    def _keep(self, child: ChildProcess, report: LoopReport, blocked: float) -> None:
         name = f"{child.name} (pid {child.pid})"
         _log.warning(
             "%s: %s for %.1f s; keeping its session, and killing it after %g s",
@@ -126,15 +125,14 @@ class BlockedLoops:
             seen = child.loop()
             return seen is not None and seen.beat == report.beat
 
-        keeper = child.keeper = SessionKeeper(name, child.sessions[-1], note, is_blocked)
-        keeper.start()
-        return keeper
+        child.keeper = SessionKeeper(name, child.sessions[-1], note, is_blocked)
+        child.keeper.start()
 
     def _release(self, child: ChildProcess, running_since: float = 0.0) -> None:
-        """Stop to keep the session of a child."""
-        watched = self._watched.pop(child, None)
-        if watched is not None and watched.keeper is not None:
-            watched.keeper.stop()
+        """Stop keeping the session of a child."""
+        self._watched.pop(child, None)
+        if child.keeper is not None:
+            child.keeper.stop()
         if running_since:
             self._watched[child] = _Watched(running_since)
 

@@ -35,16 +35,6 @@ from tests.support.paths import ROOT
 from tests.support.zookeeper import wait_until
 
 
-@pytest.fixture
-def watcher(coordinator_url: str) -> Iterator[Client]:
-    """A client that looks on."""
-    client = connect(coordinator_url)
-    client.open()
-    yield client
-    client.stop()
-    client.close()
-
-
 def rings(client: Client, queue: str) -> int:
     """Return how often a queue was rung for."""
     stat = client.exists(LAYOUT.doorbell(queue))
@@ -58,43 +48,43 @@ def ringer(coordinator_url: str) -> Iterator[DoorbellNotifier]:
     made.close()
 
 
-def test_a_notification_writes_the_doorbell(ringer: DoorbellNotifier, watcher: Client) -> None:
+def test_a_notification_writes_the_doorbell(ringer: DoorbellNotifier, outsider: Client) -> None:
     """The first one creates it."""
     ringer.ring(["a", "b"])
-    wait_until(lambda: rings(watcher, "a") == rings(watcher, "b") == 1, 20.0, "both are rung")
+    wait_until(lambda: rings(outsider, "a") == rings(outsider, "b") == 1, 20.0, "both are rung")
     time.sleep(PAUSE_SECONDS)
     ringer.ring(["a"])
-    wait_until(lambda: rings(watcher, "a") == 2, 20.0, "it is rung again")
-    assert rings(watcher, "b") == 1
-    assert watcher.get(LAYOUT.doorbell("a"))[0] == b""
+    wait_until(lambda: rings(outsider, "a") == 2, 20.0, "it is rung again")
+    assert rings(outsider, "b") == 1
+    assert outsider.get(LAYOUT.doorbell("a"))[0] == b""
 
 
 @pytest.mark.slow
-def test_a_queue_is_notified_once_a_second(ringer: DoorbellNotifier, watcher: Client) -> None:
+def test_a_queue_is_notified_once_a_second(ringer: DoorbellNotifier, outsider: Client) -> None:
     """For any number of messages; and once more for messages sent in between."""
     ringer.ring(["a"])
-    wait_until(lambda: rings(watcher, "a") == 1, 20.0, "it is rung")
+    wait_until(lambda: rings(outsider, "a") == 1, 20.0, "it is rung")
     began = time.monotonic()
     while time.monotonic() < began + 1.5 * PAUSE_SECONDS:
         ringer.ring(["a"])
         time.sleep(0.001)
-    wait_until(lambda: rings(watcher, "a") >= 3, 20.0, "the last messages are notified")
-    assert rings(watcher, "a") == 3
+    wait_until(lambda: rings(outsider, "a") >= 3, 20.0, "the last messages are notified")
+    assert rings(outsider, "a") == 3
 
 
-def test_closing_sends_pending_notifications(coordinator_url: str, watcher: Client) -> None:
+def test_closing_sends_pending_notifications(coordinator_url: str, outsider: Client) -> None:
     """A script may send one message and end; a closed notifier does nothing."""
     ringer = DoorbellNotifier(coordinator_url, LAYOUT)
     ringer.ring(["a"])
     ringer.close()
-    assert rings(watcher, "a") == 1
+    assert rings(outsider, "a") == 1
     ringer.ring(["a"])
     ringer.close()
-    assert rings(watcher, "a") == 1
+    assert rings(outsider, "a") == 1
 
 
 def test_threads_and_loops_notify_without_waiting(
-    ringer: DoorbellNotifier, watcher: Client
+    ringer: DoorbellNotifier, outsider: Client
 ) -> None:
     """From plain threads, and from coroutines whose loop keeps running."""
     longest: list[float] = []
@@ -116,7 +106,7 @@ def test_threads_and_loops_notify_without_waiting(
     for thread in threads:
         thread.join()
     names = [f"{kind}-{n}" for kind in ("loop", "thread") for n in range(50)]
-    wait_until(lambda: all(rings(watcher, name) for name in names), 20.0, "all are rung")
+    wait_until(lambda: all(rings(outsider, name) for name in names), 20.0, "all are rung")
     assert sorted(longest)[90] < 0.05
 
 
@@ -215,7 +205,7 @@ def test_a_ring_has_a_resting_queue_asked_for_at_once(
 
 
 def test_without_the_setting_nobody_rings(
-    coordinator_url: str, watcher: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    coordinator_url: str, outsider: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """No connection is made; nor is one where the broker wakes its readers itself."""
     polled = PolledBroker(MemoryStore(), "test")
@@ -228,11 +218,11 @@ def test_without_the_setting_nobody_rings(
     with App("test", coordinator=coordinator_url, doorbell=True, broker=file) as app:
         app.send("q", 1)
         assert app.broker.on_sent is None
-    assert watcher.exists(Layout.of("test").doorbells) is None
+    assert outsider.exists(Layout.of("test").doorbells) is None
 
 
 def test_a_script_that_just_ends_is_heard(
-    coordinator_url: str, watcher: Client, tmp_path: Path
+    coordinator_url: str, outsider: Client, tmp_path: Path
 ) -> None:
     """Its last rings are made at its exit, in gevent and without."""
     script = (
@@ -253,4 +243,4 @@ def test_a_script_that_just_ends_is_heard(
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
-        assert rings(watcher, queue) == 1
+        assert rings(outsider, queue) == 1

@@ -10,7 +10,7 @@ from kazoo.exceptions import NodeExistsError
 from kazoo.protocol.serialization import Create, SetData
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
-from qdo.coordination.client import Client, connect
+from qdo.coordination.client import Client
 from qdo.coordination.protocol import acquisition, assignments, worker_roll
 from qdo.coordination.queue_admin import seek
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -56,16 +56,6 @@ def fleet(coordinator_url: str) -> Iterator[MemberFleet]:
     fleet.wait(lambda: fleet.balanced(len(HEALTHY)), "the healthy queues are shared")
     yield fleet
     fleet.close()
-
-
-@pytest.fixture
-def other(coordinator_url: str) -> Iterator[Client]:
-    """Another program."""
-    client = connect(coordinator_url)
-    client.open()
-    yield client
-    client.stop()
-    client.close()
 
 
 def create(client: Client, path: str, data: bytes | None) -> None:
@@ -114,69 +104,69 @@ def faults(fleet: MemberFleet) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_new_hostile_queue_node_costs_itself_only(
-    fleet: MemberFleet, other: Client, name: str
+    fleet: MemberFleet, outsider: Client, name: str
 ) -> None:
     """A queue is not processed and has a reason, or is one without progress."""
-    create(other, LAYOUT.queue("bad"), VALUES[name])
+    create(outsider, LAYOUT.queue("bad"), VALUES[name])
     if name in USABLE:
         fleet.wait(lambda: owned(fleet, "bad"), "the new queue has an owner")
     else:
         fleet.wait(lambda: "bad" in faults(fleet), "the queue has a fault")
-        assert QueueNode.parse(other.get(LAYOUT.queue("bad"))[0]).fault == faults(fleet)["bad"]
+        assert QueueNode.parse(outsider.get(LAYOUT.queue("bad"))[0]).fault == faults(fleet)["bad"]
     all_go_on(fleet)
-    create(other, LAYOUT.queue("later"), b"")
+    create(outsider, LAYOUT.queue("later"), b"")
     fleet.wait(lambda: owned(fleet, "later"), "a queue that came later has an owner")
-    overwrite(other, LAYOUT.queue("bad"), b"{}")
+    overwrite(outsider, LAYOUT.queue("bad"), b"{}")
     fleet.wait(lambda: owned(fleet, "bad"), "the repaired queue has an owner")
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_an_overwritten_queue_node_costs_itself_only(
-    fleet: MemberFleet, other: Client, name: str
+    fleet: MemberFleet, outsider: Client, name: str
 ) -> None:
     """The other queues of its owner are processed; a seek repairs the queue itself."""
-    overwrite(other, LAYOUT.queue(HEALTHY[0]), VALUES[name])
+    overwrite(outsider, LAYOUT.queue(HEALTHY[0]), VALUES[name])
     all_go_on(fleet, but=HEALTHY[0])
     if name not in USABLE:
         fleet.wait(lambda: HEALTHY[0] in faults(fleet), "the queue has a fault")
-        seek(other, LAYOUT, HEALTHY[0], 5)
+        seek(outsider, LAYOUT, HEALTHY[0], 5)
     fleet.wait(lambda: owned(fleet, HEALTHY[0]), "the queue has an owner again")
 
 
-def test_an_owner_repairs_a_giant_value(fleet: MemberFleet, other: Client) -> None:
+def test_an_owner_repairs_a_giant_value(fleet: MemberFleet, outsider: Client) -> None:
     """A value that still names the owner is repaired with the next checkpoint."""
     path = LAYOUT.queue(HEALTHY[0])
-    owner = QueueNode.parse(other.get(path)[0]).owner
-    other.set(path, QueueNode(owner=owner, extra=(("x", "x" * 900_000),)).encode())
-    wait_until(lambda: len(other.get(path)[0]) < 1000, 20.0, "the node is small again")
-    assert QueueNode.parse(other.get(path)[0]).owner == owner
+    owner = QueueNode.parse(outsider.get(path)[0]).owner
+    outsider.set(path, QueueNode(owner=owner, extra=(("x", "x" * 900_000),)).encode())
+    wait_until(lambda: len(outsider.get(path)[0]) < 1000, 20.0, "the node is small again")
+    assert QueueNode.parse(outsider.get(path)[0]).owner == owner
 
 
 @pytest.mark.parametrize("acl", [NOBODY, READ_ONLY], ids=["nobody", "read-only"])
 def test_a_protected_queue_node_costs_itself_only(
-    fleet: MemberFleet, other: Client, acl: Any
+    fleet: MemberFleet, outsider: Client, acl: Any
 ) -> None:
     """Its owner gives the queue up with the reason, and takes it again when it is allowed."""
-    other.set_acls(LAYOUT.queue(HEALTHY[0]), acl)
+    outsider.set_acls(LAYOUT.queue(HEALTHY[0]), acl)
     fleet.wait(lambda: not owned(fleet, HEALTHY[0]), "the owner has given the queue up")
     fleet.wait(lambda: "NoAuthError" in faults(fleet).get(HEALTHY[0], ""), "the reason is known")
     all_go_on(fleet, but=HEALTHY[0])
     if acl is READ_ONLY:  # nobody may change the other one back
-        other.set_acls(LAYOUT.queue(HEALTHY[0]), OPEN)
+        outsider.set_acls(LAYOUT.queue(HEALTHY[0]), OPEN)
         fleet.wait(lambda: owned(fleet, HEALTHY[0]), "it has an owner again")
 
 
 @pytest.mark.parametrize("acl", [NOBODY, READ_ONLY], ids=["nobody", "read-only"])
 def test_a_protected_worker_node_ends_that_registration(
-    fleet: MemberFleet, other: Client, acl: Any
+    fleet: MemberFleet, outsider: Client, acl: Any
 ) -> None:
     """The other worker gets the queues; a new registration would have a new node."""
     member, engine = fleet.members[0]
-    other.set_acls(LAYOUT.worker(member.name), acl)
+    outsider.set_acls(LAYOUT.worker(member.name), acl)
     if acl is READ_ONLY:  # it is noticed with the next write
         fleet.wait(lambda: len(engine.claims) > 0, "the worker has queues")
-        create(other, LAYOUT.queue("one"), b"")
-        create(other, LAYOUT.queue("two"), b"")
+        create(outsider, LAYOUT.queue("one"), b"")
+        create(outsider, LAYOUT.queue("two"), b"")
     fleet.wait(lambda: engine.expirations > 0, "the registration is over")
     member.stop()
     del fleet.members[0]
@@ -196,22 +186,22 @@ def test_a_protected_worker_node_ends_that_registration(
     ids=["protected", "deep", "null", "wrong type"],
 )
 def test_a_spoilt_assignment_releases_nothing(
-    fleet: MemberFleet, other: Client, spoil: Callable[[Client, str], None]
+    fleet: MemberFleet, outsider: Client, spoil: Callable[[Client, str], None]
 ) -> None:
     """The worker keeps its queues, and gets new ones once the node is replaced."""
     member, engine = fleet.members[0]
     fences = {claim.queue: claim.fence for claim in engine.claims.values()}
     path = LAYOUT.assignment(member.name)
-    spoil(other, path)
+    spoil(outsider, path)
     all_go_on(fleet)
     fleet.create_queues([f"more-{number}" for number in range(4)])
     fleet.wait(lambda: fleet.balanced(len(HEALTHY) + 4), "the new queues are shared, too")
     assert fences.items() <= {c.queue: c.fence for c in engine.claims.values()}.items()
-    assert parse_assignment(other.get(path)[0]) == engine.claims.keys()
+    assert parse_assignment(outsider.get(path)[0]) == engine.claims.keys()
 
 
 def test_a_queue_that_names_a_worker_wrongly_is_claimed(
-    fleet: MemberFleet, other: Client, caplog: pytest.LogCaptureFixture
+    fleet: MemberFleet, outsider: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a session timeout it counts as free; until then nobody reads it again and again."""
     name = fleet.members[0][0].name
@@ -225,40 +215,40 @@ def test_a_queue_that_names_a_worker_wrongly_is_claimed(
             return call(request, answer)
 
         member._client._call = counted  # type: ignore[method-assign]
-    create(other, LAYOUT.queue("bad"), QueueNode(last=7, owner=name).encode())
-    create(other, LAYOUT.queue("bad2"), QueueNode(last=7, owner=name).encode())
+    create(outsider, LAYOUT.queue("bad"), QueueNode(last=7, owner=name).encode())
+    create(outsider, LAYOUT.queue("bad2"), QueueNode(last=7, owner=name).encode())
     fleet.wait(lambda: owned(fleet, "bad") and owned(fleet, "bad2"), "they are claimed")
     assert len(requests) < 12
     all_go_on(fleet)
 
 
-def test_a_worker_lists_its_queues_again(fleet: MemberFleet, other: Client) -> None:
+def test_a_worker_lists_its_queues_again(fleet: MemberFleet, outsider: Client) -> None:
     """Another program that empties a worker's node takes no queue from it."""
     member, engine = fleet.members[0]
     fences = {claim.queue: claim.fence for claim in engine.claims.values()}
-    other.set(LAYOUT.worker(member.name), b"{}")
+    outsider.set(LAYOUT.worker(member.name), b"{}")
 
     def listed() -> bool:
-        data = other.get(LAYOUT.worker(member.name))[0]
+        data = outsider.get(LAYOUT.worker(member.name))[0]
         return parse_assignment(data) == engine.claims.keys()
 
     fleet.wait(listed, "the node lists them again")
     assert {claim.queue: claim.fence for claim in engine.claims.values()} == fences
 
 
-def test_a_node_without_a_session_gets_no_queues(fleet: MemberFleet, other: Client) -> None:
+def test_a_node_without_a_session_gets_no_queues(fleet: MemberFleet, outsider: Client) -> None:
     """All queues have owners beside a persistent worker node, new queues too."""
     ghosts = [LAYOUT.worker(f"worker-99999999{number:02}") for number in range(5)]
     for ghost in ghosts:
-        create(other, ghost, b'{"queues": ["queue-0"]}')
+        create(outsider, ghost, b'{"queues": ["queue-0"]}')
     fleet.create_queues([f"more-{number}" for number in range(4)])
     fleet.wait(lambda: fleet.balanced(len(HEALTHY) + 4), "the workers share all queues")
     for ghost in ghosts:
-        assert not other.exists(ghost.replace("/workers/", "/assignments/"))
+        assert not outsider.exists(ghost.replace("/workers/", "/assignments/"))
 
 
 def test_a_worker_that_claims_nothing_loses_its_share(
-    fleet: MemberFleet, other: Client, monkeypatch: pytest.MonkeyPatch
+    fleet: MemberFleet, outsider: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its queues go to workers that claim what they are granted."""
     monkeypatch.setattr(worker_roll, "IDLE_SECONDS", 0.5)
@@ -266,15 +256,15 @@ def test_a_worker_that_claims_nothing_loses_its_share(
     for member, _ in fleet.members:
         assert member.leader.rebalancer is not None
         member.leader.rebalancer._reconcile_at = 0.0
-    other.create(LAYOUT.worker("worker-9999999999"), b'{"queues": []}', ephemeral=True)
+    outsider.create(LAYOUT.worker("worker-9999999999"), b'{"queues": []}', ephemeral=True)
     fleet.create_queues([f"more-{number}" for number in range(6)])
     fleet.wait(lambda: len(fleet.owned()) == len(HEALTHY) + 6, "the workers share all queues")
 
 
-def test_a_foreign_name_is_no_obstacle(fleet: MemberFleet, other: Client) -> None:
+def test_a_foreign_name_is_no_obstacle(fleet: MemberFleet, outsider: Client) -> None:
     """Nodes of other tools below `workers` and `queues` are passed over."""
     with pytest.raises(NodeExistsError):
-        create(other, LAYOUT.workers, b"")
-    create(other, LAYOUT.workers + "/tool", None)
-    create(other, LAYOUT.assignment("tool"), None)
+        create(outsider, LAYOUT.workers, b"")
+    create(outsider, LAYOUT.workers + "/tool", None)
+    create(outsider, LAYOUT.assignment("tool"), None)
     all_go_on(fleet)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
-from kazoo.exceptions import ConnectionLoss
+from kazoo.exceptions import BadVersionError, ConnectionLoss
 
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.client import Client, connect
 from qdo.coordination.member import Member
+from qdo.coordination.znodes.progress import FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import CorruptNodeError
@@ -22,16 +25,6 @@ def fleet(coordinator_url: str) -> Iterator[MemberFleet]:
     fleet = MemberFleet(coordinator_url)
     yield fleet
     fleet.close()
-
-
-@pytest.fixture
-def watcher(coordinator_url: str) -> Iterator[Client]:
-    """A client that looks on."""
-    client = connect(coordinator_url)
-    client.open()
-    yield client
-    client.stop()
-    client.close()
 
 
 def names(count: int) -> list[str]:
@@ -147,86 +140,118 @@ def test_a_connection_lost_while_starting_is_waited_out(coordinator_url: str) ->
     member.stop()
 
 
-def test_a_seek_moves_a_live_queue(fleet: MemberFleet, watcher: Client) -> None:
+def test_an_owner_keeps_an_attempt_that_was_counted_late(
+    fleet: MemberFleet, outsider: Client
+) -> None:
+    """The former owner counts it when it wakes; checkpoints of the new one must not erase it."""
+    fleet.join()
+    (queue,) = names(1)
+    fleet.create_queues([queue])
+    fleet.wait(lambda: fleet.balanced(1), "the queue is claimed")
+    path = LAYOUT.queue(queue)
+
+    def node() -> QueueNode:
+        return QueueNode.parse(outsider.get(path)[0])
+
+    fleet.wait(lambda: node().last > 0, "a checkpoint")
+    late = FailureRecord(2**40, 1, "its session expired", crashed=True)
+    counted: list[int] = []
+
+    def count() -> bool:
+        data, stat = outsider.get(path)
+        found = QueueNode.parse(data)
+        with contextlib.suppress(BadVersionError):
+            outsider.set(path, replace(found, failure=late).encode(), stat.version)
+            counted.append(found.last)
+        return bool(counted)
+
+    fleet.wait(count, "the attempt is counted")
+    fleet.wait(lambda: node().last > counted[0] + 100, "later checkpoints")
+    assert node().failure == late
+
+
+def test_a_seek_moves_a_live_queue(fleet: MemberFleet, outsider: Client) -> None:
     """The owner resumes at the operator's position, and keeps the queue."""
     fleet.join()
     fleet.create_queues(["busy"])
     fleet.wait(lambda: fleet.balanced(1), "the queue is owned")
     wait_until(lambda: len(fleet.ledger) > 20, 20.0, "the queue is being processed")
     fence = fleet.ledger[-1][2]
-    operator.seek(watcher, LAYOUT, "busy", 1_000_000)
+    operator.seek(outsider, LAYOUT, "busy", 1_000_000)
     wait_until(lambda: ("busy", 1_000_001, fence) in fleet.ledger, 20.0, "it goes on from there")
     again = len(fleet.ledger)  # before the seek: it may start afresh before that returns
-    operator.seek(watcher, LAYOUT, "busy", 0)
+    operator.seek(outsider, LAYOUT, "busy", 0)
     wait_until(lambda: ("busy", 1, fence) in fleet.ledger[again:], 20.0, "it starts afresh")
 
 
 @pytest.mark.parametrize("garbage", [b"not JSON", b'{"last": "12x"}', b"[1]"])
 def test_a_queue_with_garbage_waits_for_its_repair(
-    fleet: MemberFleet, watcher: Client, garbage: bytes
+    fleet: MemberFleet, outsider: Client, garbage: bytes
 ) -> None:
     """It is left as it is, the others are processed, and a seek brings it back."""
     for path in LAYOUT.persistent:
-        watcher.ensure_path(path)
-    watcher.create(LAYOUT.queue("broken"), garbage)
-    watcher.create(LAYOUT.queue("sound"), b'{"last": " 41L "}')
+        outsider.ensure_path(path)
+    outsider.create(LAYOUT.queue("broken"), garbage)
+    outsider.create(LAYOUT.queue("sound"), b'{"last": " 41L "}')
     fleet.join()
     fleet.wait(lambda: ("sound", 42) in {(q, n) for q, n, _ in fleet.ledger}, "the sound one runs")
     assert fleet.members[0][0].settled()
-    assert watcher.get(LAYOUT.queue("broken"))[0] == garbage
-    operator.seek(watcher, LAYOUT, "broken", 7)
+    assert outsider.get(LAYOUT.queue("broken"))[0] == garbage
+    operator.seek(outsider, LAYOUT, "broken", 7)
     fleet.wait(lambda: ("broken", 8) in {(q, n) for q, n, _ in fleet.ledger}, "it is repaired")
 
 
-def test_a_corrupt_node_is_not_marked_as_deleted(watcher: Client) -> None:
+def test_a_corrupt_node_is_not_marked_as_deleted(outsider: Client) -> None:
     """Marking would write the node, and its readable parts would be lost."""
-    watcher.create(LAYOUT.queue("broken"), b'{"last": "12x"}', makepath=True)
+    outsider.create(LAYOUT.queue("broken"), b'{"last": "12x"}', makepath=True)
     with pytest.raises(CorruptNodeError) as raised:
-        operator.mark_deleted(watcher, LAYOUT, "broken")
+        operator.mark_deleted(outsider, LAYOUT, "broken")
     assert raised.value.details["queue"] == "broken"
-    assert watcher.get(LAYOUT.queue("broken"))[0] == b'{"last": "12x"}'
+    assert outsider.get(LAYOUT.queue("broken"))[0] == b'{"last": "12x"}'
 
 
-def test_an_empty_node_is_a_queue_without_progress(fleet: MemberFleet, watcher: Client) -> None:
+def test_an_empty_node_is_a_queue_without_progress(fleet: MemberFleet, outsider: Client) -> None:
     """Old tools created queues with no value at all."""
     for path in LAYOUT.persistent:
-        watcher.ensure_path(path)
-    watcher.create(LAYOUT.queue("empty"), b"")
+        outsider.ensure_path(path)
+    outsider.create(LAYOUT.queue("empty"), b"")
     fleet.join()
     fleet.wait(lambda: ("empty", 1) in {(q, n) for q, n, _ in fleet.ledger}, "it starts at 1")
 
 
-def test_a_deleted_queue_is_released_until_it_is_reset(fleet: MemberFleet, watcher: Client) -> None:
+def test_a_deleted_queue_is_released_until_it_is_reset(
+    fleet: MemberFleet, outsider: Client
+) -> None:
     """Marking stops a live queue; resetting starts it from its beginning, in the same node."""
     fleet.join()
     fleet.create_queues(["short-lived"])
     fleet.wait(lambda: fleet.balanced(1), "the queue is owned")
-    operator.mark_deleted(watcher, LAYOUT, "short-lived")
+    operator.mark_deleted(outsider, LAYOUT, "short-lived")
     path = LAYOUT.queue("short-lived")
-    fleet.wait(lambda: not QueueNode.parse(watcher.get(path)[0]).owner, "it is released")
+    fleet.wait(lambda: not QueueNode.parse(outsider.get(path)[0]).owner, "it is released")
     assert not fleet.owned()
-    assert QueueNode.parse(watcher.get(path)[0]).deleted
+    assert QueueNode.parse(outsider.get(path)[0]).deleted
     started = len(fleet.ledger)
-    operator.reset(watcher, LAYOUT, "short-lived")
+    operator.reset(outsider, LAYOUT, "short-lived")
     fleet.wait(lambda: len(fleet.ledger) > started, "it is processed again")
     assert fleet.ledger[started][1] == 1
 
 
-def test_the_worker_node_lists_exactly_what_is_owned(fleet: MemberFleet, watcher: Client) -> None:
+def test_the_worker_node_lists_exactly_what_is_owned(fleet: MemberFleet, outsider: Client) -> None:
     """Other tools read it: the path and the key are a published format."""
     member, engine = fleet.join()
     fleet.create_queues(names(7))
     fleet.wait(lambda: fleet.balanced(7), "all is owned")
-    data = watcher.get(f"/mozilla/services/qdo/fleet/workers/{member.name}")[0]
+    data = outsider.get(f"/mozilla/services/qdo/fleet/workers/{member.name}")[0]
     assert sorted(WorkerNode.parse(data).queues) == sorted(engine.claims)
 
 
-def test_a_deleted_worker_node_ends_the_registration(fleet: MemberFleet, watcher: Client) -> None:
+def test_a_deleted_worker_node_ends_the_registration(fleet: MemberFleet, outsider: Client) -> None:
     """An operator can evict a worker: it drops everything before others claim it."""
     member, engine = fleet.join()
     fleet.create_queues(names(3))
     fleet.wait(lambda: fleet.balanced(3), "all is owned")
-    watcher.delete(LAYOUT.worker(member.name))
+    outsider.delete(LAYOUT.worker(member.name))
     wait_until(lambda: engine.expirations == 1, 20.0, "the member notices")
     assert not engine.claims
     member.stop()
