@@ -154,6 +154,14 @@ def test_targets_that_lead_nowhere(target: str, reason: str) -> None:
         ("import json\njson.loads('')", r"\(.*json/decoder\.py line \d+\);"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         (
+            "import qdo\napp = qdo.App('a', attempts='three')",
+            r"SettingsError: setting attempts: .* \(jobs_for_test_\d+\.py line 2\)",
+        ),
+        (
+            "import qdo\nqdo.Policy(backoff_seconds=600)",
+            r"PolicyError: .* \(jobs_for_test_\d+\.py line 2\)",
+        ),
+        (
             "import qdo\napp = qdo.App('a', borker='x')",
             r"UnknownSettingError: unknown setting 'borker'.* \(jobs_for_test_\d+\.py line 2\)",
         ),
