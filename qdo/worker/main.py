@@ -25,6 +25,7 @@ Exit codes: 0 stopped cleanly, 1 a job could not be finished or a part died, 2 u
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -78,7 +79,9 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     try:
         return _work(settings, child, pipe)
     except QdoError as error:
-        print(printable_lines(f"qdo-worker: {error}", "  "), file=sys.stderr, flush=True)
+        # Without a reader of stderr the exit code is all that says that a restart cannot help.
+        with contextlib.suppress(OSError):
+            print(printable_lines(f"qdo-worker: {error}", "  "), file=sys.stderr, flush=True)
         _report_failure(settings, child, pipe, error)
         return error.exit_code
     except Exception as error:

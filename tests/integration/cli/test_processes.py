@@ -176,6 +176,23 @@ def test_jobs_that_cannot_be_imported(tmp_path: Path, job: str, reason: str) -> 
     assert "Traceback" not in ended.err
 
 
+def test_a_closed_stderr_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    """`qdo-worker 2>&1 | head -1` ends, too: an app without a module is not started again."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as closed:
+        os.close(reader)
+        process = subprocess.Popen(
+            [sys.executable, *WORKER, "no_such_module:app"],
+            stderr=closed,
+            cwd=tmp_path,
+            env=clean_environment(),
+        )
+    try:
+        assert process.wait(timeout=30) == 2
+    finally:
+        process.kill()
+
+
 def test_echo(tmp_path: Path) -> None:
     """Send, work, done: the shortest way through everything."""
     command(*QDO, "send", "--app", "hello", "greetings", '{"name": "Ada"}', cwd=tmp_path)
