@@ -86,6 +86,7 @@ class Client(KazooClient):
     :ivar heard_at: a time since which the leader of the servers has heard of the session: the
         time at which the present connection was requested, on `qdo.system.clock.clock`; None if
         unknown.
+    :ivar connected_to: HOST:PORT of the last ZooKeeper server that accepted the session.
     :ivar session_over: whether the coordinator has confirmed the end of the session, or ended it.
     """
 
@@ -100,6 +101,7 @@ class Client(KazooClient):
         self.heard_at: float | None = None
         self.session_over = False
         self.drop_reason = ""
+        self.connected_to: str | None = None
         # kazoo has no types: here and below, super() is cast to Any.
         cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
         self._calling: Any = self.handler.lock_object()
@@ -133,7 +135,7 @@ class Client(KazooClient):
     @property
     def server(self) -> str:
         """The server that the client is connected to, or was last."""
-        return self._connection.server or self.address.url
+        return self.connected_to or self._connection.server or self.address.url
 
     def lost_server(self) -> str:
         """Return the server of the lost connection, and the reason if the client dropped it."""
@@ -254,6 +256,7 @@ class _NetworkConnection(ConnectionHandler):
         if isinstance(request, Connect):
             granted = answer[0].time_out
             if granted > 0:  # 0: the session to be resumed has ended
+                self.client.connected_to = self.server
                 self.client.negotiated_timeout_seconds = granted / 1000.0
                 self.client.heard_at = began
         return answer

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.connection import _CONNECTION_DROP
 
 from qdo.coordination.client import connect
 from qdo.errors import DatabaseFullError
 from qdo.system.clock import clock
 from tests.support.fleet import MemberFleet
-from tests.support.zookeeper import Ensemble, wait_until
+from tests.support.zookeeper import Ensemble, free_ports, wait_until
 
 SESSION_SECONDS = 4.0
 """The default of `MemberFleet`."""
@@ -107,6 +109,19 @@ def test_a_worker_leaves_a_silent_server_and_keeps_its_session(
     finally:
         silent.cont()
         fleet.close()
+
+
+def test_the_lost_server_is_named_not_the_next_one(zookeeper_server: Ensemble) -> None:
+    """A client tries the next server before a worker logs that it has lost the last one."""
+    client = connect(zookeeper_server.url())
+    client.open()
+    try:
+        with contextlib.suppress(ConnectionDropped):
+            client._connection._connect("127.0.0.1", "127.0.0.1", free_ports(1)[0])
+        assert client.lost_server() == zookeeper_server.servers[0].address
+    finally:
+        client.stop()
+        client.close()
 
 
 def test_a_refused_request_ends_no_member(
