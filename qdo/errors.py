@@ -49,6 +49,10 @@ class UnknownSettingError(SettingsError):
     """unknown setting {name!r} in {origin}{hint}; `qdo config` lists every setting"""
 
 
+class UnknownOptionError(SettingsError):
+    """unknown option {name!r} in the environment{hint}; the options of this program are {known}"""
+
+
 class JobImportError(UsageError):
     """cannot import {target!r}: {reason}; write MODULE:APP, or --app NAME --job
     MODULE:FUNCTION, and start in the folder that contains the module, or install it"""

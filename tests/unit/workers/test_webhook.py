@@ -16,7 +16,7 @@ import urllib3
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from qdo import DeadLetter, Message, Retry, Stop
-from qdo.errors import SettingsError, UnknownSettingError
+from qdo.errors import SettingsError, UnknownOptionError
 from qdo.programs import webhook
 from qdo.programs._options import read
 from qdo.programs.webhook import (
@@ -313,7 +313,7 @@ def test_options_that_will_not_do(name: str, value: str, told: str) -> None:
 
 def test_an_option_that_does_not_exist() -> None:
     """The nearest one is named."""
-    with pytest.raises(UnknownSettingError, match="did you mean 'QDO_WEBHOOK_SECRET'"):
+    with pytest.raises(UnknownOptionError, match="did you mean 'QDO_WEBHOOK_SECRET'"):
         read(WebhookOptions, {**GOOD, "QDO_WEBHOOK_SECRETS": "x"})
 
 
