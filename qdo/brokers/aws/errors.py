@@ -92,7 +92,6 @@ _THROTTLED = {
     "TransactionInProgressException",
 }
 _NOT_FOUND = {
-    "404",
     "NoSuchBucket",
     "NoSuchKey",
     "NonExistentQueue",
@@ -160,7 +159,15 @@ def code_of(error: BaseException) -> str:
 
 def is_not_found(error: BaseException) -> bool:
     """Return whether a queue, stream, shard, bucket or object does not exist."""
+    if _is_bare_404(error):
+        # S3 sends no body, and so no code, in reply to HEAD. All others are not from AWS.
+        return str(getattr(error, "operation_name", "")).startswith("Head")
     return code_of(error) in _NOT_FOUND
+
+
+def _is_bare_404(error: BaseException) -> bool:
+    """Return whether a response has the status 404 instead of a code of AWS."""
+    return code_of(error) == "404"
 
 
 def is_throttling(error: BaseException) -> bool:
@@ -228,13 +235,14 @@ def _of_answer(
         return ThrottledError(
             service=service, action=action, resource=resource, reason=f"{code}: {reason}"
         )
-    if code in _NOT_FOUND:
+    if is_not_found(error):
         remedy = _REMEDIES.get(place.service, "create it")
         return AwsNotFoundError(
             what=f"{service} {what}", name=name, region=place.region, remedy=remedy
         )
-    if status >= 500 or status == TOO_LATE:
-        return _unreachable(place, service, f"it answered {status} {code}: {reason}")
+    if status >= 500 or status == TOO_LATE or _is_bare_404(error):
+        told = code if code == str(status) else f"{status} {code}"
+        return _unreachable(place, service, f"it answered {told}: {reason}")
     kind = AccessDeniedError if code in _DENIED else AwsError
     return kind(service=service, action=action, resource=resource, code=code, reason=reason)
 

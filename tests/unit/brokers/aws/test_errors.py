@@ -14,7 +14,7 @@ from botocore import exceptions as boto
 
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.clients import make_calls, make_client
-from qdo.brokers.aws.errors import BOTO_ERRORS, is_transient, translate, translation
+from qdo.brokers.aws.errors import BOTO_ERRORS, is_not_found, is_transient, translate, translation
 from qdo.brokers.aws.session import regions
 from qdo.errors import (
     AccessDeniedError,
@@ -172,7 +172,13 @@ def test_what_is_no_answer_is_not_taken_for_an_empty_one(answers: Answers, body:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(408, AwsUnreachableError), (429, ThrottledError), (413, AwsError)]
+    ("status", "kind"),
+    [
+        (404, AwsUnreachableError),
+        (408, AwsUnreachableError),
+        (429, ThrottledError),
+        (413, AwsError),
+    ],
 )
 def test_statuses_of_proxies(answers: Answers, status: int, kind: type) -> None:
     """They come without an AWS error code, with a page that has the details."""
@@ -183,7 +189,8 @@ def test_statuses_of_proxies(answers: Answers, status: int, kind: type) -> None:
     client = make_client(answers.place, attempts=1)
     with pytest.raises(BOTO_ERRORS) as caught:
         client.list_queues()
-    assert is_transient(caught.value) is (status != 413)
+    assert is_transient(caught.value) is (status in (408, 429))
+    assert not is_not_found(caught.value)
 
 
 def test_no_answer_in_time(answers: Answers) -> None:
