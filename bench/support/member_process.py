@@ -46,6 +46,9 @@ class ClaimJournal:
         if self.member is not None:
             self.member.finished(claim)
 
+    def released(self, claim: Claim) -> None:
+        """Do nothing: `releasing` is the last event of interest."""
+
     def lost(self, claim: Claim) -> None:
         self.events.append((time.monotonic_ns(), "stopped", claim.queue))
         self.claims.pop(claim.queue, None)

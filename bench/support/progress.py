@@ -46,6 +46,9 @@ class ClaimHolder:
     def releasing(self, claim: Claim) -> None:
         raise RuntimeError(f"{claim} is to be released, although there is no other member")
 
+    def released(self, claim: Claim) -> None:
+        """Do nothing: `releasing` is the last event of interest."""
+
     def lost(self, claim: Claim) -> None:
         self.claims.pop(claim.queue, None)
 

@@ -87,6 +87,9 @@ class SimulatedEngine:
         if work.position is None:
             self.schedule.after(self._moment(), self.run, self._let_go, work)
 
+    def released(self, claim: Claim) -> None:
+        self.schedule.note("%s has released %r", self.worker, claim)
+
     def lost(self, claim: Claim) -> None:
         self.schedule.note("%s has lost %r", self.worker, claim)
         self.checks.lost(self.worker, claim)

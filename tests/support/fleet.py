@@ -45,6 +45,9 @@ class CountingEngine:
         if self.member is not None:
             self.member.finished(claim)
 
+    def released(self, claim: Claim) -> None:
+        """Do nothing: `releasing` forgot the claim."""
+
     def lost(self, claim: Claim) -> None:
         with self._lock:
             self.claims.pop(claim.queue, None)

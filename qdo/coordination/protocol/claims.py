@@ -225,6 +225,9 @@ class ClaimListener(Protocol):
     def releasing(self, claim: Claim) -> None:
         """Finish the message in flight, start no other, then call `finished`."""
 
+    def released(self, claim: Claim) -> None:
+        """The release is recorded; nothing is left to do."""
+
     def lost(self, claim: Claim) -> None:
         """Drop all work of this claim; later calls for it are ignored."""
 

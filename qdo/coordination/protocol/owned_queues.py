@@ -150,6 +150,8 @@ class OwnedQueues:
         """Forget a released queue; take it again if it is assigned again."""
         self._own_node.listed.pop(slot.queue, None)
         self.full = False
+        if slot.claim is not None:
+            self._listener.released(slot.claim)
         slot.claim = None
         self._forget(slot)
         if self.wanted(slot.queue):

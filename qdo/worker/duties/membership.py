@@ -54,8 +54,10 @@ class ClaimEvents:
         self._dispatcher.claimed(self._sender(), claim)
 
     def releasing(self, claim: Claim) -> None:
-        self._counters.released += 1
         self._dispatcher.releasing(self._sender(), claim)
+
+    def released(self, claim: Claim) -> None:
+        self._counters.released += 1
 
     def lost(self, claim: Claim) -> None:
         self._counters.lost += 1

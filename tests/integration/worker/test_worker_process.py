@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -404,5 +405,10 @@ def test_a_drain_after_a_lost_session_is_not_a_clean_stop(fleet: ProcessFleet) -
     frozen.process.send_signal(signal.SIGCONT)
     assert frozen.wait() == 1
     assert "session was lost" in frozen.errors()
+    totals = re.search(r"(\d+) claimed, (\d+) released, (\d+) lost", frozen.errors())
+    assert totals is not None
+    claimed, released, lost = map(int, totals.groups())
+    assert claimed == released + lost
+    assert lost > 0
     other.process.send_signal(signal.SIGTERM)
     assert other.wait() == 0

@@ -46,6 +46,9 @@ class DispatcherSetup:
     def releasing(self, claim: Claim) -> None:
         self.dispatcher.releasing(self.member, claim)
 
+    def released(self, claim: Claim) -> None:
+        """The counters' business."""
+
     def lost(self, claim: Claim) -> None:
         self.dispatcher.lost(claim)
 

@@ -81,6 +81,9 @@ class Turnstile:
     def releasing(self, claim: Claim) -> None:
         """The dispatcher's business."""
 
+    def released(self, claim: Claim) -> None:
+        """The counters' business."""
+
     def lost(self, claim: Claim) -> None:
         self.slot.claim = None
 
