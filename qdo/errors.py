@@ -111,6 +111,11 @@ class BodyLimitError(MessageTooLargeError):
     {size}; raise the setting, up to {most}, or store the body elsewhere and send a reference"""
 
 
+class QueueLimitError(UsageError):
+    """queue {queue!r} cannot be created: the app has {limit} queues already (setting max_queues);
+    raise max_queues, or delete queues with `qdo delete`"""
+
+
 class SqsTooLargeError(MessageTooLargeError):
     """the body for queue {queue!r} must be at most {limit} bytes (max_body in the broker's
     address), got {size}; raise max_body, up to {most}, or add bucket=NAME, which stores larger
@@ -290,6 +295,18 @@ class NodeRefusedError(QdoError):
     `setAcl {path} world:anyone:cdrwa` in zkCli.sh"""
 
     exit_code = 5
+
+
+class QueueNotEmptyError(QdoError):
+    """queue {queue!r} is not empty (waiting: {waiting}, delayed: {delayed}, dead letters:
+    {dead_letters}); process these messages first, or give --with-messages to delete them, too"""
+
+    exit_code = 5
+
+
+class QueueOwnedError(QdoError):
+    """queue {queue!r} still belongs to {owner}, which may be running a job of it; it is marked as
+    deleted; run this again when the job has ended"""
 
 
 class PartialFailureError(QdoError):

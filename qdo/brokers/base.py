@@ -113,6 +113,7 @@ class Broker(abc.ABC):
         would not see each other's messages. "" if workers anywhere reach the same broker.
     :ivar on_sent: a broker with a doorbell calls it with the queues of messages that can be
         received now; it returns at once and raises nothing.
+    :ivar max_queues: the most queues that the app may have, None: any number.
     """
 
     capabilities: Capabilities
@@ -122,6 +123,7 @@ class Broker(abc.ABC):
     identity: str = ""
     positions: Positions = TIME_POSITIONS
     on_sent: Callable[[Iterable[str]], None] | None = None
+    max_queues: int | None = None
 
     @property
     def id_scheme(self) -> int | Positions:
@@ -200,6 +202,17 @@ class Broker(abc.ABC):
 
         :return: the number of deleted messages.
         """
+
+    def delete_queue(self, queue: str, last: int, *, with_messages: bool = False) -> None:
+        """Delete a queue that no worker owns, with its done messages.
+
+        :param last: the recorded progress of the queue: messages up to this position are done.
+        :param with_messages: delete also waiting and delayed messages, and dead letters.
+        :raises QueueNotEmptyError: the queue has such messages, and `with_messages` is not set.
+        :raises UnsupportedError: the queues of this broker are deleted at its service.
+        """
+        what, remedy = "delete queues", "delete the queue at its service, then run this again"
+        raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -71,13 +71,14 @@ def keeps_dead_letters(url: str) -> bool:
         return True
 
 
-def open_broker(url: str, app: str) -> Broker:
+def open_broker(url: str, app: str, max_queues: int | None = None) -> Broker:
     """Open the broker at `url` for one app; create missing files and tables.
 
     :param url: `sqlite:PATH`, a file shared by the processes of this machine,
         `sqs://REGION/PREFIX` or `kinesis://REGION/STREAM`.
     :param app: its queues in a file are separate from those of every other app. In SQS the prefix
         separates apps. Each app reads all of a Kinesis stream.
+    :param max_queues: see `Broker.max_queues`.
     :raises SettingsError: the scheme is unknown, the address invalid, or the app name impossible.
     :raises DatabaseError: the file cannot be used; see its subclasses.
     :raises CredentialsError: AWS rejects the credentials, or there are none.
@@ -89,4 +90,6 @@ def open_broker(url: str, app: str) -> Broker:
     kind = _kind_of(url)
     if kind is None:
         raise SettingsError(name="broker", reason=address_error(url))
-    return kind.open(url, app)
+    broker = kind.open(url, app)
+    broker.max_queues = max_queues
+    return broker

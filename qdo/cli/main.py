@@ -19,6 +19,7 @@ COMMANDS = {
     ),
     "seek": ("qdo.cli.commands.seek", "seek", "Move a queue to another position."),
     "unblock": ("qdo.cli.commands.unblock", "unblock_queue", "Resume a blocked queue."),
+    "delete": ("qdo.cli.commands.delete", "delete_queues", "Delete queues."),
     "broker": (
         "qdo.cli.commands.broker",
         "broker",

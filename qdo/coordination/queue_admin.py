@@ -5,15 +5,17 @@ Operators seek, unblock, mark as deleted and reset. The leader retires, restores
 Each change is a read-modify-write at the version read, and keeps all other keys. An operator's
 change increments ``seek``: the owner then follows the node, and not its own later progress. The
 same transaction adds the queue to ``reread`` in its owner's worker node. Every worker watches its
-own node, so an idle owner notices too. Queue nodes are not deleted while workers run: versions
-would start again at 0, and a late write of the former owner could match.
+own node, so an idle owner notices too.
+
+A queue node is deleted only while it is marked as deleted and has no owner, and together with a
+write of its folder: see `protocol.queue_nodes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
 
@@ -188,6 +190,33 @@ def restore(client: Client, layout: Layout, queue: str) -> QueueNode:
     return _change(client, layout, queue, change, sought=0)
 
 
+def remove(client: Client, layout: Layout, queue: str) -> str:
+    """Delete the node of a queue that is marked as deleted, unless it has an owner.
+
+    :returns: the owner, "" if the node is deleted or does not exist.
+    :raises NodeRefusedError: the coordinator does not let this client delete the node.
+    """
+    path = layout.queue(queue)
+    while True:
+        try:
+            folder, folder_stat = client.get(layout.queues)
+            data, stat = client.get(path)
+            node = QueueNode.parse(data)
+            if node.owner and client.exists(layout.worker(node.owner)) is not None:
+                return node.owner
+        except NoNodeError:
+            return ""
+        except KazooException as error:
+            if is_refusal(error):
+                raise NodeRefusedError(path=path) from error
+            raise
+        transaction = client.transaction()
+        transaction.set_data(layout.queues, folder or b"", folder_stat.version)
+        transaction.delete(path, stat.version)
+        if _has_succeeded(transaction.commit(), path):
+            return ""
+
+
 def is_deleted(node: QueueNode) -> bool:
     """Return whether a queue was marked as deleted by `retire`."""
     return node.deleted and any(name == RETIRED for name, _ in node.extra)
@@ -248,6 +277,11 @@ def _commit(client: Client, layout: Layout, queue: str, node: QueueNode, version
         transaction = client.transaction()
         transaction.set_data(path, node.encode(), version)
         results = transaction.commit()
+    return _has_succeeded(results, path)
+
+
+def _has_succeeded(results: Iterable[Any], path: str) -> bool:
+    """Return whether a transaction took effect, False if a node changed since it was read."""
     for result in results:
         if isinstance(result, (BadVersionError, NoNodeError)):
             return False

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from qdo.coordination.bulk_reads import read_nodes, read_permitted_children
 from qdo.coordination.client import Client
+from qdo.coordination.znodes.values import inflated
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def subtree(client: Client, root: str) -> list[Znode]:
     nodes = [
         Znode(
             read.path,
-            read.refused or read.data.decode(errors="backslashreplace"),
+            read.refused or inflated(read.data).decode(errors="backslashreplace"),
             read.version,
             read.session != 0,
         )

@@ -66,7 +66,7 @@ def open_broker_with_doorbell(settings: Settings, app: str) -> OpenBroker:
     from qdo.brokers.registry import open_broker
 
     share_files(settings)
-    broker = open_broker(settings.broker, app)
+    broker = open_broker(settings.broker, app, settings.max_queues)
     try:
         return OpenBroker(broker, attach_doorbell(broker, settings, app))
     except BaseException:

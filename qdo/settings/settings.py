@@ -190,6 +190,12 @@ class Settings:
         checks.between(0, 3_153_600_000),
         "seconds",
     )
+    max_queues: int = _setting(
+        100_000,
+        "the most queues that the app may have; a message for another one is refused",
+        checks.between(1, 10_000_000),
+        "queues",
+    )
     max_body_bytes: int = _setting(
         MAX_STORED_BODY_BYTES,
         "largest body that senders accept; a broker may have a lower limit",

@@ -53,7 +53,7 @@ from qdo.text import pluralize
 from qdo.worker.drain import Drain
 from qdo.worker.duties.burst import Burst
 from qdo.worker.duties.checkpoint_progress import CheckpointProgress
-from qdo.worker.duties.discovery import Discovery, has_dynamic_queues
+from qdo.worker.duties.discovery import Discovery
 from qdo.worker.duties.doorbell_listener import DoorbellListener
 from qdo.worker.duties.left_messages import LeftMessages
 from qdo.worker.duties.member_api import CurrentMember
@@ -130,21 +130,21 @@ class Worker:
             supports, or policies contradict each other.
         :raises UnreachableError: broker or coordinator cannot be reached at the start.
         """
+        settings = self.settings
         self._executors.check(self.app.jobs)
-        check_policies(self.app.jobs, self.settings.policies, default_policy(self.settings))
+        check_policies(self.app.jobs, settings.policies, default_policy(settings))
         self._stop.open()
         try:
-            self._broker = open_broker(self.settings.broker, self.app.name)
-            self._members.filter = takes = filter_of(self.app, self.settings)
-            self._members.broker_identity = self._broker.identity
-            self._members.awaits_exclusions = has_dynamic_queues(self._broker)
-            notifier = attach_doorbell(self._broker, self.settings, self.app.name)
+            self._broker = open_broker(settings.broker, self.app.name, settings.max_queues)
+            self._members.filter = takes = filter_of(self.app, settings)
+            self._members.use(self._broker)
+            notifier = attach_doorbell(self._broker, settings, self.app.name)
             with contextlib.ExitStack() as stack:
                 for each in (notifier, self._broker, self.app):
                     if each is not None:
                         stack.callback(each.close)
                 refuse = not self._process.restarted
-                policy_of = policy_lookup(self.app, self.settings)
+                policy_of = policy_lookup(self.app, settings)
                 check_jobs(self.app, self._broker, takes.matcher(), policy_of, refuse=refuse)
                 code = self._serve()
             _log.info("step 6: the broker is closed; exit code %d", code)

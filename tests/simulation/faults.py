@@ -224,6 +224,7 @@ FAULTS: tuple[Callable[[World], None], ...] = (
     operators.seek,
     operators.seek_hastily,
     operators.mark_deleted,
+    operators.delete,
     operators.spoil,
     write_garbage,
     usurp,

@@ -158,6 +158,7 @@ class Checks:
         old, new = self._value(before), self._value(after)
         state = self._state.setdefault(queue, QueueHistory())
         if before is None and "owner" not in new:
+            state.last = _position(new)
             return
         tenure = state.tenures[-1] if state.tenures else None
         last, now = state.last, _position(new)

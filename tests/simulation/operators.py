@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from qdo.coordination.protocol.machine import Op, Rejected, SetOp
+from qdo.coordination.protocol.machine import CreateOp, DeleteOp, Op, Rejected, SetOp
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from tests.simulation.invariants import OPERATOR
@@ -39,6 +39,38 @@ def mark_deleted(world: World) -> None:
             queue,
             lambda node: replace(_sought(node, 0), deleted=False),
         )
+
+
+def delete(world: World) -> None:
+    """Delete a queue for good, node and all; most are created again soon."""
+    if len(world.queues()) > 1:
+        queue = world.random.choice(world.queues())
+        _operate(world, queue, lambda node: replace(node, deleted=True))
+        world.schedule.after(world.random.random(), world.befall, partial(_remove, queue=queue))
+
+
+def _remove(world: World, queue: str) -> None:
+    """Delete the node once no worker owns it, together with a write of its folder."""
+    coordinator, random = world.coordinator, world.random
+    path, folder = world.layout.queue(queue), coordinator.node(world.layout.queues)
+    node = coordinator.node(path)
+    if node is None or folder is None:
+        return
+    before = QueueNode.parse(node.data)
+    owned = before.owner and coordinator.node(world.layout.worker(before.owner)) is not None
+    if coordinator.down or owned or not before.deleted:
+        world.schedule.after(0.5, world.befall, partial(_remove, queue=queue))
+        return
+    ops: tuple[Op, ...] = (
+        SetOp(world.layout.queues, b"", folder.version),
+        DeleteOp(path, node.version),
+    )
+    answer = coordinator.commit(OPERATOR, ops)
+    world.schedule.note("an operator deletes %s: %s", queue, answer)
+    if random.random() < 0.8:
+        last = 10 * random.randint(0, world.broker.end(queue) // 10)
+        create = CreateOp(path, QueueNode(last=last).encode())
+        world.schedule.after(random.random() * 0.3, coordinator.commit, OPERATOR, (create,))
 
 
 def spoil(world: World) -> None:

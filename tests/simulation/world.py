@@ -53,6 +53,7 @@ class World:
         self.healing = False
         self.rogue = False
         self._started = 0
+        self._created = 0
 
     # --- the course of events -----------------------------------------------------------
 
@@ -172,7 +173,8 @@ class World:
 
     def new_queue(self) -> None:
         """Create a queue that has some messages."""
-        name = f"q{len(self.queues())}"
+        name = f"q{self._created}"
+        self._created += 1
         self.broker.send(name, self.random.randint(1, 5))
         data = QueueNode().encode() if self.random.random() < 0.5 else b""
         self.coordinator.commit(OPERATOR, (CreateOp(self.layout.queue(name), data),))

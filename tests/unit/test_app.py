@@ -384,11 +384,11 @@ def test_fork_while_another_thread_opens_the_broker(
     opening, forked = threading.Event(), threading.Event()
     open_broker = brokers.open_broker
 
-    def slowly(url: str, name: str) -> Any:
+    def slowly(*args: Any) -> Any:
         if threading.current_thread() is thread:
             opening.set()
             forked.wait(20)
-        return open_broker(url, name)
+        return open_broker(*args)
 
     monkeypatch.setattr(brokers, "open_broker", slowly)
     thread = threading.Thread(target=app.send, args=("q", "parent"))

@@ -14,6 +14,7 @@ from qdo.brokers.base import Broker, Capabilities, Outgoing
 from qdo.brokers.embedded.catalog import EmbeddedCatalog
 from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.brokers.embedded.delayed import DelayScheduler, send_with_options
+from qdo.brokers.embedded.deletion import check_empty, delete
 from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.listener import LOOK_SECONDS, CommitListener
 from qdo.brokers.embedded.reader import EmbeddedReader
@@ -28,14 +29,18 @@ from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
 
 log = logging.getLogger(__name__)
 
+NEWEST = 2**63 - 1
+"""No message has a larger position."""
 RETIRE_CHUNK = 1000
 """Messages that one transaction deletes: a few milliseconds for a writer that waits."""
 AHEAD_SECONDS = 3600.0
 """Done messages dated further ahead are logged: they cannot be deleted for a long time."""
 
 _RETIRE = """
-DELETE FROM messages WHERE queue = :queue AND position IN (
-    SELECT position FROM messages WHERE queue = :queue AND position <= :upto
+DELETE FROM messages
+WHERE queue = (SELECT id FROM queues WHERE app = :app AND name = :queue) AND position IN (
+    SELECT position FROM messages
+    WHERE queue = (SELECT id FROM queues WHERE app = :app AND name = :queue) AND position <= :upto
     ORDER BY position LIMIT :chunk)
 """
 
@@ -73,7 +78,9 @@ class EmbeddedBroker(Broker):
                     (self.id_node,) = self._reading.execute("SELECT node FROM file").fetchone()
                 self.identity = f"{self.id_node:012x}"
                 self._watch = ReplacedFileCheck(path)
-                self._writer = Writer(path, app, self._wakeups, clock)
+                self._writer = Writer(
+                    path, app, self._wakeups, clock, limit=lambda: self.max_queues
+                )
                 self.catalog = EmbeddedCatalog(self._reading, path, app)
                 self.dead_letters = EmbeddedDeadLetters(
                     self._reading, path, app, self._writer, self.id_node
@@ -150,6 +157,14 @@ class EmbeddedBroker(Broker):
             if deleted < RETIRE_CHUNK:
                 return total
 
+    def delete_queue(self, queue: str, last: int, *, with_messages: bool = False) -> None:
+        if not with_messages:
+            self._writer.run(lambda transaction: check_empty(transaction, queue, last))
+        upto = NEWEST if with_messages else last
+        while self._writer.run(lambda transaction: _retire(transaction, queue, upto)):
+            pass  # in parts, as in `trim`
+        self._writer.run(lambda transaction: delete(transaction, queue, last, with_messages))
+
     def _log_ahead(self, position: int) -> None:
         """Log once that messages are dated ahead; positions never decrease."""
         if not self._logged_ahead:
@@ -194,7 +209,7 @@ def _plain(messages: Sequence[Outgoing]) -> bool:
 
 
 def _retire(transaction: Transaction, queue: str, upto: int) -> int:
-    parameters = {"queue": transaction.queue_id(queue), "upto": upto, "chunk": RETIRE_CHUNK}
+    parameters = {"app": transaction.app, "queue": queue, "upto": upto, "chunk": RETIRE_CHUNK}
     return transaction.connection.execute(_RETIRE, parameters).rowcount
 
 

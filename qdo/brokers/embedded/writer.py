@@ -60,10 +60,16 @@ class Writer:
     """Commits the calls of one process for one app, in groups.
 
     :ivar commits: number of committed transactions.
+    :param limit: returns the most queues that the app may have, None: any number.
     """
 
     def __init__(
-        self, path: str, app: str, wakeups: str, clock: Callable[[], int] = position_now
+        self,
+        path: str,
+        app: str,
+        wakeups: str,
+        clock: Callable[[], int] = position_now,
+        limit: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.commits = 0
         self._begun = 0  # calls, counted by the callers
@@ -72,6 +78,7 @@ class Writer:
         self._app = app
         self._wakeups = wakeups
         self._clock = clock
+        self._limit = limit
         self._pid = os.getpid()
         self._closed = False
         self._closing = native_lock()  # so that no call follows the last one
@@ -210,7 +217,7 @@ class Writer:
 
     def _commit(self, calls: list[_Call[Any]]) -> bool:
         connection = self._connection
-        transaction = Transaction(connection, self._app, self._clock)
+        transaction = Transaction(connection, self._app, self._clock, self._limit())
         self._watch.check()
         self._gate.begin(connection)
         try:

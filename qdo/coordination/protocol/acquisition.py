@@ -20,9 +20,11 @@ from qdo.coordination.protocol.machine import (
     NodeRead,
     NoResponse,
     Refused,
+    Rejected,
     Response,
     Stat,
 )
+from qdo.coordination.protocol.queue_nodes import Deletions
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
@@ -39,6 +41,7 @@ class Acquisition:
     """The slots of one worker that are reading, waiting, unusable or free.
 
     :ivar free: slots without an owner, at the version read.
+    :ivar deletions: notices that nodes were deleted since.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Acquisition:
         lease: Lease,
     ) -> None:
         self.free: dict[str, OwnedQueue] = {}
+        self.deletions = Deletions(layout.queues, machine)
         self._layout = layout
         self._name = name
         self._machine = machine
@@ -77,8 +81,18 @@ class Acquisition:
         self._to_check.clear()
         self._waiting.clear()
         self._read_at.clear()
-        for slot in self._slots.values():
-            if slot.state in (QueueState.READING, QueueState.WAITING, QueueState.UNUSABLE):
+        self._read_all(QueueState.READING, QueueState.WAITING, QueueState.UNUSABLE)
+
+    def start_over(self, answer: Rejected) -> None:
+        """Read the free slots again: nodes were deleted since they were read."""
+        self.deletions.rejected(answer)
+        self._read_all(QueueState.FREE)
+
+    def _read_all(self, *states: QueueState) -> None:
+        if not self.deletions.known:
+            self.deletions.read()
+        for slot in list(self._slots.values()):
+            if slot.state in states:
                 self.read(slot)
 
     def due(self) -> float:
@@ -93,6 +107,8 @@ class Acquisition:
                 slot = self._slots.get(queue)
                 if slot is not None and slot.state in (QueueState.UNUSABLE, QueueState.WAITING):
                     self.read(slot)
+        if self.free and not (self.deletions.known or self.deletions.reading):
+            self._read_all(QueueState.FREE)  # the folder of queues was missing
         if not self._reads:
             checks, self._to_check = self._to_check, {}
             for owner, slots in checks.items():

@@ -159,9 +159,12 @@ class Assignments:
                 continue
             share = frozenset(wanted.get(worker, ()))
             replaced = worker in self._protected
-            if share == had and version >= 0 and not replaced and worker not in self._garbage:
+            kept = version >= 0 and not replaced and worker not in self._garbage
+            if share == had and kept:
                 continue
-            data = _fitting(worker, share)
+            share, data = _fitting(worker, share, had)
+            if share == had and kept:
+                continue
             if replaced:
                 changes.append((0, worker, had, DeleteOp(path)))
                 changes.append((0, worker, share, CreateOp(path, data)))
@@ -229,21 +232,27 @@ class Assignments:
         )
 
 
-def _fitting(worker: str, share: frozenset[str]) -> bytes:
-    """Return the value of an assignment, cut to the size limit of a node."""
+def _fitting(
+    worker: str, share: frozenset[str], had: frozenset[str]
+) -> tuple[frozenset[str], bytes]:
+    """Return an assignment and its value, cut to the size limit of a node.
+
+    New queues are cut first: those that the worker had keep their place.
+    """
     data = encode_queues(share)
-    if len(data) <= MAX_VALUE_BYTES:
-        return data
-    names = sorted(share)
-    fits = len(names) * MAX_VALUE_BYTES // len(data) * 9 // 10
-    log.error(
-        "rebalancer: %s for %s do not fit into one node; %d of them have no owner; "
-        "start more workers",
-        pluralize(len(names), "queue"),
-        worker,
-        len(names) - fits,
-    )
-    return encode_queues(names[:fits])
+    names = sorted(share, key=lambda name: (name not in had, name))
+    while len(data) > MAX_VALUE_BYTES:
+        names = names[: len(names) * MAX_VALUE_BYTES // len(data) * 9 // 10]
+        data = encode_queues(names)
+    if len(names) < len(share):
+        log.error(
+            "rebalancer: %s for %s do not fit into one node; %d of them have no owner; "
+            "start more workers",
+            pluralize(len(share), "queue"),
+            worker,
+            len(share) - len(names),
+        )
+    return frozenset(names), data
 
 
 class AssignmentReader:

@@ -15,6 +15,8 @@ from qdo.coordination.protocol.claims import Claim, ClaimListener, OwnedQueue, Q
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.values import MAX_VALUE_BYTES
+from qdo.errors import OversizeError
 from qdo.positions import Positions
 
 log = logging.getLogger(__name__)
@@ -117,6 +119,17 @@ class OwnedQueues:
         else:
             slot.claim.open = False
             self.finish(slot)  # no message was started under this claim
+
+    def stop_claiming(self, count: int, size: int) -> None:
+        """Claim no further queue: ZooKeeper would drop the connection, again and again."""
+        self.full = True
+        queues = len(self._own_node.listed) + count
+        error = OversizeError(
+            what=f"the node of {self._worker.name} with {queues} queues",
+            size=size,
+            limit=MAX_VALUE_BYTES,
+        )
+        log.error("%s: cannot claim more queues: %s", self._worker.name, error)
 
     def not_claimed(self, slot: OwnedQueue) -> None:
         """Read the queue again after a failed claim, if it is still assigned."""

@@ -21,7 +21,6 @@ queue a second owner. The rules, by the numbers of `docs/design`:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 
@@ -44,9 +43,6 @@ from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES, MAX_VALUE_BYTES
-from qdo.errors import OversizeError
-
-log = logging.getLogger(__name__)
 
 
 class Ownership(Machine):
@@ -229,8 +225,9 @@ class Ownership(Machine):
             self._claim(self._fitting(list(free.values())[:BATCH], attrgetter("node")))
 
     def _may_claim(self) -> bool:
-        free, reading = self._acquisition.free, self._acquisition.reading
-        return bool(free) and not self._queues.full and (len(free) >= BATCH or not reading)
+        taking = self._acquisition
+        ready = bool(taking.free) and taking.deletions.known and not self._queues.full
+        return ready and (len(taking.free) >= BATCH or not taking.reading)
 
     def _rewritten(self, answer: Response) -> None:
         if self._answered([], answer) and isinstance(answer, Rejected):
@@ -274,7 +271,7 @@ class Ownership(Machine):
         ops = self._sets(slots, [slot.node.owned_by(self.name) for slot in slots])
         size = len(value) + sum(len(op.path) + len(op.data) + 64 for op in ops)
         if len(value) > MAX_VALUE_BYTES or size > MAX_TRANSACTION_BYTES:
-            self._stop_claiming(len(slots), size)
+            self._queues.stop_claiming(len(slots), size)
             return
         for slot in slots:
             slot.state = QueueState.CLAIMING
@@ -282,17 +279,12 @@ class Ownership(Machine):
             del self._acquisition.free[slot.queue]
         if not self._acquisition.free:
             self._acquisition.free.clear()  # releases memory: a dict never shrinks by itself
-        self._own_node.commit(ops, value, lambda answer: self._claim_answered(slots, answer))
-
-    def _stop_claiming(self, count: int, size: int) -> None:
-        """Claim no further queue: ZooKeeper would drop the connection, again and again."""
-        self._queues.full = True
-        error = OversizeError(
-            what=f"the node of {self.name} with {len(self._own_node.listed) + count} queues",
-            size=size,
-            limit=MAX_VALUE_BYTES,
+        self._own_node.commit(
+            ops,
+            value,
+            lambda answer: self._claim_answered(slots, answer),
+            self._acquisition.deletions.checks(),
         )
-        log.error("%s: cannot claim more queues: %s", self.name, error)
 
     def _claim_answered(self, slots: list[OwnedQueue], answer: Response) -> None:
         if not self._answered(slots, answer):
@@ -310,6 +302,8 @@ class Ownership(Machine):
                 else:
                     self._acquisition.offer(slot)
                     self._queues.drop_unwanted(slot)
+            if answer.index > len(slots):
+                self._acquisition.start_over(answer)
 
     # --- releases ---------------------------------------------------------------------
 

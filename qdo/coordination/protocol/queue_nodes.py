@@ -1,4 +1,9 @@
-"""Creating queue nodes for queues that the broker has and the coordinator lacks."""
+"""Which queue nodes exist: the leader creates missing ones, and workers notice deletions.
+
+The versions of a node that is created again start at 0, so a late claim could find the version that
+it read of the former node. Therefore each deletion also writes the folder `queues`, and each claim
+checks that the folder still has the version that it had before the queue nodes were read.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,18 @@ import logging
 from collections.abc import Iterable
 
 from qdo.coordination.protocol.assignments import FencedCommit
-from qdo.coordination.protocol.machine import CommitError, CreateOp, Rejected, Response
+from qdo.coordination.protocol.machine import (
+    CheckOp,
+    CommitError,
+    CreateOp,
+    Machine,
+    NodeRead,
+    NoResponse,
+    Refused,
+    Rejected,
+    Response,
+    Stat,
+)
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 
@@ -83,3 +99,54 @@ class QueueNodes:
             self._creating.pop(name, None)
         if not self._creating:
             self._creating = {}  # releases memory: a dict never shrinks by itself
+
+
+class Deletions:
+    """The version of the folder of queue nodes, as known to one worker.
+
+    :ivar known: whether claims can be checked.
+    :ivar reading: whether the version is being read.
+    """
+
+    def __init__(self, folder: str, machine: Machine) -> None:
+        self.known = False
+        self._folder = folder
+        self._machine = machine
+        self._version = 0
+        self.reading = False
+        self._unchecked = False
+
+    def read(self) -> None:
+        """Read the version. Queue nodes read after this call may be claimed under it."""
+        self.known = False
+        self.reading = True
+        self._machine.ask(Stat(self._folder), self._read)
+
+    def _read(self, answer: Response) -> None:
+        if isinstance(answer, NoResponse):
+            return  # read again after the reconnection
+        self.reading = False
+        if isinstance(answer, Refused):
+            self._give_up(answer.reason)
+        self.known = self._unchecked or isinstance(answer, NodeRead)
+        if isinstance(answer, NodeRead):
+            self._version = answer.version
+
+    def checks(self) -> tuple[CheckOp, ...]:
+        """Return the operations that a claim must contain."""
+        return () if self._unchecked else (CheckOp(self._folder, self._version),)
+
+    def rejected(self, answer: Rejected) -> None:
+        """Handle a claim that failed for such an operation."""
+        self.known = False
+        if answer.fault is CommitError.OTHER:
+            self._give_up(answer.reason)
+
+    def _give_up(self, reason: str) -> None:
+        if not self._unchecked:
+            self._unchecked = True
+            log.warning(
+                "cannot check %s: %s; claiming queues all the same; give qdo all rights on it",
+                self._folder,
+                reason,
+            )

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from qdo.coordination.protocol.machine import (
     Callback,
+    CheckOp,
     Commit,
     CommitError,
     Committed,
@@ -56,6 +57,7 @@ class WorkerNodeWriter:
         self._on_gone = on_gone
         self._on_reread = on_reread
         self._version = 0
+        self._written_at = 0
         # No write may start: one is in flight, or the version is being read.
         self._closed = False
         self._in_flight = False
@@ -85,10 +87,14 @@ class WorkerNodeWriter:
             listed.pop(queue, None)
         return WorkerNode(tuple(listed), draining=self.draining, filter=self.filter).encode()
 
-    def commit(self, ops: list[SetOp], value: bytes, then: Callback) -> None:
-        """Write the own node together with queue nodes; `then` must first call `answered`."""
+    def commit(
+        self, ops: list[SetOp], value: bytes, then: Callback, checks: tuple[CheckOp, ...] = ()
+    ) -> None:
+        """Write the own node after queue nodes; `then` must first call `answered`."""
         self._closed = self._in_flight = True
-        self._machine.ask(Commit((*ops, SetOp(self.path, value, self._version))), then)
+        self._written_at = len(ops)
+        own = SetOp(self.path, value, self._version)
+        self._machine.ask(Commit((*ops, own, *checks)), then)
 
     def answered(self, answer: Response) -> bool:
         """Handle the answer to `commit`; return False if the own node is in doubt."""
@@ -97,7 +103,7 @@ class WorkerNodeWriter:
             return False
         self._closed = self._in_flight = False
         if isinstance(answer, Committed):
-            self._version = answer.versions[-1]
+            self._version = answer.versions[self._written_at]
         return True
 
     def rejected(self, answer: Rejected) -> None:

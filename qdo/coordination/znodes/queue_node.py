@@ -33,7 +33,8 @@ from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import is_path_part
 
 _MOST_GROWTH = 6
-"""A value that is written again may take this many times its bytes: é becomes ``\\u00e9``."""
+"""A value that is written again may take this many times its bytes: 1e15 becomes
+1000000000000000.0."""
 
 
 @dataclass(frozen=True, slots=True)

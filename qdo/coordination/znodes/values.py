@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import zlib
 from typing import Any
 
 import ujson
@@ -23,6 +24,13 @@ MAX_QUEUE_BYTES = 240 * 1024
 MAX_DEPTH = 100
 """Deepest nesting of a value. ujson cannot write more than 1,024 levels, and Python's own parser
 reads more in some versions."""
+
+
+MAX_INFLATED_BYTES = 8 * 1024 * 1024
+"""Largest value after decompression: over 200,000 queues with 32-character names."""
+
+_ZLIB = b"x"
+"""First byte of a compressed value. No JSON text begins with it."""
 
 
 SHOWN_CHARACTERS = 60
@@ -86,8 +94,35 @@ def shown(value: Any) -> str:
 
 
 def encode(value: dict[str, Any]) -> bytes:
-    """Return the JSON of a node."""
-    return ujson.dumps(value, ensure_ascii=True, escape_forward_slashes=False).encode()
+    """Return the JSON of a node; a lone surrogate becomes a question mark."""
+    text = ujson.dumps(value, ensure_ascii=False, escape_forward_slashes=False)
+    return text.encode(errors="replace")
+
+
+def encode_list(value: dict[str, Any]) -> bytes:
+    """Return the JSON of a node that lists queues, compressed if it is too long otherwise.
+
+    Level 1: it makes 126 KB of 50,000 names like tenant-00001234 in 13 ms, and 1.1 MB of as many
+    UUIDs in 62 ms. Level 6 saves less than 5 % for twice the time.
+    """
+    data = encode(value)
+    long = MAX_VALUE_BYTES < len(data) <= MAX_INFLATED_BYTES
+    return zlib.compress(data, 1) if long else data
+
+
+def load_list(data: bytes | None) -> tuple[dict[str, Any], str | None]:
+    """Do the same as `load` for a node that `encode_list` may have made."""
+    return load(data if data is None else inflated(data))
+
+
+def inflated(data: bytes) -> bytes:
+    """Return a value without its compression; one that is cut off or too large is unchanged."""
+    inflate = zlib.decompressobj()
+    try:
+        value = inflate.decompress(data, MAX_INFLATED_BYTES) if data.startswith(_ZLIB) else data
+    except zlib.error:
+        return data
+    return value if inflate.eof else data
 
 
 def string_tuple(value: Any) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from qdo.coordination.znodes.values import encode, load, string_tuple
+from qdo.coordination.znodes.values import encode_list, load_list, string_tuple
 from qdo.queues import EVERYTHING, QueueFilter, is_path_part
 
 
@@ -27,7 +27,7 @@ class WorkerNode:
     @classmethod
     def parse(cls, data: bytes | None) -> WorkerNode:
         """Parse a node; one that cannot be read lists no queue."""
-        value, _ = load(data)
+        value, _ = load_list(data)
         return cls(
             string_tuple(value.get("queues")),
             string_tuple(value.get("reread")),
@@ -43,7 +43,7 @@ class WorkerNode:
             value["draining"] = True
         if self.filter != EVERYTHING:
             value["filter"] = dump_filter(self.filter)
-        return encode(value)
+        return encode_list(value)
 
 
 def dump_filter(takes: QueueFilter) -> dict[str, list[str]]:
@@ -68,7 +68,7 @@ def parse_assignment(data: bytes | None) -> frozenset[str] | None:
 
     The names become paths, and a name that is not a valid path would break the connection.
     """
-    value, _ = load(data)
+    value, _ = load_list(data)
     if not isinstance(value.get("queues"), list):
         return None
     return frozenset(filter(is_path_part, string_tuple(value["queues"])))
@@ -76,4 +76,4 @@ def parse_assignment(data: bytes | None) -> frozenset[str] | None:
 
 def encode_queues(queues: Iterable[str]) -> bytes:
     """Return the value of an assignment node."""
-    return encode({"queues": sorted(queues)})
+    return encode_list({"queues": sorted(queues)})

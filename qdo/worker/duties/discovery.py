@@ -15,9 +15,9 @@ from gevent.event import Event
 from qdo.brokers.base import Broker
 from qdo.errors import QdoError
 from qdo.queues import name_error
-from qdo.text import describe
+from qdo.text import describe, join_some, pluralize
 from qdo.worker.duties.member_api import CurrentMember, LeaderApi
-from qdo.worker.duties.queue_reconciler import QueueReconciler
+from qdo.worker.duties.queue_reconciler import NAMES_SHOWN, QueueReconciler
 from qdo.worker.duties.runner import Duty
 
 _log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Discovery(Duty):
         self, broker: Broker, clock: Callable[[], float], current: CurrentMember | None = None
     ) -> None:
         self._broker = broker
+        self._refused: list[str] = []
         self._clock = clock
         self._current = current if current is not None else CurrentMember()
         self._wanted = Event()
@@ -110,14 +111,17 @@ class Discovery(Duty):
             return RETRY_SECONDS
 
     def _create(self, queues: LeaderApi, now: float) -> float:
+        nodes = queues.queue_names()
+        if nodes is None and self._broker.max_queues is not None:
+            return SOON_SECONDS
         fresh, self._fresh = self._fresh - self._known, set()
         if now >= self._list_at:
             self._list_at = now + self._broker.catalog.list_seconds
             self._known = set(self._list() or ())
             # Most of a hundred thousand names have nodes already.
-            fresh |= self._known.difference(queues.queue_names() or ())
+            fresh |= self._known.difference(nodes or ())
         self._known |= fresh
-        usable = self._usable(fresh)
+        usable = self._fitting(self._usable(fresh), len(nodes or ()))
         if usable:
             queues.create_queues(usable)
         return max(SOON_SECONDS, self._list_at - now)
@@ -134,7 +138,8 @@ class Discovery(Duty):
                 reconciler.reread_some(queues)
         self._known |= self._fresh
         self._fresh = fresh = self._fresh - reconciler.nodes
-        pause = reconciler.act(queues, self._usable(fresh), now)
+        fitting = self._fitting(self._usable(fresh), reconciler.count)
+        pause = reconciler.act(queues, fitting, now)
         self._fresh = self._fresh - fresh
         return max(SOON_SECONDS, min(pause, self._list_at - now, RECONCILE_SECONDS))
 
@@ -149,6 +154,26 @@ class Discovery(Duty):
                 describe(error),
             )
             return None
+
+    def _fitting(self, names: list[str], count: int) -> list[str]:
+        """Return the new queues that get a node; those that have one keep it.
+
+        :param count: number of queues that have one.
+        """
+        if self._broker.max_queues is None:
+            return names
+        room = max(0, self._broker.max_queues - count)
+        refused = names[room:]
+        if refused and refused != self._refused:
+            self._refused = refused
+            _log.error(
+                "%s not processed, because the app has %s already (setting max_queues): %s;"
+                " raise max_queues, or delete queues with `qdo delete`",
+                "1 new queue is" if len(refused) == 1 else f"{len(refused)} new queues are",
+                pluralize(count, "queue"),
+                join_some(refused, NAMES_SHOWN),
+            )
+        return names[:room]
 
     def _usable(self, names: Iterable[str]) -> list[str]:
         return [name for name in sorted(names) if self._is_usable(name)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import gevent
 
+from qdo.brokers.base import Broker
 from qdo.brokers.registry import positions_of
 from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
@@ -21,6 +22,7 @@ from qdo.queues import EVERYTHING
 from qdo.settings.settings import Settings
 from qdo.system.sqlite import absolute
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
+from qdo.worker.duties.discovery import has_dynamic_queues
 from qdo.worker.duties.member_api import MemberApi
 
 OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
@@ -30,10 +32,7 @@ class MemberFactory:
     """Opens sessions and makes the member of each.
 
     :ivar connect_seconds: how long one attempt to connect or register may take.
-    :ivar awaits_exclusions: this worker reads which queues are marked as deleted. As leader it
-        assigns no queue before it has read them; see `coordination.protocol.rebalancer`.
     :ivar filter: the queues that this worker takes.
-    :ivar broker_identity: the `Broker.identity` of this worker's broker.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     :param on_session: called with id and password of every session, and with its timeout, before
         anything is written in it; and with None after the worker closed it.
@@ -43,16 +42,22 @@ class MemberFactory:
         self, settings: Settings, on_session: OnSession = lambda session, timeout: None
     ) -> None:
         self.connect_seconds = settings.connect_seconds
-        self.awaits_exclusions = False
         self.filter = EVERYTHING
-        self.broker_identity = ""
         self.on_doorbell: Callable[[str], None] | None = None
         self._settings = settings
         self._layout = Layout.of(settings.app, settings.namespace)
         self._positions = positions_of(settings.broker)
         self._on_session = on_session
+        self._broker_identity = ""
+        self._wait_for_deleted = False
         self._client: Client | None = None
         self._member: MemberApi | None = None
+
+    def use(self, broker: Broker) -> None:
+        """Make members for the queues of this broker."""
+        self._broker_identity = broker.identity
+        # Then this worker, as leader, assigns no queue before it has read which are deleted.
+        self._wait_for_deleted = has_dynamic_queues(broker)
 
     def make(self, listener: MemberListener, component: Mapping[str, Any]) -> MemberApi:
         """Return a member with a session of its own, not registered yet.
@@ -90,16 +95,16 @@ class MemberFactory:
             options=MemberOptions(
                 checkpoint_seconds=settings.checkpoint_seconds,
                 filter=self.filter,
-                wait_for_deleted=self.awaits_exclusions,
+                wait_for_deleted=self._wait_for_deleted,
                 positions=self._positions,
             ),
         )
         return member
 
     def _check_broker(self, client: Client) -> None:
-        if self.broker_identity:
+        if self._broker_identity:
             address = absolute(self._settings.broker)
-            node = BrokerNode(self.broker_identity, address, socket.gethostname())
+            node = BrokerNode(self._broker_identity, address, socket.gethostname())
             check_broker(client, self._layout, node, self.connect_seconds)
 
     def close(self, member: MemberApi) -> bool:

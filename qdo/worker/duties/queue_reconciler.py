@@ -55,6 +55,11 @@ class QueueReconciler:
         """The names of all queue nodes, as last seen."""
         return self._inventory.nodes
 
+    @property
+    def count(self) -> int:
+        """The number of queue nodes, without those marked as deleted."""
+        return len(self._inventory.nodes - self._inventory.deleted)
+
     def look(self, queues: LeaderApi) -> bool:
         """Update the names of all queue nodes; the first time, read the nodes as well.
 

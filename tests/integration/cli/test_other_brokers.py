@@ -53,7 +53,7 @@ def node_of(client: Client, queue: str) -> QueueNode:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> WideBroker:
     made = WideBroker()
-    monkeypatch.setattr(registry, "open_broker", lambda url, app: made)
+    monkeypatch.setattr(registry, "open_broker", lambda *args: made)
     for module in ("dead_letters", "unblock"):
         monkeypatch.setattr(f"qdo.cli.commands.{module}.positions_of", lambda url: made.positions)
     (Path("qdo-data") / "messages.db").touch()

@@ -174,8 +174,8 @@ def test_a_ring_has_a_resting_queue_asked_for_at_once(
     """A complete worker, and a sender in the same process: no other part would poll."""
     store = MemoryStore()
     broker, other = PolledBroker(store, "test"), PolledBroker(store, "test")
-    monkeypatch.setattr(worker_module, "open_broker", lambda url, app: broker)
-    monkeypatch.setattr("qdo.brokers.registry.open_broker", lambda url, app: other)
+    monkeypatch.setattr(worker_module, "open_broker", lambda *args: broker)
+    monkeypatch.setattr("qdo.brokers.registry.open_broker", lambda *args: other)
     app = App("test")
     sender = App("test")
     seen: list[Any] = []
@@ -209,7 +209,7 @@ def test_without_the_setting_nobody_rings(
 ) -> None:
     """No connection is made; nor is one where the broker wakes its readers itself."""
     polled = PolledBroker(MemoryStore(), "test")
-    monkeypatch.setattr("qdo.brokers.registry.open_broker", lambda url, app: polled)
+    monkeypatch.setattr("qdo.brokers.registry.open_broker", lambda *args: polled)
     with App("test", coordinator=coordinator_url) as app:
         app.send("q", 1)
         assert polled.on_sent is None

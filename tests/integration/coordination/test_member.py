@@ -237,6 +237,38 @@ def test_a_deleted_queue_is_released_until_it_is_reset(
     assert fleet.ledger[started][1] == 1
 
 
+def test_a_queue_is_deleted_with_its_node_and_created_again(
+    fleet: MemberFleet, outsider: Client
+) -> None:
+    """Its node goes once its owner has released it; fences grow all the same."""
+    fleet.join()
+    fleet.join()
+    fleet.create_queues(["kept", "short-lived"])
+    fleet.wait(lambda: fleet.balanced(2), "both are owned")
+    path = LAYOUT.queue("short-lived")
+    assert operator.remove(outsider, LAYOUT, "short-lived")  # the owner: it still has one
+    operator.retire(outsider, LAYOUT, "short-lived")
+    fleet.wait(lambda: not QueueNode.parse(outsider.get(path)[0]).owner, "it is released")
+    fence = max(fence for queue, _, fence in fleet.ledger if queue == "short-lived")
+    folder = outsider.get(LAYOUT.queues)[1].version
+    assert operator.remove(outsider, LAYOUT, "short-lived") == ""
+    assert outsider.exists(path) is None
+    assert outsider.get(LAYOUT.queues)[1].version == folder + 1
+    assert operator.remove(outsider, LAYOUT, "short-lived") == ""  # repeated: nothing is left
+    started = len(fleet.ledger)
+    fleet.wait(
+        lambda: all("short-lived" not in (m.leader.queue_names() or ()) for m, _ in fleet.members),
+        "the leader notices",
+    )
+    fleet.create_queues(["short-lived", "another"])
+    fleet.wait(
+        lambda: {"short-lived", "another"} <= {queue for queue, _, _ in fleet.ledger[started:]},
+        "queues are claimed under the new version of their folder",
+    )
+    again = [fence for queue, _, fence in fleet.ledger[started:] if queue == "short-lived"]
+    assert min(again) > fence
+
+
 def test_the_worker_node_lists_exactly_what_is_owned(fleet: MemberFleet, outsider: Client) -> None:
     """Other tools read it: the path and the key are a published format."""
     member, engine = fleet.join()

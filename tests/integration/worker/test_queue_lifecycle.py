@@ -230,7 +230,7 @@ def test_a_worker_retires_and_brings_back(
 ) -> None:
     """A whole worker: nothing is run twice, nothing is left out."""
     broker = Changing(MemoryStore(), "test")
-    monkeypatch.setattr(worker_module, "open_broker", lambda url, app: broker)
+    monkeypatch.setattr(worker_module, "open_broker", lambda *args: broker)
     app = App("test")
     seen: list[tuple[str, Any]] = []
 

@@ -76,20 +76,22 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "ownership",
-                "self._own_node.commit(ops, value, lambda answer: ",
-                "self._own_node.commit_without(ops, lambda answer: ",
+                "self._own_node.commit(\n            ops,\n            value,\n",
+                "self._own_node.commit_without(\n            ops,\n",
             ),
             _edit(
                 "worker_node_writer",
                 "    def answered(self, answer: Response) -> bool:",
-                "    def commit_without(self, ops, then):\n"
+                "    def commit_without(self, ops, then, checks):\n"
                 "        self._closed = self._in_flight = True\n"
+                "        self._written_at = len(ops)\n"
                 "        def answered(answer):\n"
                 "            if isinstance(answer, Committed):\n"
-                "                versions = (*answer.versions, self._version)\n"
-                "                answer = Committed(answer.zxid, versions)\n"
+                "                versions = list(answer.versions)\n"
+                "                versions.insert(len(ops), self._version)\n"
+                "                answer = Committed(answer.zxid, tuple(versions))\n"
                 "            then(answer)\n"
-                "        self._machine.ask(Commit(tuple(ops)), answered)\n\n"
+                "        self._machine.ask(Commit((*ops, *checks)), answered)\n\n"
                 "    def answered(self, answer: Response) -> bool:",
             ),
         ),
@@ -105,9 +107,8 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             _edit(
                 "worker_node_writer",
-                "        self._closed = self._in_flight = True\n"
-                "        self._machine.ask(Commit((*ops,",
-                "        self._closed = self._in_flight = True\n"
+                "        self._written_at = len(ops)\n",
+                "        self._written_at = len(ops)\n"
                 "        if value is None:\n"
                 "            def answered(answer):\n"
                 "                if isinstance(answer, Committed):\n"
@@ -115,8 +116,19 @@ MUTANTS: tuple[Mutant, ...] = (
                 "                    answer = Committed(answer.zxid, versions)\n"
                 "                then(answer)\n"
                 "            self._machine.ask(Commit(tuple(ops)), answered)\n"
-                "            return\n"
-                "        self._machine.ask(Commit((*ops,",
+                "            return\n",
+            ),
+        ),
+    ),
+    # Deleted nodes are created again, and versions start at 0 again.
+    Mutant(
+        "claim: no node was deleted",
+        "2 3 4",
+        (
+            _edit(
+                "queue_nodes",
+                "return () if self._unchecked else",
+                "return () if self._folder else",
             ),
         ),
     ),
@@ -335,8 +347,8 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "acquisition",
-                "if slot.state in (QueueState.READING, QueueState.WAITING, QueueState.UNUSABLE):",
-                "if slot.state in (QueueState.READING, QueueState.UNUSABLE):",
+                "self._read_all(QueueState.READING, QueueState.WAITING, QueueState.UNUSABLE)",
+                "self._read_all(QueueState.READING, QueueState.UNUSABLE)",
             ),
         ),
     ),

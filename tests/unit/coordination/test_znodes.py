@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout, is_worker_name
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.coordination.znodes.values import MAX_QUEUE_BYTES
+from qdo.coordination.znodes.values import MAX_INFLATED_BYTES, MAX_QUEUE_BYTES, MAX_VALUE_BYTES
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse_assignment
 from qdo.errors import QueueNameError, SettingsError
 from qdo.ops.worker_status import details_of
@@ -219,6 +220,33 @@ def test_assignments() -> None:
     data = encode_queues({"b", "a"})
     assert json.loads(data) == {"queues": ["a", "b"]}
     assert parse_assignment(data) == {"a", "b"}
+
+
+def test_long_lists_are_compressed() -> None:
+    """A node holds many times the names of its 512 KiB; shorter ones are plain JSON."""
+    names = {f"tenant-é-{number:08d}" for number in range(100_000)}
+    data = encode_queues(names)
+    assert len(data) < MAX_VALUE_BYTES
+    assert parse_assignment(data) == names
+    assert WorkerNode.parse(WorkerNode(tuple(names)).encode()).queues == tuple(names)
+    assert encode_queues(["é"]) == '{"queues":["é"]}'.encode()
+
+
+@pytest.mark.parametrize("cut", [1, 100, 1000])
+def test_broken_compressed_lists_are_no_assignments(cut: int) -> None:
+    """Neither those cut off, nor those that are too large, nor other bytes."""
+    data = encode_queues(f"tenant-{number:08d}" for number in range(50_000))
+    assert parse_assignment(data[:-cut]) is None
+    assert parse_assignment(b"x" + data) is None
+    bomb = zlib.compress(b'{"queues": [' + b" " * MAX_INFLATED_BYTES + b"]}")
+    assert parse_assignment(bomb) is None
+    assert QueueNode.parse(data).fault is not None
+
+
+def test_lone_surrogates_do_not_break_a_node() -> None:
+    """UTF-8 cannot hold them."""
+    node = QueueNode(failure=FailureRecord(10, 1, "broken \ud800 text"))
+    assert QueueNode.parse(node.encode()).failure == FailureRecord(10, 1, "broken ? text")
 
 
 @given(st.text(max_size=5))

@@ -80,6 +80,38 @@ def test_queue_that_gets_a_message_is_created_without_a_list(
     assert member.created == ["a", "b", "new"]
 
 
+def test_no_queue_is_created_beyond_the_limit(
+    broker: ScriptedBroker,
+    member: FakeMember,
+    clock: DiscoveryClock,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The refused ones are named once, and created as soon as there is room."""
+    nodes: list[tuple[str, ...] | None] = [None]
+    monkeypatch.setattr(member, "queue_names", lambda: nodes[0])
+    broker.max_queues = 3
+    broker.put("c", b"1")
+    broker.put("d", b"1")
+    discovery = Discovery(broker, clock)
+    assert discovery.step(member) < 1.0
+    assert member.created == []  # the number of nodes is unknown
+    nodes[0] = ("old",)
+    discovery.step(member)
+    assert member.created == ["a", "b"]
+    nodes[0] = ("old", "a", "b")
+    for _ in range(3):
+        clock.now += broker.catalog.list_seconds
+        discovery.step(member)
+    assert member.created == ["a", "b"]
+    errors = [record.args for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == [("2 new queues are", "1 queue", "c, d")]
+    nodes[0] = ("a", "b")
+    clock.now += broker.catalog.list_seconds
+    discovery.step(member)
+    assert member.created == ["a", "b", "c"]
+
+
 def test_leader_lists_all_queues_periodically(
     broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
 ) -> None:

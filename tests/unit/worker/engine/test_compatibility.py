@@ -216,7 +216,7 @@ def test_the_worker_ends_before_it_registers(
     broker: MixedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the error of the check, whose exit code is 2."""
-    monkeypatch.setattr(worker_module, "open_broker", lambda url, app: broker)
+    monkeypatch.setattr(worker_module, "open_broker", lambda *args: broker)
     app, seen = app_of("queue")
     settings = Settings(app="test")
     app.use(settings)

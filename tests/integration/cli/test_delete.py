@@ -1,0 +1,114 @@
+"""`qdo delete` with real processes: what is done, refused, interrupted and repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qdo.coordination import queue_admin
+from qdo.coordination.client import connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from tests.support.cli import QDO, WORKER, Ended, command
+
+APP = """
+import qdo
+
+app = qdo.App("shop")
+
+
+@app.job("*")
+def job(message, context):
+    if message.body == "fail":
+        raise qdo.DeadLetter("no")
+"""
+LAYOUT = Layout.of("shop")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(APP)
+    return tmp_path
+
+
+def qdo(folder: Path, *argv: str, **settings: str) -> Ended:
+    env = {f"QDO_{name.upper()}": value for name, value in settings.items()}
+    return command(*QDO, *argv, "--app", "shop", cwd=folder, env=env)
+
+
+def process(folder: Path) -> None:
+    assert command(*WORKER, "shop:app", "--burst", cwd=folder).code == 0
+
+
+def queues(folder: Path) -> dict[str, int]:
+    found = json.loads(qdo(folder, "queues", "-o", "json").out)["items"]
+    return {each["queue"]: each["backlog"] for each in found}
+
+
+def test_a_deleted_queue_is_gone_until_it_is_sent_to(folder: Path) -> None:
+    """First the plan, then the deletion; both nodes and messages go, and new ones are processed."""
+    for name in ("a", "b"):
+        assert qdo(folder, "send", name, "1").code == 0
+    process(folder)
+    plan = qdo(folder, "delete", "a", "-o", "json")
+    assert plan.code == 5
+    (item,) = json.loads(plan.out)["items"]
+    assert (item["queue"], item["waiting"], item["deleted"]) == ("a", 0, False)
+    assert queues(folder) == {"a": 0, "b": 0}
+    assert qdo(folder, "delete", "a", "--yes").code == 0
+    assert queues(folder) == {"b": 0}
+    assert "/a" not in qdo(folder, "tree").out
+    assert qdo(folder, "delete", "a", "--yes").code == 6
+    assert qdo(folder, "send", "a", "2").code == 0
+    assert queues(folder) == {"a": 1, "b": 0}
+    process(folder)
+    assert queues(folder) == {"a": 0, "b": 0}
+
+
+def test_messages_and_dead_letters_are_kept(folder: Path) -> None:
+    """Nothing changes for any of the named queues, if one of them is not empty."""
+    qdo(folder, "send", "good", "1")
+    qdo(folder, "send", "bad", '"fail"')
+    process(folder)
+    refused = qdo(folder, "delete", "good", "bad", "--yes")
+    assert refused.code == 5
+    assert "dead letters: 1" in refused.err
+    assert queues(folder) == {"bad": 0, "good": 0}
+    assert qdo(folder, "delete", "good", "bad", "--with-messages", "--yes").code == 0
+    assert queues(folder) == {}
+    assert json.loads(qdo(folder, "dead-letters", "list", "-o", "json").out)["items"] == []
+
+
+def test_an_interrupted_deletion_can_be_repeated(folder: Path) -> None:
+    """Killed after the mark, or after the broker's part: the same command completes it."""
+    qdo(folder, "send", "a", "1")
+    process(folder)
+    client = connect(f"sqlite:{folder}/qdo-data/coordination.db", handler="threading")
+    client.open(5.0)
+    queue_admin.retire(client, LAYOUT, "a")
+    assert QueueNode.parse(client.get(LAYOUT.queue("a"))[0]).deleted
+    assert qdo(folder, "delete", "a", "--yes").code == 0
+    client.create(LAYOUT.queue("a"), b'{"last": "5", "deleted": true, "retired": true}')
+    assert qdo(folder, "delete", "a", "--yes").code == 0
+    assert client.exists(LAYOUT.queue("a")) is None
+    client.stop()
+    client.close()
+
+
+def test_a_queue_that_no_worker_has_seen(folder: Path) -> None:
+    """There is no coordinator yet, and nothing of the queue is done."""
+    qdo(folder, "send", "a", "1")
+    assert qdo(folder, "delete", "a", "--yes").code == 5
+    assert qdo(folder, "delete", "a", "--yes", "--with-messages").code == 0
+    assert queues(folder) == {}
+    assert qdo(folder, "delete", "nothing", "--yes").code == 6
+
+
+def test_sending_to_one_queue_too_many(folder: Path) -> None:
+    """Exit code 2, and nothing is stored."""
+    assert qdo(folder, "send", "a", "1", max_queues="1").code == 0
+    assert qdo(folder, "send", "b", "1", max_queues="1").code == 2
+    assert qdo(folder, "send", "a", "1", max_queues="1").code == 0
+    assert queues(folder) == {"a": 2}
