@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from qdo.aws_errors import AwsUnreachableError, ExpiredCredentialsError
 from qdo.brokers.kinesis.broker import KinesisBroker
-from qdo.errors import AwsUnreachableError, ExpiredCredentialsError
 from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub
 from tests.support.kinesis import ShardOwner, opened, outgoing

@@ -17,7 +17,8 @@ from tests.support.paths import ROOT
 
 QDO = ROOT / "qdo"
 LAYERS = (
-    {"_version", "backoff", "errors", "events", "outcomes", "positions", "text", "__init__"},
+    {"__init__", "_version", "errors", "events", "outcomes", "positions", "text"},
+    {"aws_errors", "backoff"},
     {"encoding", "queues", "system"},
     {"coordination", "message"},
     {"jobs", "idempotency"},

@@ -12,13 +12,14 @@ from typing import Any
 from botocore.config import Config
 
 from qdo._version import __version__
+from qdo.aws_errors import AwsError
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.credentials import checked, retrieving
 from qdo.brokers.aws.errors import BOTO_ERRORS, translation
 from qdo.brokers.aws.http import Calls, ClientCalls, HttpCalls, is_direct
 from qdo.brokers.aws.responses import check_protocol
 from qdo.brokers.aws.session import boto_session
-from qdo.errors import AwsError, SettingsError
+from qdo.errors import SettingsError
 from qdo.text import describe
 
 CONNECT_SECONDS = 5.0

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from qdo.brokers.aws.address import ServiceAddress
-from qdo.errors import (
+from qdo.aws_errors import (
     AccessDeniedError,
     AwsError,
     AwsNotFoundError,
@@ -20,9 +19,10 @@ from qdo.errors import (
     ClockError,
     CredentialsError,
     ExpiredCredentialsError,
-    QdoError,
     ThrottledError,
 )
+from qdo.brokers.aws.address import ServiceAddress
+from qdo.errors import QdoError
 from qdo.text import closest
 
 BOTO_ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError)

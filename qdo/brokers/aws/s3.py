@@ -13,10 +13,10 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
+from qdo.aws_errors import AccessDeniedError, ObjectTooLargeError
 from qdo.brokers.aws.address import BodyPointer, ServiceAddress
 from qdo.brokers.aws.clients import make_client
 from qdo.brokers.aws.errors import translate
-from qdo.errors import AccessDeniedError, ObjectTooLargeError
 
 log = logging.getLogger(__name__)
 

@@ -11,16 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from qdo.aws_errors import AwsError, AwsUnreachableError, ThrottledError
 from qdo.backoff import Backoff
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.errors import SERVICES, is_throttling_code
-from qdo.errors import (
-    AwsError,
-    AwsUnreachableError,
-    PartialSendError,
-    QdoError,
-    ThrottledError,
-)
+from qdo.errors import PartialSendError, QdoError
 from qdo.text import join_some
 
 PATIENCE_SECONDS = 30.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from qdo.aws_errors import PositionTrimmedError
 from qdo.brokers.aws.errors import (
     BOTO_ERRORS,
     code_of,
@@ -25,7 +26,7 @@ from qdo.brokers.kinesis.requests import (
     Taken,
 )
 from qdo.brokers.kinesis.shard_poller import ShardPoller
-from qdo.errors import PositionTrimmedError, QdoError
+from qdo.errors import QdoError
 from qdo.positions import format_position, position_of_time
 
 log = logging.getLogger(__name__)

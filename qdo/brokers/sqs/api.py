@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from gevent.lock import BoundedSemaphore
 
+from qdo.aws_errors import AwsNotFoundError
 from qdo.brokers.aws.address import BodyPointer, ServiceAddress
 from qdo.brokers.aws.errors import translate
 from qdo.brokers.aws.http import Calls
@@ -18,7 +19,6 @@ from qdo.brokers.sqs.codec import RECEIVED_ATTRIBUTES, Received, decode_received
 from qdo.brokers.sqs.consuming.in_flight_message import InFlightMessage
 from qdo.brokers.sqs.consuming.receive import BodyReader
 from qdo.brokers.sqs.url import BATCH, FIFO
-from qdo.errors import AwsNotFoundError
 from qdo.text import describe, pluralize
 
 MOST_POLLS = 1000

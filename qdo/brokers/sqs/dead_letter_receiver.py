@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdo.aws_errors import AwsNotFoundError
 from qdo.brokers.aws.errors import BOTO_ERRORS, translation
 from qdo.brokers.sqs.codec import RECEIVED_ATTRIBUTES
 from qdo.brokers.sqs.dead_letter_codec import FoundDeadLetter, letter_of
 from qdo.brokers.sqs.queues import SqsQueues
 from qdo.brokers.sqs.url import FIFO, SqsAddress
-from qdo.errors import AwsNotFoundError
 from qdo.system.parallel import run_parallel
 
 HIDE_SECONDS = 60

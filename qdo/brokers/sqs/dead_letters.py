@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from qdo.aws_errors import AwsError, AwsNotFoundError
 from qdo.brokers.aws.errors import BOTO_ERRORS, is_not_found, translation
 from qdo.brokers.aws.s3 import Objects
 from qdo.brokers.base import Outgoing, SendOptions
@@ -37,7 +38,7 @@ from qdo.brokers.sqs.positions import SQS_POSITIONS, make_position
 from qdo.brokers.sqs.queues import SqsQueues
 from qdo.brokers.sqs.sender import Sent, SqsSender
 from qdo.brokers.sqs.url import FIFO, MAX_SQS_MESSAGE, SqsAddress
-from qdo.errors import AwsError, AwsNotFoundError, PartialSendError, QdoError
+from qdo.errors import PartialSendError, QdoError
 from qdo.positions import position_now
 
 log = logging.getLogger(__name__)

@@ -16,16 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qdo.aws_errors import AccessDeniedError, AwsError, AwsNotFoundError, SqsNameError
 from qdo.brokers.aws.errors import BOTO_ERRORS, code_of, is_not_found, translate, translation
 from qdo.brokers.sqs.attributes import QueueAttributes, facts_of, sqs_name_fault
 from qdo.brokers.sqs.url import FIFO, SqsAddress
-from qdo.errors import (
-    AccessDeniedError,
-    AwsError,
-    AwsNotFoundError,
-    SqsNameError,
-    UnreachableError,
-)
+from qdo.errors import UnreachableError
 from qdo.queues import name_error
 from qdo.system.parallel import run_parallel
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from qdo.aws_errors import SqsTooLargeError, ThrottledError
 from qdo.backoff import Backoff
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.aws.errors import BOTO_ERRORS, is_not_found, is_transient, translation
@@ -26,13 +27,7 @@ from qdo.brokers.sqs.codec import entry, pointing, size_of
 from qdo.brokers.sqs.queues import SqsQueues
 from qdo.brokers.sqs.send_options import check_options, delay_seconds
 from qdo.brokers.sqs.url import BATCH, FIFO, MAX_SQS_MESSAGE, SqsAddress
-from qdo.errors import (
-    MessageTooLargeError,
-    QdoError,
-    SqsTooLargeError,
-    ThrottledError,
-    UnreachableError,
-)
+from qdo.errors import MessageTooLargeError, QdoError, UnreachableError
 from qdo.system.parallel import run_parallel
 from qdo.text import join_some
 

@@ -15,15 +15,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from qdo.aws_errors import (
+    AccessDeniedError,
+    AwsNotFoundError,
+    AwsUnreachableError,
+    CredentialsError,
+)
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.kinesis.broker import KinesisBroker
 from qdo.brokers.kinesis.codec import MAX_BODY_BYTES
 from qdo.brokers.kinesis.positions import sequence_of, time_in
 from qdo.errors import (
-    AccessDeniedError,
-    AwsNotFoundError,
-    AwsUnreachableError,
-    CredentialsError,
     MessageTooLargeError,
     QueueNameError,
     SettingsError,

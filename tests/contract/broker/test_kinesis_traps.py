@@ -12,13 +12,14 @@ from collections.abc import Iterator
 import pytest
 from aws_kinesis_agg.aggregator import RecordAggregator
 
+from qdo.aws_errors import AwsNotFoundError, PositionTrimmedError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.kinesis.broker import KinesisBroker
 from qdo.brokers.kinesis.clock_skew import SKEW_SECONDS
 from qdo.brokers.kinesis.deaggregation import hash_key
 from qdo.brokers.kinesis.positions import pack, sequence_of
-from qdo.errors import AwsNotFoundError, PositionTrimmedError, UnsupportedError, UsageError
+from qdo.errors import UnsupportedError, UsageError
 from qdo.jobs.policy import Policy
 from qdo.positions import position_now
 from tests.support.aws.clients import client

@@ -18,6 +18,7 @@ from typing import Any
 import gevent
 import pytest
 
+from qdo.aws_errors import AwsNotFoundError, AwsUnreachableError, CredentialsError
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.catalog import Backlog
@@ -28,13 +29,7 @@ from qdo.brokers.sqs.broker import SqsBroker
 from qdo.brokers.sqs.codec import decode_received
 from qdo.brokers.sqs.positions import make_position
 from qdo.brokers.subscription import OPEN_POLL
-from qdo.errors import (
-    AwsNotFoundError,
-    AwsUnreachableError,
-    CredentialsError,
-    MessageTooLargeError,
-    UnsupportedError,
-)
+from qdo.errors import MessageTooLargeError, UnsupportedError
 from qdo.jobs.policy import Policy
 from tests.support.aws.clients import client
 from tests.support.aws.messages import raw_messages, received_all

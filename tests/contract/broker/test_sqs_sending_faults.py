@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qdo.aws_errors import AccessDeniedError, AwsUnreachableError
 from qdo.backoff import Backoff
 from qdo.brokers.aws import sending as aws_sending
 from qdo.brokers.base import Outgoing, SendOptions
@@ -19,7 +20,7 @@ from qdo.brokers.sqs import dead_letter_receiver as sqs_letter_hands
 from qdo.brokers.sqs import sender as sqs_sending
 from qdo.brokers.sqs.broker import SqsBroker
 from qdo.brokers.sqs.positions import make_position
-from qdo.errors import AccessDeniedError, AwsUnreachableError, PartialSendError, QdoError
+from qdo.errors import PartialSendError, QdoError
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.messages import raw_messages

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 
 import gevent
 
+from qdo.aws_errors import ObjectTooLargeError
 from qdo.brokers.aws.s3 import Objects
 from qdo.brokers.sqs.codec import Received
 from qdo.brokers.sqs.url import FIFO
 from qdo.encoding import unreadable, with_body_kind
-from qdo.errors import ObjectTooLargeError, QdoError, UnreachableError
+from qdo.errors import QdoError, UnreachableError
 from qdo.text import describe
 
 READING_SHARE = 0.1

@@ -12,11 +12,7 @@ from typing import Any
 import pytest
 from botocore import exceptions as boto
 
-from qdo.brokers.aws.address import ServiceAddress
-from qdo.brokers.aws.clients import make_calls, make_client
-from qdo.brokers.aws.errors import BOTO_ERRORS, is_not_found, is_transient, translate, translation
-from qdo.brokers.aws.session import regions
-from qdo.errors import (
+from qdo.aws_errors import (
     AccessDeniedError,
     AwsError,
     AwsNotFoundError,
@@ -24,11 +20,13 @@ from qdo.errors import (
     ClockError,
     CredentialsError,
     ExpiredCredentialsError,
-    QdoError,
-    SettingsError,
     ThrottledError,
-    UnreachableError,
 )
+from qdo.brokers.aws.address import ServiceAddress
+from qdo.brokers.aws.clients import make_calls, make_client
+from qdo.brokers.aws.errors import BOTO_ERRORS, is_not_found, is_transient, translate, translation
+from qdo.brokers.aws.session import regions
+from qdo.errors import QdoError, SettingsError, UnreachableError
 
 AWS = ServiceAddress("sqs", "eu-west-1")
 

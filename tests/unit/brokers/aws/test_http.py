@@ -25,13 +25,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from qdo.aws_errors import AwsUnreachableError
 from qdo.brokers.aws.address import ServiceAddress
 from qdo.brokers.aws.clients import make_calls, make_client
 from qdo.brokers.aws.errors import code_of, is_transient
 from qdo.brokers.aws.http import Calls, ClientCalls, HttpCalls
 from qdo.brokers.sqs.api import METHODS
 from qdo.brokers.sqs.codec import TARGET
-from qdo.errors import AwsUnreachableError
 
 REGION = "us-east-1"
 SECRET = "testing"

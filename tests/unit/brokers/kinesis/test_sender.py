@@ -11,19 +11,14 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError
 
+from qdo.aws_errors import AccessDeniedError, AwsUnreachableError, ThrottledError
 from qdo.backoff import Backoff
 from qdo.brokers.base import Outgoing
 from qdo.brokers.kinesis import sender as kinesis_sending
 from qdo.brokers.kinesis.sender import MOST_RECORDS, REQUEST_BYTES, KinesisSender
 from qdo.brokers.kinesis.shards import Shards
 from qdo.brokers.kinesis.url import KinesisAddress
-from qdo.errors import (
-    AccessDeniedError,
-    AwsUnreachableError,
-    PartialSendError,
-    ThrottledError,
-    UsageError,
-)
+from qdo.errors import PartialSendError, UsageError
 
 ADDRESS = KinesisAddress(region="eu-west-1", stream="s")
 

@@ -15,6 +15,13 @@ from botocore import exceptions as boto
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdo.aws_errors import (
+    AwsError,
+    AwsNotFoundError,
+    AwsUnreachableError,
+    SqsNameError,
+    ThrottledError,
+)
 from qdo.backoff import Backoff
 from qdo.brokers.aws.address import BodyPointer
 from qdo.brokers.aws.sending import PATIENCE_SECONDS
@@ -24,17 +31,7 @@ from qdo.brokers.sqs.pointers import pointer_of
 from qdo.brokers.sqs.queues import SqsQueues
 from qdo.brokers.sqs.sender import MAX_SQS_MESSAGE, SqsSender
 from qdo.brokers.sqs.url import SqsAddress, sqs_address
-from qdo.errors import (
-    AwsError,
-    AwsNotFoundError,
-    AwsUnreachableError,
-    MessageTooLargeError,
-    PartialSendError,
-    QdoError,
-    SqsNameError,
-    ThrottledError,
-    UnsupportedError,
-)
+from qdo.errors import MessageTooLargeError, PartialSendError, QdoError, UnsupportedError
 
 ADDRESS = sqs_address("sqs://eu-west-1/p-?bucket=large-bodies&max_body=1048576")
 
