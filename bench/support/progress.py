@@ -49,6 +49,9 @@ class ClaimHolder:
     def released(self, claim: Claim) -> None:
         """Do nothing: `releasing` is the last event of interest."""
 
+    def undone(self, claim: Claim) -> None:
+        """Do nothing: a release follows."""
+
     def lost(self, claim: Claim) -> None:
         self.claims.pop(claim.queue, None)
 

@@ -90,6 +90,9 @@ class SimulatedEngine:
     def released(self, claim: Claim) -> None:
         self.schedule.note("%s has released %r", self.worker, claim)
 
+    def undone(self, claim: Claim) -> None:
+        """Do nothing: a release follows."""
+
     def lost(self, claim: Claim) -> None:
         self.schedule.note("%s has lost %r", self.worker, claim)
         self.checks.lost(self.worker, claim)

@@ -32,6 +32,7 @@ class CountingEngine:
         self.member: Member | None = None
         self.claims: dict[str, Claim] = {}
         self.expirations = 0
+        self.undone_writes = 0
         self._ledger = ledger
         self._lock = threading.Lock()
 
@@ -47,6 +48,9 @@ class CountingEngine:
 
     def released(self, claim: Claim) -> None:
         """Do nothing: `releasing` forgot the claim."""
+
+    def undone(self, claim: Claim) -> None:
+        self.undone_writes += 1
 
     def lost(self, claim: Claim) -> None:
         with self._lock:

@@ -228,6 +228,9 @@ class ClaimListener(Protocol):
     def released(self, claim: Claim) -> None:
         """The release is recorded; nothing is left to do."""
 
+    def undone(self, claim: Claim) -> None:
+        """Count that acknowledged writes of the queue's node have vanished; a release follows."""
+
     def lost(self, claim: Claim) -> None:
         """Drop all work of this claim; later calls for it are ignored."""
 

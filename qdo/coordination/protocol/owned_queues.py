@@ -185,6 +185,22 @@ class OwnedQueues:
         elif slot.state is not QueueState.RELEASING:
             self.lost(slot, reason)
 
+    def undone(self, slot: OwnedQueue, version: int) -> None:
+        """Release a queue whose node has an older version than the one that was acknowledged."""
+        log.error(
+            "%s: queue %s is released: version %d of its node was acknowledged, and now it has "
+            "version %d: another program has replaced the node, or the servers have lost "
+            "acknowledged writes; check their version",
+            self._worker.name,
+            slot.queue,
+            slot.version,
+            version,
+        )
+        if slot.claim is not None:
+            self._listener.undone(slot.claim)
+        if slot.state is QueueState.OWNED:
+            self.begin_release(slot)
+
     def lost(
         self, slot: OwnedQueue, reason: str = "its node does not name this worker as owner"
     ) -> None:

@@ -103,7 +103,10 @@ class Recovery:
 
     def _adopt(self, slot: OwnedQueue, node: QueueNode, version: int) -> None:
         """Continue with a node that still names this worker."""
-        sought = node.seek != slot.node.seek and node.fault is None
+        undone = version < slot.version
+        if undone:
+            self._queues.undone(slot, version)
+        sought = node.seek != slot.node.seek and node.fault is None and not undone
         slot.node = node = _repaired(node, slot.node)
         slot.version = version
         if slot.claim is None:

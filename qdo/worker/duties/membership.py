@@ -59,6 +59,9 @@ class ClaimEvents:
     def released(self, claim: Claim) -> None:
         self._counters.released += 1
 
+    def undone(self, claim: Claim) -> None:
+        self._counters.undone += 1
+
     def lost(self, claim: Claim) -> None:
         self._counters.lost += 1
         self._dispatcher.lost(claim)

@@ -14,6 +14,7 @@ class Counters:
         of a queue that was lost before they ended.
     :ivar blocked: how often a failing message blocked its queue.
     :ivar expired: messages that the broker took back while they were in flight or about to start.
+    :ivar undone: how often the coordinator lost acknowledged writes of an owned queue.
     :ivar stopped: how often a job asked to stop the worker; such attempts do not count.
     """
 
@@ -28,6 +29,7 @@ class Counters:
     claimed: int = 0
     released: int = 0
     lost: int = 0
+    undone: int = 0
 
     @property
     def processed(self) -> int:
@@ -48,4 +50,5 @@ class Counters:
             "claimed": self.claimed,
             "released": self.released,
             "lost": self.lost,
+            "undone": self.undone,
         }

@@ -49,6 +49,9 @@ class DispatcherSetup:
     def released(self, claim: Claim) -> None:
         """The counters' business."""
 
+    def undone(self, claim: Claim) -> None:
+        """Do nothing: a release follows."""
+
     def lost(self, claim: Claim) -> None:
         self.dispatcher.lost(claim)
 

@@ -84,6 +84,9 @@ class Turnstile:
     def released(self, claim: Claim) -> None:
         """The counters' business."""
 
+    def undone(self, claim: Claim) -> None:
+        """Do nothing: a release follows."""
+
     def lost(self, claim: Claim) -> None:
         self.slot.claim = None
 
