@@ -52,6 +52,8 @@ from qdo.coordination.znodes.values import encode
 log = logging.getLogger(__name__)
 
 COOL_DOWN_SECONDS = 1.0
+REFUSED_SECONDS = 15.0
+"""Cool-down after the coordinator refused a request: no watch fires when an ACL changes."""
 STEM = "candidate-"
 _NUMBERED = re.compile(rf"{STEM}([0-9]{{10,19}})", re.ASCII)
 
@@ -91,6 +93,7 @@ class Election(Machine):
         self._leaving: str | None = None
         self._return_at = float("-inf")
         self._up = False
+        self._ghosts: set[str] = set()
 
     @property
     def leading(self) -> bool:
@@ -125,13 +128,19 @@ class Election(Machine):
         if self._clock() >= self.due():
             self._register()
 
-    def resign(self, reason: str, *, for_good: bool = False) -> None:
+    def resign(
+        self,
+        reason: str,
+        *,
+        for_good: bool = False,
+        cool_down_seconds: float = COOL_DOWN_SECONDS,
+    ) -> None:
         """Give up leadership and candidacy; run again after a cool-down unless `for_good`."""
         leading = self.leading
         if self.office is not LeaderState.INACTIVE or for_good:
             log.info("%s: resigned as candidate for rebalancer: %s", self._worker, reason)
         self.office = LeaderState.INACTIVE
-        self._return_at = float("inf") if for_good else self._clock() + COOL_DOWN_SECONDS
+        self._return_at = float("inf") if for_good else self._clock() + cool_down_seconds
         self._registration = None
         if self._path is not None:
             self._leaving, self._path = self._path, None
@@ -157,7 +166,7 @@ class Election(Machine):
             encode({"worker": self._worker}),
             self._session,
             self._registered,
-            lambda: self.resign("the coordinator refuses a candidate node"),
+            lambda: self._refused("create a node below", self._layout.election, "refused"),
         )
         self._registration.connected()
         self._pass_on()
@@ -194,11 +203,12 @@ class Election(Machine):
         if isinstance(answer, NodeMissing):
             self._recreate(self._layout.election)
         if isinstance(answer, Refused):
-            self.resign(f"it cannot list {self._layout.election}: {answer.reason}")
+            self._refused("list", self._layout.election, answer.reason)
         if not isinstance(answer, ChildrenRead):
             return
         own = (self._path or "").rpartition("/")[2]
-        names = sorted((name for name in answer.names if name.startswith(STEM)), key=_number)
+        names = [name for name in answer.names if name.startswith(STEM)]
+        names = sorted((name for name in names if name not in self._ghosts), key=_number)
         if own not in names:
             self._path = None
             self.resign("its candidate node is gone")
@@ -206,16 +216,32 @@ class Election(Machine):
             self.ask(Get(self._layout.rebalancer), self._rebalancer_read)
         else:
             before = names[names.index(own) - 1]
-            self._watched = f"{self._layout.election}/{before}"
-            self.ask(Stat(self._watched, watch=True), self._predecessor_read)
+            self._watched = path = f"{self._layout.election}/{before}"
+            self.ask(Stat(path, watch=True), lambda answer: self._predecessor_read(path, answer))
+
+    def _refused(self, what: str, path: str, reason: str) -> None:
+        self.resign(
+            f"it cannot {what} {path}: {reason}; correct its ACL",
+            cool_down_seconds=REFUSED_SECONDS,
+        )
 
     def _recreate(self, path: str) -> None:
         """Create a deleted node again, and run again: without it no worker can lead."""
         self.ask(Commit((CreateOp(path, b""),)), lambda answer: None)
         self.resign(f"{path} was deleted; recreating it")
 
-    def _predecessor_read(self, answer: Response) -> None:
-        if isinstance(answer, NodeMissing) and self.office is LeaderState.FOLLOWING:
+    def _predecessor_read(self, path: str, answer: Response) -> None:
+        if self.office is not LeaderState.FOLLOWING or path != self._watched:
+            return
+        if isinstance(answer, NodeRead) and not answer.ephemeral_owner:
+            self._ghosts.add(path.rpartition("/")[2])
+            log.warning(
+                "%s: ignoring %s: it has no session, so it is not a candidate; delete it",
+                self._worker,
+                path,
+            )
+            self._look()
+        elif isinstance(answer, NodeMissing):
             self._look()
 
     # --- becoming leader --------------------------------------------------------------
@@ -226,7 +252,7 @@ class Election(Machine):
         if isinstance(answer, NodeMissing):
             self._recreate(self._layout.rebalancer)
         if isinstance(answer, Refused):
-            self.resign(f"it cannot read {self._layout.rebalancer}: {answer.reason}")
+            self._refused("read", self._layout.rebalancer, answer.reason)
         if not isinstance(answer, NodeRead):
             return
         self.office = LeaderState.ACQUIRING
@@ -243,7 +269,7 @@ class Election(Machine):
         elif isinstance(answer, NoResponse):
             self.resign("the reply to becoming leader was lost")
         elif isinstance(answer, Rejected) and answer.fault is CommitError.OTHER:
-            self.resign(f"it cannot write {self._layout.rebalancer}: {answer.reason}")
+            self._refused("write", self._layout.rebalancer, answer.reason)
         else:
             self.office = LeaderState.FOLLOWING
             self._look()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from qdo.coordination.protocol.assignments import Assignments
+from qdo.coordination.protocol.assignments import RETRY_SECONDS, Assignments
 from qdo.coordination.protocol.filtered_planner import plan_filtered
 from qdo.coordination.protocol.machine import (
     Callback,
@@ -163,7 +163,8 @@ class Rebalancer(Machine):
             if term != self._term or isinstance(answer, NoResponse):
                 return
             if isinstance(answer, Refused) and isinstance(request, Children):
-                self._resign(f"cannot list {request.path}: {answer.reason}")
+                self._roll.report_unlisted(request.path, answer.reason)
+                self._reconcile_at = min(self._reconcile_at, self._clock() + RETRY_SECONDS)
             else:
                 then(answer)
 

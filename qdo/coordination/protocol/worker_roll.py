@@ -80,6 +80,20 @@ class WorkerRoll:
             self._exclude(name, answer.reason)
         return before, None
 
+    def report_unlisted(self, path: str, reason: str) -> None:
+        """Log that a folder cannot be listed, once for each reason.
+
+        Nothing is planned while the answer is missing. Another leader could not list it either.
+        """
+        if self._unable.get(path) != reason:
+            self._unable[path] = reason
+            log.error(
+                "rebalancer: cannot list %s: %s; workers keep their queues, and none is assigned "
+                "until the folder can be listed; correct its ACL",
+                path,
+                reason,
+            )
+
     def _exclude(self, name: str, reason: str) -> None:
         if self._unable.get(name) != reason:
             self._unable[name] = reason

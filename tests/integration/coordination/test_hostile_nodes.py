@@ -11,7 +11,7 @@ from kazoo.protocol.serialization import Create, SetData
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
 from qdo.coordination.client import Client
-from qdo.coordination.protocol import acquisition, assignments, worker_roll
+from qdo.coordination.protocol import acquisition, assignments, rebalancer, worker_roll
 from qdo.coordination.queue_admin import seek
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import parse_assignment
@@ -44,6 +44,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acquisition, "RETRY_SECONDS", 0.2)
     monkeypatch.setattr(assignments, "RETRY_SECONDS", 0.2)
     monkeypatch.setattr(assignments, "REREAD_SECONDS", 1.0)
+    monkeypatch.setattr(rebalancer, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(rebalancer, "RECONCILE_SECONDS", 1.0)
 
 
 @pytest.fixture
@@ -295,3 +297,33 @@ def test_a_node_that_goes_back_is_noticed(
     assert fences == sorted(fences)
     numbers = [number for number, _ in starts()]
     assert numbers == list(range(1, len(numbers) + 1))  # nothing repeated, nothing lost
+
+
+@pytest.mark.parametrize("folder", ["workers", "queues", "assignments", "election"])
+def test_a_protected_folder_stops_no_queue(
+    fleet: MemberFleet, outsider: Client, folder: str
+) -> None:
+    """The leader stays, if it need not list candidates, and plans again when it may list."""
+    leader = next(member for member, _ in fleet.members if member.is_leader())
+    path = f"{LAYOUT.root}/{folder}"
+    before = outsider.get_acls(path)[0]
+    outsider.set_acls(path, [make_acl("world", "anyone", admin=True, write=True, create=True)])
+    all_go_on(fleet)
+    outsider.create(LAYOUT.queue("new"), b"")
+    all_go_on(fleet)
+    assert leader.is_leader()
+    outsider.set_acls(path, before)
+    fleet.wait(lambda: owned(fleet, "new"), "the new queue is assigned")
+
+
+def test_a_candidate_without_a_session_is_ignored(
+    coordinator_url: str, outsider: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would be the first candidate for ever, and no worker could become the leader."""
+    outsider.create(f"{LAYOUT.election}/candidate-0000000000", b"", makepath=True)
+    fleet = MemberFleet(coordinator_url)
+    fleet.join()
+    fleet.create_queues(HEALTHY)  # waits for a leader
+    fleet.wait(lambda: fleet.balanced(len(HEALTHY)), "the queues are assigned")
+    fleet.close()
+    assert any("candidate-0000000000" in str(record.args) for record in caplog.records)
