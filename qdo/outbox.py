@@ -49,7 +49,14 @@ from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.encoding import with_header
 from qdo.errors import UsageError
 from qdo.positions import new_id, position_now, time_of_position
-from qdo.sending.messages import Moment, NewMessage, build_outgoing, check_size, time_text
+from qdo.sending.messages import (
+    Moment,
+    NewMessage,
+    build_outgoing,
+    check_size,
+    encrypted,
+    time_text,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +124,7 @@ class Outbox:
             )
         message = build_outgoing(NewMessage(queue, body, key, headers, delay_seconds, at))
         check_size(message, self._app.settings.max_body_bytes)
+        (message,) = encrypted([message], self._app.settings, self._app.name)
         id = new_id()
         sent = time_text(time_of_position(position_now()))
         row = {

@@ -15,7 +15,7 @@ import ujson
 from qdo.encoding import is_raw
 from qdo.message import Message
 from qdo.worker.engine.context import Engine
-from qdo.worker.engine.decoder import NO_HEADERS
+from qdo.worker.engine.decoder import NO_HEADERS, OpenedRows
 from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.prefetch import Row, Rows
 from qdo.worker.engine.resume import FailureResumer
@@ -32,6 +32,7 @@ class RowRunner:
         self._outcomes = outcomes
         self._resumer = resumer
         self._counters = engine.counters
+        self._vault = engine.decoder.vault
         self._positions_in_flight = engine.in_flight.notes(engine.broker.positions)
 
     def finish_pending(self, turn: Turn) -> TurnResult | None:
@@ -63,6 +64,9 @@ class RowRunner:
         clock = self._engine.clock
         loads = ujson.loads
         message: Message | None = None
+        opened = None
+        if self._vault is not None:
+            rows = opened = OpenedRows(self._vault, queue, rows)
         try:
             for position, body, key, raw_headers in rows:
                 in_flight[index] = position
@@ -93,6 +97,8 @@ class RowRunner:
             return TurnResult.MORE
         except BaseException as error:  # noqa: BLE001 - a job's SystemExit must not end the worker
             row = position, body, key, raw_headers
+            if opened is not None:  # a dead letter keeps the ciphertext
+                row, error = opened.row, opened.fault or error
             if message is None or message.position != position:
                 message, error = self._engine.decoder.undecodable(turn, row, attempt, error)
             return self._outcomes.failed(turn, row, message, error)
