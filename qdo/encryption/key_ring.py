@@ -24,7 +24,7 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -221,7 +221,10 @@ class KeyRing:
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
         self._clock = clock
-        self._keys, self._stamp = _read(path)
+        self._keys: tuple[Key, ...]
+        self._by_id: Mapping[tuple[str, str], Key]
+        self._stamp: _Stamp
+        self._take()
         self._checked_at = clock()
         self._fault = ""
 
@@ -230,27 +233,32 @@ class KeyRing:
 
         :raises SettingsError: there is none.
         """
-        for key in self.accepted(purpose):
-            return key
+        self._follow()
+        for key in self._keys:
+            if key.purpose == purpose:
+                return key
         raise _fault(
             self.path,
             f"it must have a key to {purpose}; make one with `qdo keys new {purpose}`",
         )
 
-    def accepted(self, purpose: Purpose) -> Iterator[Key]:
-        """Yield every key of a purpose, the one in use first."""
-        if self._clock() - self._checked_at >= CHECK_SECONDS:
-            self._check()
-        return (key for key in self._keys if key.purpose == purpose)
-
     def find(self, purpose: Purpose, id: str) -> Key | None:
         """Return the key with an id, None without it; look for an unknown one in the file again."""
-        for _ in range(2):
-            for key in self.accepted(purpose):
-                if key.id == id:
-                    return key
+        self._follow()
+        key = self._by_id.get((purpose, id))
+        if key is None:
             self._check()
-        return None
+            key = self._by_id.get((purpose, id))
+        return key
+
+    def _follow(self) -> None:
+        if self._clock() - self._checked_at >= CHECK_SECONDS:
+            self._check()
+
+    def _take(self) -> None:
+        """Take up the keys of the file."""
+        self._keys, self._stamp = _read(self.path)
+        self._by_id = {(key.purpose, key.id): key for key in self._keys}
 
     def _check(self) -> None:
         """Read the file again if it has changed."""
@@ -258,7 +266,7 @@ class KeyRing:
         try:
             if _stamp(os.stat(self.path)) == self._stamp:
                 return
-            self._keys, self._stamp = _read(self.path)
+            self._take()
         except (OSError, SettingsError) as error:
             if str(error) != self._fault:
                 self._fault = str(error)
