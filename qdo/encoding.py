@@ -157,6 +157,10 @@ ID = "qdo-id"
 """Id of a message whose position has changed since it was sent."""
 
 
+MARK = "qdo-mark"
+"""Proof that qdo wrote the id, see `qdo.encryption.marks`."""
+
+
 SENT = "qdo-sent"
 """Unix time at which a message was sent whose position is later: delayed, or from an outbox."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qdo.encoding import ID, RETRIED, parsed, with_header
+from qdo.encryption.marks import IdMarks
 from qdo.errors import UnsupportedError
 from qdo.positions import LATEST_SECONDS
 from qdo.queues import name_error
@@ -65,7 +66,12 @@ class DeadLetterEntry:
 
 
 class DeadLetterStore(abc.ABC):
-    """The dead letters of a broker's queues."""
+    """The dead letters of a broker's queues.
+
+    :ivar marks: proves the ids of messages that are sent again; None: they need no proof.
+    """
+
+    marks: IdMarks | None = None
 
     @abc.abstractmethod
     def store(self, record: DeadLetterRecord) -> None:
@@ -118,6 +124,14 @@ class DeadLetterStore(abc.ABC):
 
         :param keys: queue and position of each.
         """
+
+    def headers_again(self, letter: DeadLetterRecord, own_id: str) -> str | None:
+        """Return the headers with which a dead letter is sent again; see `retried_headers`."""
+        if self.marks is None:
+            return retried_headers(letter.headers, own_id)
+        proven = self.marks.proven(letter.queue, letter.headers, letter.body)
+        headers = retried_headers(proven, own_id)
+        return self.marks.marked(letter.queue, headers, letter.body)
 
 
 class NoDeadLetters(DeadLetterStore):

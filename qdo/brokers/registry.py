@@ -71,6 +71,12 @@ def stream_of(url: str) -> str | None:
         return None
 
 
+def has_foreign_senders(url: str) -> bool:
+    """Return whether programs other than qdo may send to the broker at `url`."""
+    kind = _kind_of(url)
+    return kind is not None and kind.foreign_senders
+
+
 def keeps_dead_letters(url: str) -> bool:
     """Return whether the broker at `url` can store dead letters, without opening it.
 

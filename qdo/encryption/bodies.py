@@ -41,9 +41,6 @@ NONCE_BYTES = 12
 _LENGTH_BYTES = 2
 _CONTEXT = b"qdo body\0"
 
-Row = tuple[int, bytes, "str | None", "str | None"]
-"""Position, body, key and headers of a message, as `brokers.base.Row`."""
-
 
 class BodyVault:
     """Encrypts and decrypts the bodies of one app. Safe to use from several threads.
@@ -100,12 +97,6 @@ class BodyVault:
             kind = plain[_LENGTH_BYTES:end].decode("utf-8", "surrogatepass")
             headers = with_header(headers, content_type=kind)
         return plain[end:], headers
-
-    def opened(self, queue: str, row: Row) -> Row:
-        """Return a row with its body decrypted; see `open`."""
-        position, body, key, headers = row
-        body, headers = self.open(queue, body, headers)
-        return position, body, key, headers
 
     def _bound(self, queue: str) -> bytes:
         return _CONTEXT + self._place(queue).encode("utf-8", "surrogatepass")

@@ -242,6 +242,11 @@ class KeyRing:
             f"it must have a key to {purpose}; make one with `qdo keys new {purpose}`",
         )
 
+    def has(self, purpose: Purpose) -> bool:
+        """Return whether there is a key for a purpose."""
+        self._follow()
+        return any(key.purpose == purpose for key in self._keys)
+
     def find(self, purpose: Purpose, id: str) -> Key | None:
         """Return the key with an id, None without it; look for an unknown one in the file again."""
         self._follow()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from qdo.brokers.registry import stream_of
+from qdo.brokers.registry import has_foreign_senders, stream_of
 from qdo.encryption.key_ring import KeyRing
+from qdo.encryption.marks import IdMarks
+from qdo.encryption.rows import RowOpener
 from qdo.errors import SettingsError
 from qdo.settings.settings import Settings
 
@@ -26,16 +29,37 @@ def key_ring_of(settings: Settings) -> KeyRing | None:
 def vault_of(settings: Settings, app: str) -> BodyVault | None:
     """Return what encrypts and decrypts the bodies of an app, None without keys.
 
-    :raises SettingsError: the key file cannot be used, or has no key to encrypt.
-    :raises SettingsError: the library `cryptography` is not installed.
+    :raises SettingsError: the key file cannot be used, has no key to encrypt, or the library
+        `cryptography` is not installed.
     """
     ring = key_ring_of(settings)
     if ring is None:
         return None
     if settings.encrypt:
         ring.in_use("encrypt")
-    stream = stream_of(settings.broker)
-    return _vault(ring, app, stream, settings.require_encryption)
+    return _vault(ring, app, stream_of(settings.broker), settings.require_encryption)
+
+
+def marks_of(settings: Settings, app: str) -> IdMarks | None:
+    """Return what proves the ids of an app's messages.
+
+    None without a key to sign, and for a broker that only qdo writes to.
+
+    :raises SettingsError: the key file cannot be used.
+    """
+    ring = key_ring_of(settings)
+    if ring is None or not ring.has("sign") or not has_foreign_senders(settings.broker):
+        return None
+    return IdMarks(ring, _place(app, stream_of(settings.broker)))
+
+
+def opener_of(settings: Settings, app: str) -> RowOpener | None:
+    """Return what opens the stored messages of an app, None without keys.
+
+    :raises SettingsError: as `vault_of`.
+    """
+    vault = vault_of(settings, app)
+    return None if vault is None else RowOpener(vault, marks_of(settings, app))
 
 
 @functools.cache
@@ -54,7 +78,16 @@ def _vault(ring: KeyRing, app: str, stream: str | None, required: bool) -> BodyV
             reason=f"it needs the library cryptography ({error}); run "
             "`pip install 'qdo[encryption]'`",
         ) from error
-    # The shard that gets a message of Kinesis is not known when it is encrypted, and may be split.
-    # Any app may read the stream.
+    return BodyVault(ring, _place(app, stream), required)
+
+
+def _place(app: str, stream: str | None) -> Callable[[str], str]:
+    """Return a function that returns what the messages of a queue are bound to.
+
+    The shard that gets a message of Kinesis is not known when it is encrypted, and may be split.
+    Any app may read the stream.
+    """
+    if stream is None:
+        return lambda queue: f"{app}\0{queue}"
     bound = f"\0{stream}"
-    return BodyVault(ring, lambda queue: f"{app}\0{queue}" if stream is None else bound, required)
+    return lambda queue: bound

@@ -30,5 +30,6 @@ KIND = BrokerKind(
     address_error=partial(parse_error, kinesis_address),
     positions=POSITIONS,
     stream=_stream,
+    foreign_senders=True,
     keeps_dead_letters=_keeps_dead_letters,
 )

@@ -12,7 +12,7 @@ from qdo.brokers.base import Broker
 from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import policy_for
 from qdo.settings.settings import Settings
-from qdo.settings.vaults import vault_of
+from qdo.settings.vaults import opener_of
 from qdo.system.clock import clock as boot_clock
 from qdo.worker.engine.bound_jobs import JobTable
 from qdo.worker.engine.compatibility import Compatibility
@@ -103,7 +103,7 @@ class Engine:
             app=app,
             broker=broker,
             fetcher=Fetcher(broker, settings.fetch, clock),
-            decoder=Decoder(broker, vault_of(settings, app.name)),
+            decoder=Decoder(broker, opener_of(settings, app.name)),
             jobs=JobTable(app, executor, observers, Compatibility(broker)),
             observers=observers,
             in_flight=InFlightTable(1) if in_flight is None else in_flight,

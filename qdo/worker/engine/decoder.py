@@ -2,72 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import ujson
 
 from qdo.brokers.base import Broker
 from qdo.encoding import is_raw, key_id_of, unreadable_reason
+from qdo.encryption.rows import RowOpener
 from qdo.errors import BodyDecodeError, KeyMissingError
 from qdo.message import Message
 from qdo.text import describe
 from qdo.worker.engine.prefetch import Row
 from qdo.worker.engine.turn import Turn
 
-if TYPE_CHECKING:
-    from qdo.encryption.bodies import BodyVault
-
 NO_HEADERS: Mapping[str, str] = {}
 NO_KEYS = "the setting keys"
 """Where an error says that a key is missing, without a key file."""
 
 
-class OpenedRows:
-    """Decrypts rows one after the other: an iterator for the loop that runs jobs.
-
-    A row that cannot be decrypted comes without body and headers, which no loop can decode, so
-    that its position is known where the error is handled.
-
-    :ivar row: the last row as it is stored.
-    :ivar fault: why it cannot be decrypted, None if it could be.
-    """
-
-    def __init__(self, vault: BodyVault, queue: str, rows: Iterable[Row]) -> None:
-        self._vault = vault
-        self._queue = queue
-        self._rows = iter(rows)
-        self.row: Row
-        self.fault: Exception | None = None
-
-    def __iter__(self) -> Iterator[Row]:
-        return self
-
-    def __next__(self) -> Row:
-        self.row = row = next(self._rows)
-        try:
-            opened = self._vault.opened(self._queue, row)
-        except Exception as error:  # noqa: BLE001 - raised where the position is known
-            self.fault = error
-            return row[0], b"", row[2], None
-        self.fault = None
-        return opened
-
-
 class Decoder:
     """Makes messages from the rows of a broker.
 
-    :ivar vault: decrypts bodies; None without keys.
+    :ivar opener: decrypts bodies; None without keys.
     """
 
-    def __init__(self, broker: Broker, vault: BodyVault | None = None) -> None:
+    def __init__(self, broker: Broker, opener: RowOpener | None = None) -> None:
         self._broker = broker
-        self.vault = vault
+        self.opener = opener
 
     def decode(self, turn: Turn, row: Row, attempt: int) -> tuple[Message, BaseException | None]:
         """Return the message of a row, and the error if the row cannot be decoded."""
         try:
-            opened = row if self.vault is None else self.vault.opened(turn.slot.queue, row)
+            opened = row if self.opener is None else self.opener.open(turn.slot.queue, row)
             position, body, key, raw_headers = opened
             headers = NO_HEADERS if raw_headers is None else ujson.loads(raw_headers)
             content = body if headers and is_raw(headers) else ujson.loads(body)
@@ -107,7 +73,7 @@ class Decoder:
         if isinstance(error, BodyDecodeError | KeyMissingError):
             return message, error
         failure: BodyDecodeError | KeyMissingError
-        if self.vault is None and (id := key_id_of(row[1])) is not None:
+        if self.opener is None and (id := key_id_of(row[1])) is not None:
             failure = KeyMissingError(queue=queue, key=id, place=NO_KEYS)
         else:
             reason = unreadable_reason(row[3]) or describe(error)

@@ -13,9 +13,10 @@ from types import CodeType
 import ujson
 
 from qdo.encoding import is_raw
+from qdo.encryption.rows import OpenedRows
 from qdo.message import Message
 from qdo.worker.engine.context import Engine
-from qdo.worker.engine.decoder import NO_HEADERS, OpenedRows
+from qdo.worker.engine.decoder import NO_HEADERS
 from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.prefetch import Row, Rows
 from qdo.worker.engine.resume import FailureResumer
@@ -32,7 +33,7 @@ class RowRunner:
         self._outcomes = outcomes
         self._resumer = resumer
         self._counters = engine.counters
-        self._vault = engine.decoder.vault
+        self._opener = engine.decoder.opener
         self._positions_in_flight = engine.in_flight.notes(engine.broker.positions)
 
     def finish_pending(self, turn: Turn) -> TurnResult | None:
@@ -65,8 +66,8 @@ class RowRunner:
         loads = ujson.loads
         message: Message | None = None
         opened = None
-        if self._vault is not None:
-            rows = opened = OpenedRows(self._vault, queue, rows)
+        if self._opener is not None:
+            rows = opened = OpenedRows(self._opener, queue, rows)
         try:
             for position, body, key, raw_headers in rows:
                 in_flight[index] = position
