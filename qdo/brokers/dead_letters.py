@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,10 +68,11 @@ class DeadLetterEntry:
 class DeadLetterStore(abc.ABC):
     """The dead letters of a broker's queues.
 
-    :ivar marks: proves the ids of messages that are sent again; None: they need no proof.
+    :ivar marks: returns what proves the ids of messages that are sent again, None if they need no
+        proof. Called for a retry only: not every reader of dead letters may read the keys.
     """
 
-    marks: IdMarks | None = None
+    marks: Callable[[], IdMarks | None] | None = None
 
     @abc.abstractmethod
     def store(self, record: DeadLetterRecord) -> None:
@@ -127,11 +128,11 @@ class DeadLetterStore(abc.ABC):
 
     def headers_again(self, letter: DeadLetterRecord, own_id: str) -> str | None:
         """Return the headers with which a dead letter is sent again; see `retried_headers`."""
-        if self.marks is None:
+        marks = None if self.marks is None else self.marks()
+        if marks is None:
             return retried_headers(letter.headers, own_id)
-        proven = self.marks.proven(letter.queue, letter.headers, letter.body)
-        headers = retried_headers(proven, own_id)
-        return self.marks.marked(letter.queue, headers, letter.body)
+        proven = marks.proven(letter.queue, letter.headers, letter.body)
+        return marks.marked(letter.queue, retried_headers(proven, own_id), letter.body)
 
 
 class NoDeadLetters(DeadLetterStore):

@@ -315,7 +315,9 @@ def test_the_testing_kit_encrypts_as_well(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys", K1)
     with TestKit(app, keys=keys, encrypt=("bodies",), require_encryption=True) as kit:
         kit.send("q", {"n": 1})
+        assert kit.waiting("q") == [{"n": 1}]
         kit.run_until_idle()
+        assert kit.done("q") == [{"n": 1}]
     assert seen == [{"n": 1}]
 
 
@@ -338,3 +340,24 @@ def test_errors_and_hosts_stay_out_of_znodes(make: Make, hide: tuple[str, ...]) 
     assert host == ("hidden" if hide else socket.gethostname())
     until(lambda: engine.broker.dead_letters.records())
     assert MARKER in engine.broker.dead_letters.records()[0].error
+
+
+def test_in_the_testing_kit_a_missing_key_blocks(tmp_path: Path) -> None:
+    """The kit does not wait for the key: a run settles."""
+    from qdo.testing import TestKit
+
+    app = App("a")
+
+    @app.job()
+    def job(message: Message, context: Any) -> None:
+        raise AssertionError("it cannot be decrypted")
+
+    keys = write_keys(tmp_path / "keys", K1)
+    with TestKit(app, keys=keys, encrypt=("bodies",)) as kit:
+        kit.send("q", 1)
+        write_keys(tmp_path / "keys", K2)
+        vault = vault_of(app.settings, "a")
+        assert vault is not None
+        vault._ring._check()
+        assert kit.run_until_settled() == 0.0
+        assert kit.blocked().keys() == {"q"}

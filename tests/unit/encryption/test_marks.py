@@ -90,7 +90,7 @@ def test_a_retry_marks_only_ids_that_are_proven(tmp_path: Path) -> None:
 
     assert id_of(store.headers_again(DeadLetterRecord(
         "q", 1, b"1", None, HEADERS, "e", "", 1, "w", 1), "own")) == "7"  # fmt: skip
-    store.marks = made
+    store.marks = lambda: made
     assert again(made.marked("q", HEADERS, b"1")) == "7"
     assert again(HEADERS) == "own"
     assert again(None) == "own"
