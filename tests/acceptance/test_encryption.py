@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from tests.support.fakes.wiretap import Wiretap, tapped
 from tests.support.kinesis import kinesis_url
 from tests.support.processes import Proc, descendants, wait_until, whole_lines
 from tests.support.zookeeper import Ensemble
+from tests.support.zookeeper_txn_log import read_log
 
 MARKER = "MARKER-d41d8cd98f00b204"
 JOBS = """
@@ -99,9 +101,9 @@ class Stage:
         found |= {"QDO_COORDINATOR": self.coordinator}
         return {**found, "QDO_KEYS": keys, "QDO_ENCRYPT": "bodies"} if encrypted else found
 
-    def run(self, encrypted: bool) -> None:
+    def run(self, encrypted: bool, hide: str = "") -> None:
         """Send to a fleet from another process until all is processed, some as dead letters."""
-        env = self.environment(encrypted)
+        env = {**self.environment(encrypted), "QDO_HIDE": hide}
         jobs = JOBS.replace("ORDER", repr(self.order)).replace("THEN", repr(self.then))
         (self.folder / "jobs.py").write_text(jobs)
         bodies = [json.dumps({"n": n, "text": MARKER}) for n in range(8)]
@@ -205,9 +207,15 @@ def test_zookeeper_has_no_body_in_clear(
     stage = Stage(tmp_path, f"sqlite:{tmp_path}/messages.db", coordinator, QUEUES)
     stage.taps.append(wire)
     stage.servers.append(server.folder)
-    stage.run(encrypted=True)
+    stage.run(encrypted=True, hide="errors,hosts")
     assert b'"last"' in stage.seen
     assert not shows(stage.seen)
+    changes = [change for txn in read_log(server.folder) for change in txn.changes]
+    ours = [each for each in changes if each.path.startswith("/encryption/")]
+    assert any(b"hidden" in (each.data or b"") for each in ours)
+    host = socket.gethostname()
+    assert not any(f"/{host}-" in each.path for each in ours)
+    assert not any(f'"host":"{host}"'.encode() in (each.data or b"") for each in ours)
 
 
 @pytest.mark.slow
