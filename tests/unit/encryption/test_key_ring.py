@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qdo.encryption.key_ring import (
     CHECK_SECONDS,
+    KEY_BYTES,
     Key,
     KeyRing,
     change_keys,
     new_key,
+    parse_keys,
     read_keys,
     retired,
 )
@@ -67,6 +72,13 @@ def test_a_bad_line_is_an_error_without_key_bytes(tmp_path: Path, text: str) -> 
         read_keys(write_text(tmp_path / "keys", text))
     assert line(OLD).split()[2] not in str(caught.value)
     assert "c2hvcnQ" not in str(caught.value)
+
+
+@given(text=st.text(max_size=80))
+def test_any_text_is_keys_or_a_documented_error(text: str) -> None:
+    """Whatever an operator pastes."""
+    with contextlib.suppress(SettingsError):
+        assert all(len(each.secret) == KEY_BYTES for each in parse_keys(text, "keys"))
 
 
 def test_what_is_not_a_readable_file_is_an_error(tmp_path: Path) -> None:
