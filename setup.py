@@ -35,17 +35,19 @@ AWS = [
     "boto3>=1.44,<2",
     "protobuf>=7.36,<8",  # reads what the Kinesis Producer Library packs
 ]
+# An extra: a compiled library of 4 MB that only apps with keys need.
+ENCRYPTION = ["cryptography>=50,<51"]
 HTTP = ["urllib3>=2.6,<3"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     *AWS,
+    *ENCRYPTION,  # makes certificates for servers of tests, too
     *HTTP,
     *SQL,
     "moto[s3,server]>=5.2,<6",
     "aws-kinesis-agg>=1.2.3,<2",  # packs records as producers do; reads them less well than qdo
     "six>=1.16,<2",  # which aws-kinesis-agg imports and does not name
-    "cryptography>=50,<51",  # makes certificates for servers of tests
     "standardwebhooks>=1.1,<2",  # verifies what qdo.programs.webhook signs
     "pytest>=9.2,<10",
     "pytest-timeout>=2.4,<3",
@@ -74,6 +76,7 @@ setup(
     install_requires=REQUIRES,
     extras_require={
         "aws": AWS,
+        "encryption": ENCRYPTION,
         "http": HTTP,
         "sql": SQL,
         "docs": DOCS,

@@ -105,13 +105,16 @@ def bare_loop(broker: Broker, queues: list[str]) -> float:
     return count / (time.perf_counter() - start)
 
 
-def engine(broker: Broker, queues: list[str], messages: int) -> float:
+def engine(
+    broker: Broker, queues: list[str], messages: int, settings: Settings | None = None
+) -> float:
     """Return the messages per second of the worker engine."""
     app = App("bench")
     app.job()(noop)
     quiet = Event()
     member = MemoryMember()
-    settings = Settings(app="bench", fetch=FETCH, turn_seconds=TURN_SECONDS)
+    if settings is None:
+        settings = Settings(app="bench", fetch=FETCH, turn_seconds=TURN_SECONDS)
     pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), settings))
     dispatcher = Dispatcher(pipeline, concurrency=100, on_quiet=quiet.set)
     lease = Lease(3600.0, clock())

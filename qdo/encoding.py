@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -156,6 +157,10 @@ ID = "qdo-id"
 """Id of a message whose position has changed since it was sent."""
 
 
+MARK = "qdo-mark"
+"""Proof that qdo wrote the id, see `qdo.encryption.marks`."""
+
+
 SENT = "qdo-sent"
 """Unix time at which a message was sent whose position is later: delayed, or from an outbox."""
 
@@ -190,14 +195,27 @@ def is_json(kind: str) -> bool:
 def with_body_kind(body: bytes, headers: str | None) -> str | None:
     """Return the stored headers of a message that another program may have sent.
 
-    A body that is not JSON is bytes, unless a header says what it is.
+    A body that is not JSON is bytes, unless a header says what it is. An encrypted one may be
+    either; its content type is within.
     """
-    if _is_json_text(body):
+    if _is_json_text(body) or key_id_of(body) is not None:
         return headers
     found = parsed(headers)
     if found is None or CONTENT_TYPE in found:
         return headers
     return _dumps({**found, CONTENT_TYPE: RAW})
+
+
+SEALED = b"q1."
+"""The start of an encrypted body, see `qdo.encryption.bodies`."""
+
+_SEALED_FORM = re.compile(rb"q1\.([A-Za-z0-9_-]{1,32})\..{30}", re.DOTALL)
+
+
+def key_id_of(body: bytes) -> str | None:
+    """Return the id of the key that encrypted a body, None for a body in clear."""
+    found = _SEALED_FORM.match(body) if body.startswith(SEALED) else None
+    return None if found is None else found[1].decode()
 
 
 _JSON_STARTS = frozenset(b'{["-0123456789tfnNI \t\r\n')

@@ -123,8 +123,26 @@ class UnsupportedError(QdoError):
 
 
 class BodyDecodeError(QdoError):
-    """the body or the headers of message {id} in queue {queue!r} are not valid JSON:
-    {reason}; a retry would fail again, so the message's policy ends it at once; send valid JSON"""
+    """the body or the headers of message {id} in queue {queue!r} are not valid JSON: {reason}; a
+    retry would fail again, so the message's policy ends it at once; send valid JSON"""
+
+
+class BodyAuthenticationError(BodyDecodeError):
+    """the body of a message in queue {queue!r} cannot be decrypted with key {key!r}: it was
+    changed, or encrypted for another queue or app, so the message's policy ends it at once; find
+    out which program wrote it"""
+
+
+class ClearBodyError(BodyDecodeError):
+    """the body of a message in queue {queue!r} is not encrypted, which require_encryption demands,
+    so the message's policy ends it at once; encrypt it where it is sent"""
+
+
+class KeyMissingError(QdoError):
+    """a message in queue {queue!r} is encrypted with key {key!r}, which {place} does not have; add
+    the key to the file: the message waits for it"""
+
+    exit_code = 5
 
 
 # --- the operator must act: something is unreachable or broken -------------------

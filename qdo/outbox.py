@@ -47,9 +47,18 @@ from sqlalchemy.orm import Session
 from qdo.app import App
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.encoding import with_header
+from qdo.encryption.marks import IdMarks
 from qdo.errors import UsageError
 from qdo.positions import new_id, position_now, time_of_position
-from qdo.sending.messages import Moment, NewMessage, build_outgoing, check_size, time_text
+from qdo.sending.messages import (
+    Moment,
+    NewMessage,
+    build_outgoing,
+    check_size,
+    encrypted,
+    time_text,
+)
+from qdo.settings.vaults import marks_of
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +126,7 @@ class Outbox:
             )
         message = build_outgoing(NewMessage(queue, body, key, headers, delay_seconds, at))
         check_size(message, self._app.settings.max_body_bytes)
+        (message,) = encrypted([message], self._app.settings, self._app.name)
         id = new_id()
         sent = time_text(time_of_position(position_now()))
         row = {
@@ -137,7 +147,8 @@ class Outbox:
         """
         rows = self._oldest()
         if rows:
-            broker.send_many([_outgoing(row) for row in rows])
+            marks = marks_of(self._app.settings, self._app.name)
+            broker.send_many([_outgoing(row, marks) for row in rows])
             self._delete([row.place for row in rows])
         return len(rows)
 
@@ -194,7 +205,9 @@ def _fitting(sizes: Iterable[tuple[int, int]]) -> list[int]:
     return chosen
 
 
-def _outgoing(row: Any) -> Outgoing:
-    headers = with_header(row.headers, qdo_id=row.id)
+def _outgoing(row: Any, marks: IdMarks | None) -> Outgoing:
+    headers, body = with_header(row.headers, qdo_id=row.id), bytes(row.body)
+    if marks is not None:
+        headers = marks.marked(row.queue, headers, body)
     terms = SendOptions(dedup_key=row.id, dedup_seconds=DEDUP_SECONDS)
-    return Outgoing(row.queue, bytes(row.body), row.key, headers, terms)
+    return Outgoing(row.queue, body, row.key, headers, terms)

@@ -136,7 +136,7 @@ def install(python: str, version: str, wheel: Path) -> Path:
     if not (programs / "pip").exists():
         _run(python, "-m", "venv", "--clear", home, cwd=ROOT)
     pip = (programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    _run(*pip, f"{wheel}[aws,http,sql]", "pytest", cwd=ROOT)
+    _run(*pip, f"{wheel}[aws,encryption,http,sql]", "pytest", cwd=ROOT)
     _run(*pip, "--force-reinstall", "--no-deps", wheel, cwd=ROOT)
     return programs
 

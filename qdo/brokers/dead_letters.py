@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from qdo.encoding import ID, RETRIED, parsed, with_header
+from qdo.encryption.marks import IdMarks
 from qdo.errors import UnsupportedError
 from qdo.positions import LATEST_SECONDS
 from qdo.queues import name_error
@@ -65,7 +66,13 @@ class DeadLetterEntry:
 
 
 class DeadLetterStore(abc.ABC):
-    """The dead letters of a broker's queues."""
+    """The dead letters of a broker's queues.
+
+    :ivar marks: returns what proves the ids of messages that are sent again, None if they need no
+        proof. Called for a retry only: not every reader of dead letters may read the keys.
+    """
+
+    marks: Callable[[], IdMarks | None] | None = None
 
     @abc.abstractmethod
     def store(self, record: DeadLetterRecord) -> None:
@@ -118,6 +125,14 @@ class DeadLetterStore(abc.ABC):
 
         :param keys: queue and position of each.
         """
+
+    def headers_again(self, letter: DeadLetterRecord, own_id: str) -> str | None:
+        """Return the headers with which a dead letter is sent again; see `retried_headers`."""
+        marks = None if self.marks is None else self.marks()
+        if marks is None:
+            return retried_headers(letter.headers, own_id)
+        proven = marks.proven(letter.queue, letter.headers, letter.body)
+        return marks.marked(letter.queue, retried_headers(proven, own_id), letter.body)
 
 
 class NoDeadLetters(DeadLetterStore):

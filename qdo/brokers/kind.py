@@ -18,6 +18,9 @@ class BrokerKind:
     :ivar address_error: returns why an address is invalid, None if it is valid.
     :ivar positions: meaning of its positions.
     :ivar closing_seconds: how long the broker at an address may take to close.
+    :ivar stream: the stream that the queues of an address are parts of, None if each queue is
+        separate. A message for one part may be received from another.
+    :ivar foreign_senders: whether programs other than qdo may send; see `encryption.marks`.
     :ivar keeps_dead_letters: whether the broker at an address can store dead letters.
     """
 
@@ -25,6 +28,8 @@ class BrokerKind:
     address_error: Callable[[str], str | None]
     positions: Positions = TIME_POSITIONS
     closing_seconds: Callable[[str], float] = lambda url: 0.0
+    stream: Callable[[str], str | None] = lambda url: None
+    foreign_senders: bool = False
     keeps_dead_letters: Callable[[str], bool] = lambda url: True
 
 

@@ -59,6 +59,24 @@ def closing_seconds(url: str) -> float:
         return 0.0
 
 
+def stream_of(url: str) -> str | None:
+    """Return the stream that the queues of the broker at `url` are parts of, without opening it.
+
+    None if each queue is separate, and for an invalid address: opening it raises the error.
+    """
+    kind = _kind_of(url)
+    try:
+        return None if kind is None else kind.stream(url)
+    except SettingsError:
+        return None
+
+
+def has_foreign_senders(url: str) -> bool:
+    """Return whether programs other than qdo may send to the broker at `url`."""
+    kind = _kind_of(url)
+    return kind is not None and kind.foreign_senders
+
+
 def keeps_dead_letters(url: str) -> bool:
     """Return whether the broker at `url` can store dead letters, without opening it.
 

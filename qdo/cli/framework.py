@@ -199,6 +199,7 @@ _METAVARS = {
     "broker": "URL",
     "coordinator": "URL",
     "group": "NAME",
+    "keys": "FILE",
     "namespace": "PATH",
     "log_level": "LEVEL",
     "log_config": "FILE",

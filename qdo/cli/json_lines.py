@@ -121,6 +121,7 @@ class LineSender:
     broker: Broker
     form: LineFormat
     source: str
+    encrypt: Callable[[list[Outgoing]], list[Outgoing]] = lambda messages: messages
     sent: int = 0
     line: int = 0
     _number: int = 0
@@ -168,7 +169,7 @@ class LineSender:
     def _flush(self) -> None:
         if self._batch:
             try:
-                self.broker.send_many(self._batch)
+                self.broker.send_many(self.encrypt(self._batch))
             except PartialSendError as error:
                 self.sent += error.details["done"]
                 lines = [self._lines[index] for index in error.details["unsent"]]

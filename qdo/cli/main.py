@@ -25,6 +25,7 @@ COMMANDS = {
         "broker",
         "Show the broker file that the workers share.",
     ),
+    "keys": ("qdo.cli.commands.keys", "keys", "Make, list and retire keys for encrypted bodies."),
     "tree": (
         "qdo.cli.commands.tree",
         "tree",

@@ -7,15 +7,18 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord
-from qdo.encoding import DUE, ID, SENT, decode_strictly, is_raw, parsed, stored_time
-from qdo.errors import NotFoundError, UsageError
+from qdo.encoding import DUE, ID, SENT, decode_strictly, is_raw, key_id_of, parsed, stored_time
+from qdo.errors import BodyDecodeError, KeyMissingError, NotFoundError, UsageError
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_of_time
+
+if TYPE_CHECKING:
+    from qdo.encryption.bodies import BodyVault
 
 CHUNK_LETTERS = 100
 CHUNK_BYTES = 16 * 1024 * 1024
@@ -165,12 +168,19 @@ def _iso(seconds: float) -> str:
 
 
 def exported(
-    letter: Letter, record: DeadLetterRecord, positions: Positions = TIME_POSITIONS
+    letter: Letter,
+    record: DeadLetterRecord,
+    positions: Positions = TIME_POSITIONS,
+    vault: BodyVault | None = None,
 ) -> dict[str, Any]:
     """Return a complete dead letter as a JSON value.
 
     The key of the body is `body` if it is JSON that a copy can hold, and `body_base64` otherwise.
+    A body that cannot be decrypted stays encrypted, and `body_error` has the reason.
+
+    :param vault: decrypts the body; None without keys.
     """
+    record, undecrypted = _decrypted(record, vault)
     headers = parsed(record.headers)
     sent, due = (stored_time(headers or {}, name) for name in (SENT, DUE))
     item: dict[str, Any] = {
@@ -187,6 +197,7 @@ def exported(
         "fence": record.fence,
         "key": record.key,
         "headers": record.headers if headers is None else headers,
+        **({} if undecrypted is None else {"body_error": undecrypted}),
     }
     if not (headers and is_raw(headers)):
         try:
@@ -196,6 +207,22 @@ def exported(
         else:
             return {**item, "body": value}
     return {**item, "body_base64": binascii.b2a_base64(record.body, newline=False).decode()}
+
+
+def _decrypted(
+    record: DeadLetterRecord, vault: BodyVault | None
+) -> tuple[DeadLetterRecord, str | None]:
+    """Return a dead letter with its body decrypted, and why it could not be."""
+    id = key_id_of(record.body)
+    if id is None:
+        return record, None
+    try:
+        if vault is None:
+            raise KeyMissingError(queue=record.queue, key=id, place="the setting keys")
+        body, headers = vault.open(record.queue, record.body, record.headers)
+    except (BodyDecodeError, KeyMissingError) as error:
+        return record, str(error)
+    return replace(record, body=body, headers=headers), None
 
 
 def _letter(broker: Broker, entry: DeadLetterEntry) -> Letter:

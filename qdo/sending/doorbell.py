@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from qdo.brokers.base import Broker
 from qdo.settings.settings import Settings
 from qdo.settings.shared_files import share_files
+from qdo.settings.vaults import marks_of
 
 if TYPE_CHECKING:
     from qdo.coordination.doorbell_notifier import DoorbellNotifier
@@ -68,6 +70,7 @@ def open_broker_with_doorbell(settings: Settings, app: str) -> OpenBroker:
     share_files(settings)
     broker = open_broker(settings.broker, app, settings.max_queues)
     try:
+        broker.dead_letters.marks = partial(marks_of, settings, app)
         return OpenBroker(broker, attach_doorbell(broker, settings, app))
     except BaseException:
         broker.close()

@@ -5,14 +5,19 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Capabilities, Outgoing, SendOptions
 from qdo.encoding import MAX_STORED_BODY_BYTES, encoded, with_header
 from qdo.errors import BodyLimitError, UnsupportedError, UsageError
 from qdo.positions import LATEST_SECONDS, position_now, time_of_position
 from qdo.queues import check_queue_name
+from qdo.settings.settings import Settings
+from qdo.settings.vaults import vault_of
+
+if TYPE_CHECKING:
+    from qdo.encryption.bodies import BodyVault
 
 MAX_DEDUP_KEY = 1000
 MAX_KEY = 1000
@@ -76,6 +81,20 @@ def _check_headers(queue: str, headers: str) -> None:
             reason=f"the headers of a message for queue {queue!r} must have at most "
             f"{MAX_HEADERS_BYTES} bytes as JSON, got {size}; send large values in the body"
         )
+
+
+def encrypted(messages: list[Outgoing], settings: Settings, app: str) -> list[Outgoing]:
+    """Return messages with their bodies encrypted, if the setting `encrypt` says so.
+
+    :raises SettingsError: the key file cannot be used, or has no key to encrypt.
+    """
+    vault = vault_of(settings, app) if settings.encrypt else None
+    return messages if vault is None else [_sealed(each, vault) for each in messages]
+
+
+def _sealed(message: Outgoing, vault: BodyVault) -> Outgoing:
+    body, headers = vault.seal(message.queue, message.body, message.headers)
+    return replace(message, body=body, headers=headers)
 
 
 def check_size(message: Outgoing, max_body_bytes: int) -> None:

@@ -17,6 +17,7 @@ from qdo.sending.messages import (
     NewMessage,
     check_size,
     check_terms,
+    encrypted,
     outgoing_of,
 )
 from qdo.settings.settings import Settings, check_names
@@ -174,7 +175,7 @@ class Sender:
                 check_size(message, limit)
             if message.terms is not None:
                 check_terms(self.broker.capabilities, message.terms, self.settings.broker)
-        return outgoing
+        return encrypted(outgoing, self.settings, self.name)
 
     @property
     def broker(self) -> Broker:

@@ -34,6 +34,16 @@ def one_of(*choices: str) -> Check:
     return check
 
 
+def some_of(*choices: str) -> Check:
+    """Return a check for a list of some of several texts."""
+
+    def check(value: Any) -> str | None:
+        wrong = [each for each in value if each not in choices]
+        return f"each must be {_either(choices)}, got {wrong[0]!r}" if wrong else None
+
+    return check
+
+
 def non_empty(value: str) -> str | None:
     """Check a text that must not be empty."""
     return None if value else "it must not be empty"
@@ -110,4 +120,4 @@ def namespace(value: str) -> str | None:
 
 
 def _either(choices: tuple[str, ...]) -> str:
-    return f"{', '.join(choices[:-1])} or {choices[-1]}"
+    return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))

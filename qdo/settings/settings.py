@@ -88,6 +88,22 @@ class Settings:
     namespace: str = _setting(
         "/mozilla/services/qdo", "znode below which every app has its own znode", checks.namespace
     )
+    keys: str = _setting(
+        "", "file with keys, made with `qdo keys`; processes read it again when it changes"
+    )
+    encrypt: tuple[str, ...] = _setting(
+        (),
+        "what senders encrypt with the first key of `keys`: bodies",
+        checks.some_of("bodies"),
+    )
+    require_encryption: bool = _setting(
+        False, "workers treat a body in clear as one that cannot be decoded; needs `keys`"
+    )
+    hide: tuple[str, ...] = _setting(
+        (),
+        "what workers keep out of znodes: errors (the text after the kind of an error), hosts",
+        checks.some_of("errors", "hosts"),
+    )
     processes: int = _setting(
         1, "number of worker processes that qdo-worker runs", checks.between(1, 1024), "processes"
     )
@@ -225,6 +241,13 @@ class Settings:
                 reason=f"it must be at least backoff_seconds, {self.backoff_seconds:g}, got "
                 f"{self.backoff_max_seconds:g}{from_origin(self.origin('backoff_max_seconds'))}",
             )
+        for name in ("encrypt", "require_encryption"):
+            if getattr(self, name) and not self.keys:
+                raise SettingsError(
+                    name=name,
+                    reason=f"it needs the setting keys{from_origin(self.origin(name))}; make a "
+                    "key file with `qdo keys new`",
+                )
         if "*" in self.exclude or set(self.queues) <= set(self.exclude):
             raise SettingsError(
                 name="exclude",

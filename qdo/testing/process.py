@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import cast
 
 from qdo.app import App
@@ -117,8 +118,14 @@ class Process:
             raise self._fault
 
     def due(self) -> float:
-        """Return the time on the clock when a waiting queue resumes; `inf` for never."""
-        return self._dispatcher.due()
+        """Return the time on the clock when a waiting queue resumes; `inf` for never.
+
+        A queue whose key is missing is blocked: no passing of time brings the key.
+        """
+        slots = self._dispatcher.slots.values()
+        if not any(slot.waits_for_key for slot in slots):
+            return self._dispatcher.due()
+        return min((slot.alarm for slot in slots if not slot.waits_for_key), default=inf)
 
     def spend(self, seconds: float) -> None:
         """Let time pass within the running job; meanwhile the progress of turns is recorded."""

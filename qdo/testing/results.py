@@ -10,7 +10,7 @@ from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.events import OutcomeName
 from qdo.testing.fault_points import Step
-from qdo.testing.state import Attempt, State, body_of
+from qdo.testing.state import Attempt, State
 from qdo.text import join_some, pluralize
 
 
@@ -78,7 +78,9 @@ class Results:
 
     def waiting(self, queue: str) -> list[Any]:
         """Return the bodies of the messages after `last`, in order."""
-        return [body_of(row) for row in self._world.rows(queue, self.last(queue))]
+        return [
+            self._world.body_of(queue, row) for row in self._world.rows(queue, self.last(queue))
+        ]
 
     def backlog(self, queue: str) -> Backlog:
         """Return the backlog after `last`, and the number of delayed messages."""

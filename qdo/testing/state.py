@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import reprlib
 from collections import Counter
@@ -14,8 +15,10 @@ import ujson
 from qdo.app import App
 from qdo.brokers.base import Row
 from qdo.encoding import is_raw, parsed
+from qdo.errors import BodyDecodeError, KeyMissingError
 from qdo.events import Event, OutcomeName
 from qdo.settings.settings import Settings
+from qdo.settings.vaults import opener_of
 from qdo.testing.clock import Clock
 from qdo.testing.fault_points import Faults
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
@@ -98,7 +101,7 @@ class State:
         self.attempts.append(
             Attempt(
                 event.queue,
-                body_of(row),
+                self.body_of(event.queue, row),
                 row.key,
                 event.outcome,
                 event.error,
@@ -111,10 +114,16 @@ class State:
             )
         )
 
+    def body_of(self, queue: str, row: Row) -> Any:
+        """Return the body as a job gets it, or the bytes if it cannot be decoded."""
+        opener = opener_of(self.settings, self.app.name)
+        if opener is not None:
+            with contextlib.suppress(BodyDecodeError, KeyMissingError):
+                row = Row(*opener.open(queue, row))
+        return _decoded(row)
 
-def body_of(row: Row) -> Any:
-    """Return the body as a job gets it, or the bytes if it cannot be decoded."""
 
+def _decoded(row: Row) -> Any:
     headers = parsed(row.headers)
     if headers is None or is_raw(headers):
         return row.body

@@ -20,7 +20,7 @@ LAYERS = (
     {"__init__", "_version", "errors", "events", "outcomes", "positions", "text"},
     {"aws_errors", "backoff"},
     {"encoding", "queues", "system"},
-    {"coordination", "message"},
+    {"coordination", "encryption", "message"},
     {"jobs", "idempotency"},
     {"brokers"},
     {"settings", "ops"},
@@ -38,6 +38,7 @@ FACADES = {"__init__.py", "settings/__init__.py", "testing/__init__.py"}
 """The packages that users import from. The `__init__.py` of every other package is empty."""
 ALLOWED = {
     "kazoo": ("coordination/",),
+    "cryptography": ("encryption/",),
     "boto3": ("brokers/aws/",),
     "botocore": ("brokers/aws/",),
     "click": ("cli/",),

@@ -23,7 +23,9 @@ from qdo.brokers.registry import open_broker
 from qdo.encoding import parsed
 from qdo.errors import MessageTooLargeError, QueueNameError, UnsupportedError, UsageError
 from qdo.outbox import Outbox
+from qdo.settings.vaults import marks_of
 from qdo.worker.duties.outbox_relay import LOOK_SECONDS, POLL_SECONDS, RETRY_SECONDS, Relay
+from tests.support.fakes.key_files import key, write_keys
 from tests.support.fakes.member import FakeMember
 from tests.support.fakes.scripted_broker import ScriptedBroker
 
@@ -323,3 +325,21 @@ def test_an_outbox_that_fails_does_not_hold_up_another(
     assert relay.step(member) == RETRY_SECONDS
     assert not relay.quiet
     assert bodies(broker) == [b"1"]
+
+
+def test_the_relay_proves_ids_where_others_may_send(
+    engine: Engine, broker: Broker, tmp_path: Path
+) -> None:
+    """With a key to sign: a worker on SQS drops ids without proof."""
+    keys = write_keys(tmp_path / "keys", key("s1", "sign"))
+    app = App("shop", broker="sqs://eu-west-1/shop-", keys=keys)
+    outbox = Outbox(app, engine)
+    with engine.begin() as connection:
+        outbox.create(connection)
+    (id,) = put(outbox, engine, 1)
+    outbox.relay(broker)
+    (row,) = broker.reader("orders", 0).fetch(1)
+    marks = marks_of(app.settings, "shop")
+    assert marks is not None
+    assert marks.proven("orders", row[3], row[1]) == row[3]
+    assert stored(broker)[0].id == id

@@ -96,9 +96,10 @@ def _endpoint(name: str, text: str) -> str:
 
 
 def _bucket(name: str, text: str) -> str:
-    if not _BUCKET.fullmatch(text):
-        raise _fault(f"{name}={text!r} cannot name a bucket of S3")
-    return text
+    bucket, slash, prefix = text.partition("/")
+    if not _BUCKET.fullmatch(bucket) or (slash and not prefix.strip("/")):
+        raise _fault(f"{name}={text!r} is not BUCKET or BUCKET/PREFIX of S3")
+    return text.rstrip("/")
 
 
 def _s3(name: str, text: str) -> tuple[str, str]:

@@ -32,30 +32,32 @@ CONNECTIONS = 100
 class Objects:
     """The objects of one bucket. Safe to use from several threads or greenlets.
 
-    Pointers to other buckets are not followed. Otherwise a sender could make the worker read and
-    delete any object that its credentials allow.
+    Pointers to other buckets, or to names without the prefix, are not followed. Otherwise a sender
+    could make the worker read and delete any object that its credentials allow.
 
     :param place: of SQS; S3 is used in the same region, or at the same endpoint.
+    :param bucket: its name, or BUCKET/PREFIX.
     :param connections: number of connections that are kept for further requests.
     """
 
     def __init__(self, place: ServiceAddress, bucket: str, connections: int = CONNECTIONS) -> None:
         self._place = ServiceAddress("s3", place.region, place.endpoint)
-        self._bucket = bucket
+        self._bucket, _, prefix = bucket.partition("/")
+        self._prefix = f"{prefix}/" if prefix else ""
         self._client: Any = make_client(
             self._place, connections=connections, read_seconds=READ_SECONDS
         )
 
     def is_ours(self, pointer: BodyPointer) -> bool:
         """Return whether a pointer may be followed."""
-        return pointer.bucket == self._bucket
+        return pointer.bucket == self._bucket and pointer.key.startswith(self._prefix)
 
     def put(self, queue: str, body: bytes) -> BodyPointer:
         """Store a body and return its place.
 
         :param queue: the first part of the object's name, for operators who list the bucket.
         """
-        key = f"{queue}/{uuid.uuid4()}"
+        key = f"{self._prefix}{queue}/{uuid.uuid4()}"
         with translate(self._place, "bucket", self._bucket):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
         return BodyPointer(self._bucket, key)

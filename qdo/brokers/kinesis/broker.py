@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from qdo.brokers.aws.clients import make_calls, make_client
 from qdo.brokers.base import Broker, Capabilities, Outgoing
 from qdo.brokers.catalog import Backlog
-from qdo.brokers.dead_letters import DeadLetterRecord, NoDeadLetters, retried_headers
+from qdo.brokers.dead_letters import DeadLetterRecord, NoDeadLetters
 from qdo.brokers.kinesis.api import METHODS, SEEKERS, TARGET, KinesisApi, ShardReadLimiter
 from qdo.brokers.kinesis.catalog import KinesisCatalog
 from qdo.brokers.kinesis.codec import MAX_BODY_BYTES
@@ -139,7 +139,7 @@ class KinesisBroker(Broker):
         shard = self.shards.find(letter.queue)
         target = letter.queue if shard is not None and not shard.closed else self.address.stream
         own_id = POSITIONS.message_id(letter.position, self.id_node)
-        headers = retried_headers(letter.headers, own_id)
+        headers = self.dead_letters.headers_again(letter, own_id)
         (number,) = self._send((Outgoing(target, letter.body, letter.key, headers),))
         return pack(number, 0, position_now())
 

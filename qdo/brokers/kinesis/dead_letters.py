@@ -151,7 +151,11 @@ class KinesisDeadLetters(DeadLetterStore):
                 return None
             raise translation(error, self._place, "bucket", self._bucket) from error
         try:
-            return read(text)
+            letter = read(text)
+            if self._name(letter.queue, letter.position) != name:
+                # A retry would send it to another queue than the one that an operator names.
+                raise ValueError("it has the name of another dead letter")
+            return letter
         except Exception as error:
             raise _ForeignObjectError(
                 service="S3",

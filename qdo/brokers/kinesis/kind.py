@@ -21,9 +21,15 @@ def _keeps_dead_letters(url: str) -> bool:
     return kinesis_address(url).dead_letters is not None
 
 
+def _stream(url: str) -> str:
+    return kinesis_address(url).stream
+
+
 KIND = BrokerKind(
     open=_open,
     address_error=partial(parse_error, kinesis_address),
     positions=POSITIONS,
+    stream=_stream,
+    foreign_senders=True,
     keeps_dead_letters=_keeps_dead_letters,
 )

@@ -29,7 +29,6 @@ from qdo.brokers.dead_letters import (
     DeadLetterRecord,
     DeadLetterStore,
     matches,
-    retried_headers,
 )
 from qdo.brokers.sqs.codec import pointing, size_of
 from qdo.brokers.sqs.dead_letter_codec import FoundDeadLetter, digest, letter_entry, with_traceback
@@ -156,6 +155,13 @@ class SqsDeadLetters(DeadLetterStore):
             self._receiver.release(batch)
             found = list(batch.first())
             self._remember(found)
+        if batch.others:
+            log.warning(
+                "%d messages in the dead-letter queues %s are not dead letters of qdo; they are not"
+                " listed and not retried: find out which program sent them",
+                len(batch.others),
+                " and ".join(self._address.letter_queues),
+            )
         return found
 
     def _remember(self, found: Iterable[FoundDeadLetter]) -> None:
@@ -254,7 +260,7 @@ class SqsDeadLetters(DeadLetterStore):
 
     def _again(self, found: FoundDeadLetter) -> Outgoing:
         letter = self._whole(found)
-        headers = retried_headers(letter.headers, found.own_id)
+        headers = self.headers_again(letter, found.own_id)
         terms = None
         if letter.queue.endswith(FIFO):  # a repeated send stores it once
             terms = SendOptions(dedup_key=digest(letter, headers or ""))

@@ -27,4 +27,5 @@ KIND = BrokerKind(
     address_error=partial(parse_error, sqs_address),
     positions=SQS_POSITIONS,
     closing_seconds=_closing_seconds,
+    foreign_senders=True,
 )

@@ -23,6 +23,7 @@ from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter, LetterResult
 from qdo.positions import Positions
 from qdo.settings.settings import Settings
+from qdo.settings.vaults import vault_of
 from qdo.text import did_you_mean, join_some, pluralize, printable_lines
 
 SCHEMA = "qdo.dead-letters/2"
@@ -122,7 +123,7 @@ def list_(glob: str, wanted: Filter, form: str, settings: Settings) -> None:
         if form == "table" or broker is None:
             emit(SCHEMA, list(map(_row, letters)), form, columns)
         else:
-            emit(SCHEMA, _exported(broker, letters), form, columns)
+            emit(SCHEMA, _exported(broker, letters, settings), form, columns)
 
 
 def _row(letter: Letter) -> dict[str, Any]:
@@ -135,15 +136,16 @@ def _row(letter: Letter) -> dict[str, Any]:
     }
 
 
-def _exported(broker: Broker, letters: Iterable[Letter]) -> Iterator[dict[str, Any]]:
+def _exported(broker: Broker, letters: Iterable[Letter], settings: Settings) -> Iterator[Any]:
     """Read one after the other: their bodies need not fit into memory together."""
+    vault = vault_of(settings, settings.app)
     for letter in letters:
         try:
             record = ops.read(broker, letter)
         except NotFoundError:
             print_message(f"{letter.id} of queue {letter.entry.queue} no longer exists")
         else:
-            yield ops.exported(letter, record, broker.positions)
+            yield ops.exported(letter, record, broker.positions, vault)
 
 
 @dead_letters.command()
@@ -157,7 +159,8 @@ def show(queue: str, id: str, form: str, settings: Settings) -> None:
         found = ops.named(broker, queue, [id]).letters if broker else ()
         if broker is None or not found:
             raise NotFoundError(what=f"dead letter of queue {queue}", name=id)
-        item = ops.exported(found[0], ops.read(broker, found[0]), broker.positions)
+        record, vault = ops.read(broker, found[0]), vault_of(settings, settings.app)
+        item = ops.exported(found[0], record, broker.positions, vault)
     if form == "table":
         click.echo(_page(item, found[0].entry.body_bytes))
     else:
@@ -168,7 +171,8 @@ def _page(item: dict[str, Any], body_bytes: int) -> str:
     if "body" in item:
         body = _json(item["body"])
     else:
-        body = f"{body_bytes} bytes, not JSON; `export` writes them in base64"
+        reason = item.get("body_error", "not JSON; `export` writes them in base64")
+        body = f"{body_bytes} bytes, {reason}"
     lines = {
         "queue": item["queue"],
         "id": item["id"],
@@ -205,14 +209,12 @@ def _json(value: Any) -> str:
 @_filters
 @with_settings("app", "broker")
 def export(glob: str, wanted: Filter, settings: Settings) -> None:
-    """Write complete dead letters to stdout, one JSON object per line.
-
-    A body that is not JSON is written as `body_base64` instead of `body`.
-    """
+    """Write complete dead letters to stdout, one JSON object per line, with `body` or, where the
+    body is not JSON, `body_base64`."""
     with _broker(settings) as broker:
         letters = _found(broker, glob, wanted)
         if broker is not None:
-            emit(SCHEMA, _exported(broker, letters), "jsonl", {})
+            emit(SCHEMA, _exported(broker, letters, settings), "jsonl", {})
     print_message(f"exported {pluralize(len(letters), 'dead letter')}")
 
 

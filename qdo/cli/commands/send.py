@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from io import BufferedReader
 
 import click
@@ -34,6 +35,7 @@ from qdo.sending.messages import (
     build_send_options,
     check_size,
     check_terms,
+    encrypted,
 )
 from qdo.settings.settings import Settings
 from qdo.text import pluralize, printable
@@ -185,6 +187,7 @@ def _message(
 def _send_one(settings: Settings, app: str, message: NewMessage) -> None:
     outgoing = build_outgoing(message)
     check_size(outgoing, settings.max_body_bytes)
+    (outgoing,) = encrypted([outgoing], settings, app)
     with _broker(settings, app, outgoing.terms) as broker:
         print(printable(str(broker.send(outgoing))), flush=True)
 
@@ -211,7 +214,8 @@ def _send_file(
         limit = min(able.max_body_bytes, settings.max_body_bytes)
         larger = able.larger_bodies if limit == able.max_body_bytes else RAISE_LIMIT
         form = replace(form, max_bytes=limit, larger=larger)
-        sender = LineSender(broker, form, source)
+        encrypt = partial(encrypted, settings=settings, app=app)
+        sender = LineSender(broker, form, source, encrypt)
         with _report_count(sender), _progress(stream, source) as progress:
             sender.run(chunks_of_lines(stream, limit), progress)
 

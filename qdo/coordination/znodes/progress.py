@@ -42,7 +42,8 @@ class FailureRecord:
     :ivar error: the error of the last attempt, as one line.
     :ivar crashed: whether the last attempt ended with its process.
     :ivar retry_at: Unix time before which the message should not run again, 0 for any time.
-    :ivar blocked_since: Unix time since when its queue is blocked, 0 while it is not.
+    :ivar blocked_since: Unix time since when its queue is blocked, 0 while it is not. With
+        `retry_at` as well, the message cannot be decrypted, and runs once its key is there.
     :ivar decision: the operator's decision: "", "skip" or "dead-letter".
     :ivar retry_delay: seconds from the last attempt to `retry_at`, 0 if unknown. A wait never needs
         to be longer than this, even if the clock was set.
@@ -59,8 +60,13 @@ class FailureRecord:
 
     @property
     def blocked(self) -> bool:
-        """Whether the queue waits for an operator."""
+        """Whether the queue waits for an operator, or for a key."""
         return self.blocked_since > 0
+
+    @property
+    def held(self) -> bool:
+        """Whether the queue waits for an operator; one with a missing key looks for it."""
+        return self.blocked and not self.retry_at
 
     @classmethod
     def parse(cls, value: Any) -> FailureRecord | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from qdo.system.sqlite import absolute
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.discovery import has_dynamic_queues
 from qdo.worker.duties.member_api import MemberApi
+from qdo.worker.duties.status_report import host_shown
 
 OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
 
@@ -104,7 +104,7 @@ class MemberFactory:
     def _check_broker(self, client: Client) -> None:
         if self._broker_identity:
             address = absolute(self._settings.broker)
-            node = BrokerNode(self._broker_identity, address, socket.gethostname())
+            node = BrokerNode(self._broker_identity, address, host_shown(self._settings))
             check_broker(client, self._layout, node, self.connect_seconds)
 
     def close(self, member: MemberApi) -> bool:

@@ -26,6 +26,7 @@ REPORTS_PER_SESSION = 3
 report that it is silent."""
 MOST_QUEUES = 100
 """At most this many queues are listed, those farthest behind: many clients read component nodes."""
+HIDDEN_HOST = "hidden"
 WORTH_SECONDS = 1.0
 """Queues less far behind are not listed."""
 
@@ -55,6 +56,7 @@ class StatusReport(Duty):
         )
         self._state = state
         self._current = current
+        self._host = host_shown(settings)
         self._started_at = time.time()
 
     def run(self) -> None:
@@ -71,7 +73,7 @@ class StatusReport(Duty):
     def component(self, name: str) -> dict[str, Any]:
         """Return the content of the component node of a worker with this name."""
         return {
-            "host": socket.gethostname(),
+            "host": self._host,
             "pid": os.getpid(),
             "version": __version__,
             "started": self._started_at,
@@ -82,6 +84,11 @@ class StatusReport(Duty):
             **self._counters.dump(),
             "behind": lags(self._dispatcher.slots.values()),
         }
+
+
+def host_shown(settings: Settings) -> str:
+    """Return the name of this host as znodes show it."""
+    return HIDDEN_HOST if "hosts" in settings.hide else socket.gethostname()
 
 
 def lags(slots: Iterable[Slot]) -> dict[str, float]:

@@ -169,6 +169,8 @@ class Batches:
         self, turn: Turn, rows: list[Row], attempt: int
     ) -> tuple[Batch, BaseException | None]:
         """Return the messages up to the first undecodable one, and its error."""
+        if self._engine.decoder.opener is not None:
+            return self._decode_each(turn, rows, attempt)
         queue, fence, loads = turn.slot.queue, turn.claim.fence, ujson.loads
         scheme = self._id_scheme
         try:

@@ -12,6 +12,7 @@ from qdo.brokers.base import Broker
 from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import policy_for
 from qdo.settings.settings import Settings
+from qdo.settings.vaults import opener_of
 from qdo.system.clock import clock as boot_clock
 from qdo.worker.engine.bound_jobs import JobTable
 from qdo.worker.engine.compatibility import Compatibility
@@ -42,6 +43,11 @@ def policy_lookup(app: App, settings: Settings) -> Callable[[str], Policy]:
     return lambda queue: policy_for(queue, app.job_for(queue), settings.policies, default)
 
 
+def _kind_of(reason: str) -> str:
+    """Return the kind of an error: its text may hold parts of a body."""
+    return reason.partition(":")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """The shared parts of one worker process's engine; `build` makes them.
@@ -50,6 +56,7 @@ class Engine:
     :ivar in_flight: where turns record the message in flight.
     :ivar permits: limits the lanes that run at once, over all queues.
     :ivar policy_of: returns the failure policy of a queue.
+    :ivar recorded: returns the text of an error as the queue's node shows it.
     :ivar on_stop: called with the reason when a job asks to stop the worker.
     :ivar clock: seconds of leases, turns and backoffs.
     :ivar jitter: returns a number from 0 to 1, for delays.
@@ -65,6 +72,7 @@ class Engine:
     in_flight: InFlightTable
     permits: LanePermits
     policy_of: Callable[[str], Policy]
+    recorded: Callable[[str], str]
     on_stop: Callable[[str], None]
     clock: Callable[[], float]
     jitter: Callable[[], float]
@@ -95,12 +103,13 @@ class Engine:
             app=app,
             broker=broker,
             fetcher=Fetcher(broker, settings.fetch, clock),
-            decoder=Decoder(broker),
+            decoder=Decoder(broker, opener_of(settings, app.name)),
             jobs=JobTable(app, executor, observers, Compatibility(broker)),
             observers=observers,
             in_flight=InFlightTable(1) if in_flight is None else in_flight,
             permits=LanePermits(settings.concurrency),
             policy_of=policy_lookup(app, settings),
+            recorded=_kind_of if "errors" in settings.hide else str,
             on_stop=on_stop,
             clock=clock,
             jitter=jitter,

@@ -7,26 +7,34 @@ from collections.abc import Mapping
 import ujson
 
 from qdo.brokers.base import Broker
-from qdo.encoding import is_raw, unreadable_reason
-from qdo.errors import BodyDecodeError
+from qdo.encoding import is_raw, key_id_of, unreadable_reason
+from qdo.encryption.rows import RowOpener
+from qdo.errors import BodyDecodeError, KeyMissingError
 from qdo.message import Message
 from qdo.text import describe
 from qdo.worker.engine.prefetch import Row
 from qdo.worker.engine.turn import Turn
 
 NO_HEADERS: Mapping[str, str] = {}
+NO_KEYS = "the setting keys"
+"""Where an error says that a key is missing, without a key file."""
 
 
 class Decoder:
-    """Makes messages from the rows of a broker."""
+    """Makes messages from the rows of a broker.
 
-    def __init__(self, broker: Broker) -> None:
+    :ivar opener: decrypts bodies; None without keys.
+    """
+
+    def __init__(self, broker: Broker, opener: RowOpener | None = None) -> None:
         self._broker = broker
+        self.opener = opener
 
     def decode(self, turn: Turn, row: Row, attempt: int) -> tuple[Message, BaseException | None]:
         """Return the message of a row, and the error if the row cannot be decoded."""
-        position, body, key, raw_headers = row
         try:
+            opened = row if self.opener is None else self.opener.open(turn.slot.queue, row)
+            position, body, key, raw_headers = opened
             headers = NO_HEADERS if raw_headers is None else ujson.loads(raw_headers)
             content = body if headers and is_raw(headers) else ujson.loads(body)
         except Exception as error:  # noqa: BLE001 - a body may make its decoder raise anything
@@ -61,8 +69,14 @@ class Decoder:
         self, turn: Turn, row: Row, attempt: int, error: BaseException
     ) -> tuple[Message, BaseException]:
         """Return a message with the body as it was sent, and the error to record."""
-        message = self.undecoded(turn, row, attempt)
-        reason = unreadable_reason(row[3]) or describe(error)
-        failure = BodyDecodeError(queue=turn.slot.queue, id=message.id, reason=reason)
+        message, queue = self.undecoded(turn, row, attempt), turn.slot.queue
+        if isinstance(error, BodyDecodeError | KeyMissingError):
+            return message, error
+        failure: BodyDecodeError | KeyMissingError
+        if self.opener is None and (id := key_id_of(row[1])) is not None:
+            failure = KeyMissingError(queue=queue, key=id, place=NO_KEYS)
+        else:
+            reason = unreadable_reason(row[3]) or describe(error)
+            failure = BodyDecodeError(queue=queue, id=message.id, reason=reason)
         failure.__cause__ = error
         return message, failure

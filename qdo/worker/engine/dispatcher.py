@@ -322,9 +322,10 @@ class Dispatcher:
         return found
 
     def all_idle(self) -> bool:
-        """Return whether every owned queue was found at its tip, or waits for an operator."""
+        """Return whether every owned queue was found at its tip, or is blocked."""
         return all(
             slot.state is SlotState.HELD
+            or slot.waits_for_key
             or (
                 slot.state is SlotState.IDLE
                 and (slot.subscription is None or slot.subscription.at_tip())

@@ -6,7 +6,7 @@ outcome      what happens
 retry        the queue waits and runs the same message again, which keeps its order
 dead-letter  the message is stored durably, and only then marked as done
 skip         the message is marked as done, as the job, the policy or an operator decided
-block        the queue waits for an operator, which keeps its order
+block        the queue waits for an operator, or for a key, which keeps its order
 stop         the worker drains; the attempt does not count
 lost         nothing: the queue has another owner, which runs the message again
 ===========  ===========================================================================
@@ -22,8 +22,8 @@ import time
 
 from qdo.backoff import Backoff
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.coordination.znodes.progress import FailureRecord
-from qdo.errors import UnsupportedError
+from qdo.coordination.znodes.progress import FAILURE_ERROR_CHARACTERS, FailureRecord
+from qdo.errors import KeyMissingError, UnsupportedError
 from qdo.jobs.decisions import (
     BlockQueue,
     DeadLetterMessage,
@@ -38,12 +38,14 @@ from qdo.outcomes import Outcome, Skip, Stop
 from qdo.text import describe, describe_traceback, pluralize
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.prefetch import Row
-from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult
+from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult, where
 from qdo.worker.engine.turn import Turn
 from qdo.worker.executors.base import JobAborted
 
 BROKER_BACKOFF = Backoff(0.1, 5.0)
 """How long a queue waits after its broker failed; the worker retries forever."""
+KEY_SECONDS = 2.0
+"""How often a queue that is blocked by a missing key looks for it."""
 EXPIRED_REASON = "the broker took it back; it runs when it is received again"
 
 _log = logging.getLogger(__name__)
@@ -61,6 +63,8 @@ class Outcomes:
 
     def failed(self, turn: Turn, row: Row, message: Message, error: BaseException) -> TurnResult:
         """Apply the policy to an attempt that did not return."""
+        if isinstance(error, KeyMissingError):
+            return self._wait_for_key(turn, message, error)
         kinds = type(error).__mro__
         if Stop not in kinds:
             self._counters.unsuccessful += 1
@@ -151,8 +155,9 @@ class Outcomes:
         delay = round(decision.after_seconds, 3)
         # A recorded time without a delay would be waited for in full, whatever the clock does.
         due = round(time.time() + delay, 3) if delay else 0.0
+        shown = self._engine.recorded(reason)
         failure = FailureRecord(
-            message.position, message.attempt, reason, retry_at=due, retry_delay=delay
+            message.position, message.attempt, shown, retry_at=due, retry_delay=delay
         )
         turn.claim.add_failure(failure)
         slot.waited = True
@@ -198,9 +203,8 @@ class Outcomes:
         """Keep the message and its queue as they are until an operator decides."""
         slot = turn.slot
         self._counters.blocked += 1
-        failure = FailureRecord(
-            message.position, message.attempt, decision.reason, blocked_since=round(time.time(), 3)
-        )
+        shown, now = self._engine.recorded(decision.reason), round(time.time(), 3)
+        failure = FailureRecord(message.position, message.attempt, shown, blocked_since=now)
         turn.claim.add_failure(failure)
         self._fetcher.clear(slot)
         self._observers.report(message, "block", decision.reason)
@@ -216,6 +220,32 @@ class Outcomes:
             exc_info=traceback_for_log(error),
         )
         return TurnResult.HELD
+
+    def _wait_for_key(self, turn: Turn, message: Message, error: KeyMissingError) -> TurnResult:
+        """Block the queue until the key of its message is there; no attempt is counted."""
+        slot, claim = turn.slot, turn.claim
+        reason = self._engine.recorded(describe(error))[:FAILURE_ERROR_CHARACTERS]
+        self._counters.attempts -= 1
+        if not turn.in_force:
+            return TurnResult.ENDED
+        known = claim.failure
+        if known is None or (known.position, known.error) != (message.position, reason):
+            now = round(time.time(), 3)
+            attempts = message.attempt - 1
+            claim.add_failure(
+                FailureRecord(message.position, attempts, reason, retry_at=now, blocked_since=now)
+            )
+            self._counters.blocked += 1
+            self._observers.report(message, "block", reason)
+            _log.error(
+                "%s: blocked by message %s until its key is there, looking every %g s: %s",
+                where(slot),
+                message.id,
+                KEY_SECONDS,
+                describe(error),
+            )
+        slot.waited = True
+        return self.wait(slot, KEY_SECONDS)
 
     def _stop(self, slot: Slot, message: Message, decision: StopWorker) -> TurnResult:
         """Stop the worker cleanly; the message is not done, and its attempt does not count."""
@@ -316,9 +346,3 @@ def traceback_for_log(error: BaseException | None, important: bool = True) -> Ba
         return None
     chosen = isinstance(error, Outcome) and error.__cause__ is None
     return None if chosen or error.__traceback__ is None else error
-
-
-def where(slot: Slot) -> str:
-    """Return the worker and queue of a slot, for a log line."""
-    worker = slot.member.name if slot.member is not None else "worker"
-    return f"{worker}, queue {slot.queue}"

@@ -21,9 +21,9 @@ from qdo.jobs.decisions import (
 )
 from qdo.text import pluralize
 from qdo.worker.engine.context import Engine
-from qdo.worker.engine.outcomes import Outcomes, where
+from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.prefetch import Row
-from qdo.worker.engine.slot import TurnResult
+from qdo.worker.engine.slot import TurnResult, where
 from qdo.worker.engine.turn import Turn
 
 OPERATOR_REASON = "an operator decided so"

@@ -13,6 +13,7 @@ from types import CodeType
 import ujson
 
 from qdo.encoding import is_raw
+from qdo.encryption.rows import OpenedRows
 from qdo.message import Message
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.decoder import NO_HEADERS
@@ -32,6 +33,7 @@ class RowRunner:
         self._outcomes = outcomes
         self._resumer = resumer
         self._counters = engine.counters
+        self._opener = engine.decoder.opener
         self._positions_in_flight = engine.in_flight.notes(engine.broker.positions)
 
     def finish_pending(self, turn: Turn) -> TurnResult | None:
@@ -63,6 +65,9 @@ class RowRunner:
         clock = self._engine.clock
         loads = ujson.loads
         message: Message | None = None
+        opened = None
+        if self._opener is not None:
+            rows = opened = OpenedRows(self._opener, queue, rows)
         try:
             for position, body, key, raw_headers in rows:
                 in_flight[index] = position
@@ -93,6 +98,8 @@ class RowRunner:
             return TurnResult.MORE
         except BaseException as error:  # noqa: BLE001 - a job's SystemExit must not end the worker
             row = position, body, key, raw_headers
+            if opened is not None:  # a dead letter keeps the ciphertext
+                row, error = opened.row, opened.fault or error
             if message is None or message.position != position:
                 message, error = self._engine.decoder.undecodable(turn, row, attempt, error)
             return self._outcomes.failed(turn, row, message, error)

@@ -175,5 +175,17 @@ class Slot:
             return True
         return self.lanes is not None and self.lanes.takes_more
 
+    @property
+    def waits_for_key(self) -> bool:
+        """Whether a message that cannot be decrypted blocks the queue."""
+        failure = None if self.claim is None else self.claim.failure
+        return self.state is SlotState.WAITING and failure is not None and failure.blocked
+
     def __repr__(self) -> str:
         return f"<Slot {self.queue!r} {self.state.value}>"
+
+
+def where(slot: Slot) -> str:
+    """Return the worker and queue of a slot, for a log line."""
+    worker = slot.member.name if slot.member is not None else "worker"
+    return f"{worker}, queue {slot.queue}"

@@ -40,4 +40,4 @@ class Turn:
     def is_blocked(self) -> bool:
         """Whether a message that comes next or later waits for an operator."""
         failure = self.claim.failure
-        return failure is not None and failure.position > self.claim.done and failure.blocked
+        return failure is not None and failure.position > self.claim.done and failure.held

@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from aws_kinesis_agg.aggregator import RecordAggregator
 
-from qdo.aws_errors import AwsNotFoundError, PositionTrimmedError
+from qdo.aws_errors import AwsError, AwsNotFoundError, PositionTrimmedError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.kinesis.broker import KinesisBroker
@@ -604,6 +605,23 @@ def test_trap_11_dead_letters_are_sent_again_or_discarded(keeping: KinesisBroker
     assert f'"qdo-id":"{2**185}:3"' in str(row[3])
     assert keeping.dead_letters.discard([(SHARD, pack(8, 0, 5)), (SHARD, 1)]) == [True, False]
     assert keeping.dead_letters.records() == []
+
+
+def test_trap_11_a_forged_dead_letter_cannot_change_queues(
+    keeping: KinesisBroker, moto_url: str, aws_bucket: str
+) -> None:
+    """Its name says one queue, and its content another, to which a retry would send it."""
+    keeping.dead_letters.store(letter(5, OTHER))
+    s3: Any = client("s3", moto_url)
+    (found,) = s3.list_objects_v2(Bucket=aws_bucket)["Contents"]
+    data = s3.get_object(Bucket=aws_bucket, Key=found["Key"])["Body"].read()
+    name = found["Key"].replace(OTHER, SHARD)
+    s3.put_object(Bucket=aws_bucket, Key=name, Body=data)
+    assert [each.queue for each in keeping.dead_letters.records()] == [OTHER]
+    with pytest.raises(AwsError) as caught:
+        keeping.dead_letters.retry([(SHARD, 5)])
+    assert caught.value.details["code"] == "ValueError"
+    assert keeping.reader(OTHER, 0).fetch(10) == []
 
 
 def test_trap_11_without_a_place_dead_letters_are_refused(broker: KinesisBroker) -> None:

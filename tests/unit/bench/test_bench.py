@@ -11,6 +11,8 @@ from bench.peers import common as tally
 from bench.support import report
 from bench.support.handover_analysis import OwnershipEvent, handover, owners_at
 from bench.support.statistics import Ages, Goal, Spread, fewest_moves, percentile
+from tests.support.cli import command
+from tests.support.paths import ROOT
 
 SECOND = 10**9
 
@@ -140,3 +142,14 @@ def test_the_timing_job_reports_ready_and_drops_the_warm_up() -> None:
     assert isinstance(ages, list)
     assert len(ages) == 2
     assert min(ages) >= 0
+
+
+@pytest.mark.slow
+def test_the_cost_of_encryption_can_be_measured() -> None:
+    """A small run has every figure; the figures mean nothing."""
+    ended = command("-m", "bench.encryption", "--messages", "2000", "--json", cwd=ROOT)
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert [each["bytes"] for each in found["sealing"]] == [100, 10_000, 1_000_000]
+    for name in ("in_clear", "accepting", "encrypted"):
+        assert all(rate > 0 for rate in found[name].values())

@@ -160,7 +160,7 @@ class Lane:
     @property
     def is_blocked(self) -> bool:
         """Whether a message waits for an operator."""
-        return self.claim.failure is not None and self.claim.failure.blocked
+        return self.claim.failure is not None and self.claim.failure.held
 
     def take_failure(self) -> None:
         """Set the claim's failure to that of the next message, if it failed elsewhere."""

@@ -1,0 +1,108 @@
+"""Encrypted bodies: AES-256-GCM with the keys of the key ring.
+
+=====================  ==================================================================
+part of a body         content
+=====================  ==================================================================
+``q1.``                this form
+key id, ``.``          which key decrypts it
+12 bytes               random nonce
+the rest               ciphertext of the content type of bytes (2 bytes of length, text;
+                       none for JSON) and the body, and a tag of 16 bytes
+=====================  ==================================================================
+
+The tag also covers the place of the body: app and queue, or the stream of Kinesis. A body that
+was moved to another queue, or encrypted for another app, cannot be decrypted. The message's id is
+not covered: brokers choose it after the body was encrypted.
+
+JSON never begins with ``q``, and the content type of bytes is within the ciphertext: no body in
+clear looks like an encrypted one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from qdo.encoding import (
+    CONTENT_TYPE,
+    SEALED,
+    is_raw,
+    key_id_of,
+    parsed,
+    with_header,
+)
+from qdo.encryption.key_ring import Key, KeyRing
+from qdo.errors import BodyAuthenticationError, ClearBodyError, KeyMissingError
+
+NONCE_BYTES = 12
+_LENGTH_BYTES = 2
+_CONTEXT = b"qdo body\0"
+
+
+class BodyVault:
+    """Encrypts and decrypts the bodies of one app. Safe to use from several threads.
+
+    :param place: what bodies of a queue are bound to.
+    :param required: refuse bodies in clear.
+    """
+
+    def __init__(self, ring: KeyRing, place: Callable[[str], str], required: bool = False) -> None:
+        self._ring = ring
+        self._place = place
+        self._required = required
+        self._ciphers: dict[Key, AESGCM] = {}
+
+    def seal(self, queue: str, body: bytes, headers: str | None) -> tuple[bytes, str | None]:
+        """Encrypt a body; return it, and its headers without the content type of bytes.
+
+        :raises SettingsError: no key encrypts.
+        """
+        kind = b""
+        found = parsed(headers) if headers else None
+        if found and is_raw(found):
+            kind = found[CONTENT_TYPE].encode("utf-8", "surrogatepass")
+            headers = with_header(headers, content_type=None) if len(found) > 1 else None
+        key = self._ring.in_use("encrypt")
+        nonce = os.urandom(NONCE_BYTES)
+        plain = b"".join((len(kind).to_bytes(_LENGTH_BYTES, "big"), kind, body))
+        sealed = self._cipher(key).encrypt(nonce, plain, self._bound(queue))
+        return b"".join((SEALED, key.id.encode(), b".", nonce, sealed)), headers
+
+    def open(self, queue: str, body: bytes, headers: str | None) -> tuple[bytes, str | None]:
+        """Return a decrypted body with its headers; a body in clear is unchanged.
+
+        :raises KeyMissingError: the key ring does not have its key.
+        :raises BodyAuthenticationError: it was changed, or is of another queue or app.
+        :raises ClearBodyError: it is in clear, and that is refused.
+        """
+        id = key_id_of(body)
+        if id is None or (headers is not None and is_raw(parsed(headers) or {})):
+            if self._required:
+                raise ClearBodyError(queue=queue)
+            return body, headers
+        key = self._ring.find("encrypt", id)
+        if key is None:
+            raise KeyMissingError(queue=queue, key=id, place=self._ring.path)
+        start = len(SEALED) + len(id) + 1 + NONCE_BYTES
+        nonce = body[start - NONCE_BYTES : start]
+        try:
+            plain = self._cipher(key).decrypt(nonce, body[start:], self._bound(queue))
+        except (InvalidTag, ValueError) as error:
+            raise BodyAuthenticationError(queue=queue, key=id) from error
+        end = _LENGTH_BYTES + int.from_bytes(plain[:_LENGTH_BYTES], "big")
+        if end > _LENGTH_BYTES:
+            kind = plain[_LENGTH_BYTES:end].decode("utf-8", "surrogatepass")
+            headers = with_header(headers, content_type=kind)
+        return plain[end:], headers
+
+    def _bound(self, queue: str) -> bytes:
+        return _CONTEXT + self._place(queue).encode("utf-8", "surrogatepass")
+
+    def _cipher(self, key: Key) -> AESGCM:
+        cipher = self._ciphers.get(key)
+        if cipher is None:
+            cipher = self._ciphers[key] = AESGCM(key.secret)
+        return cipher

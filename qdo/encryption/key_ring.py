@@ -1,0 +1,281 @@
+"""The key ring: keys in a file that only its owner may read, one line a key.
+
+=========  ============================================================================
+purpose    what its keys do
+=========  ============================================================================
+encrypt    encrypt and decrypt bodies
+sign       mark the ids of messages, so that foreign senders cannot choose them
+=========  ============================================================================
+
+The first key of a purpose is in use, and all of them are accepted. A rotation adds a key at the
+end, distributes the file, and then moves the old key to the end: see `retired`. Processes read the
+file again when it changes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import secrets
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from qdo.errors import NotFoundError, SettingsError, UsageError
+from qdo.system.files import Rights, opened_folder
+
+Purpose: TypeAlias = Literal["encrypt", "sign"]
+PURPOSES: tuple[Purpose, ...] = ("encrypt", "sign")
+KEY_BYTES = 32
+CHECK_SECONDS = 1.0
+"""How often a process looks whether the file has changed."""
+
+_MOST_BYTES = 1 << 20
+_ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_HEADING = (
+    "# Keys of qdo, see `qdo keys`: id, purpose, 32 bytes in base64. Keep this file secret.\n"
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key; its text never contains its bytes."""
+
+    id: str
+    purpose: Purpose
+    secret: bytes = field(repr=False)
+
+
+# --- the file ---
+
+
+def _fault(path: str, reason: str) -> SettingsError:
+    return SettingsError(name="keys", reason=f"{path}: {reason}")
+
+
+def parse_keys(text: str, path: str) -> tuple[Key, ...]:
+    """Return the keys of a file.
+
+    :raises SettingsError: a line is not a key, or an id occurs twice. No error contains key bytes.
+    """
+    found: dict[str, Key] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        key = _key(line.split())
+        if key is None:
+            raise _fault(
+                path,
+                f"line {number} must have an id, a purpose ({' or '.join(PURPOSES)}) and "
+                f"{KEY_BYTES} bytes in base64; make keys with `qdo keys new`",
+            )
+        if key.id in found:
+            raise _fault(path, f"line {number} repeats the id {key.id!r}; remove one of them")
+        found[key.id] = key
+    return tuple(found.values())
+
+
+def _key(words: Sequence[str]) -> Key | None:
+    if len(words) != 3 or not _ID.fullmatch(words[0]):
+        return None
+    try:
+        secret = base64.b64decode(words[2], validate=True)
+    except ValueError:
+        return None
+    for purpose in PURPOSES:
+        if words[1] == purpose and len(secret) == KEY_BYTES:
+            return Key(words[0], purpose, secret)
+    return None
+
+
+def read_keys(path: str) -> tuple[Key, ...]:
+    """Return the keys of a file.
+
+    :raises SettingsError: it cannot be read, others than its owner may read it, or it is invalid.
+    """
+    return _read(path)[0]
+
+
+_Stamp: TypeAlias = tuple[int, int, int]
+"""Changes whenever a file is written or replaced."""
+
+
+def _read(path: str) -> tuple[tuple[Key, ...], _Stamp]:
+    try:
+        # Nonblocking: opening a FIFO in its place would wait for the other end.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            found = os.fstat(fd)
+            _check_rights(path, found)
+            data = file.read(_MOST_BYTES)
+        return parse_keys(data.decode(), path), _stamp(found)
+    except OSError as error:
+        raise _fault(path, error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise _fault(path, "it must be text; see `qdo keys`") from error
+
+
+def _stamp(found: os.stat_result) -> _Stamp:
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _check_rights(path: str, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise _fault(path, "it must be a regular file")
+    if found.st_mode & 0o077:
+        raise _fault(
+            path,
+            f"only its owner may have rights, got mode {stat.S_IMODE(found.st_mode):04o}; "
+            f"run `chmod 600 {path}`, and replace its keys if others may have read them",
+        )
+    if os.geteuid() not in (0, found.st_uid) and found.st_uid != 0:
+        raise _fault(path, f"it must belong to this user or to root, got user {found.st_uid}")
+
+
+def change_keys(path: str, change: Callable[[tuple[Key, ...]], Sequence[Key]]) -> None:
+    """Replace the keys of a file at once: readers see all of the change or nothing.
+
+    :param change: returns the new keys; it gets none if the file does not exist.
+    :raises SettingsError: the file cannot be read or written.
+    """
+    real = os.path.realpath(path)  # a symbolic link stays
+    try:
+        with opened_folder(os.path.dirname(real)) as folder:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # until the descriptor is closed
+            exists = os.path.lexists(real)
+            lines = [_line(key) for key in change(read_keys(path) if exists else ())]
+            _replace(real, "".join([_HEADING, *lines]), exists)
+            os.fsync(folder)
+    except OSError as error:
+        raise _fault(path, error.strerror or str(error)) from error
+
+
+def _line(key: Key) -> str:
+    return f"{key.id} {key.purpose} {base64.b64encode(key.secret).decode()}\n"
+
+
+def _replace(path: str, text: str, exists: bool) -> None:
+    fd, new = tempfile.mkstemp(prefix=".qdo-keys-", dir=os.path.dirname(path))  # mode 0600
+    try:
+        with open(fd, "w", encoding="ascii") as file:
+            if exists:  # root may change the file of another user
+                before = os.stat(path)
+                Rights(0o600, before.st_uid, before.st_gid).apply(fd)
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+        os.replace(new, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+        raise
+
+
+# --- changes ---
+
+
+def new_key(purpose: Purpose) -> Key:
+    """Return a new random key."""
+    return Key(secrets.token_hex(4), purpose, secrets.token_bytes(KEY_BYTES))
+
+
+def retired(keys: Sequence[Key], id: str, delete: bool) -> list[Key]:
+    """Return keys of which one no longer encrypts or signs: it is the last of them, or deleted.
+
+    :raises NotFoundError: there is no such key.
+    :raises UsageError: its purpose would be without a key in use.
+    """
+    gone = next((key for key in keys if key.id == id), None)
+    if gone is None:
+        raise NotFoundError(what="key", name=id)
+    rest = [key for key in keys if key is not gone]
+    if not delete and all(key.purpose != gone.purpose for key in rest):
+        raise UsageError(
+            reason=f"key {id} is the only one to {gone.purpose}; make another with `qdo keys new`, "
+            "and copy the file to all hosts, before you retire it",
+        )
+    return rest if delete else [*rest, gone]
+
+
+# --- in a process ---
+
+
+class KeyRing:
+    """The keys of a file, as a process uses them. Safe to use from several threads.
+
+    A file that can no longer be read leaves the known keys in force.
+
+    :param clock: seconds on a monotonic clock.
+    :raises SettingsError: the file cannot be read.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path = path
+        self._clock = clock
+        self._keys: tuple[Key, ...]
+        self._by_id: Mapping[tuple[str, str], Key]
+        self._stamp: _Stamp
+        self._take()
+        self._checked_at = clock()
+        self._fault = ""
+
+    def in_use(self, purpose: Purpose) -> Key:
+        """Return the key that encrypts, or signs.
+
+        :raises SettingsError: there is none.
+        """
+        self._follow()
+        for key in self._keys:
+            if key.purpose == purpose:
+                return key
+        raise _fault(
+            self.path,
+            f"it must have a key to {purpose}; make one with `qdo keys new {purpose}`",
+        )
+
+    def has(self, purpose: Purpose) -> bool:
+        """Return whether there is a key for a purpose."""
+        self._follow()
+        return any(key.purpose == purpose for key in self._keys)
+
+    def find(self, purpose: Purpose, id: str) -> Key | None:
+        """Return the key with an id, None without it; look for an unknown one in the file again."""
+        self._follow()
+        key = self._by_id.get((purpose, id))
+        if key is None:
+            self._check()
+            key = self._by_id.get((purpose, id))
+        return key
+
+    def _follow(self) -> None:
+        if self._clock() - self._checked_at >= CHECK_SECONDS:
+            self._check()
+
+    def _take(self) -> None:
+        """Take up the keys of the file."""
+        self._keys, self._stamp = _read(self.path)
+        self._by_id = {(key.purpose, key.id): key for key in self._keys}
+
+    def _check(self) -> None:
+        """Read the file again if it has changed."""
+        self._checked_at = self._clock()
+        try:
+            if _stamp(os.stat(self.path)) == self._stamp:
+                return
+            self._take()
+        except (OSError, SettingsError) as error:
+            if str(error) != self._fault:
+                self._fault = str(error)
+                _log.error("the key file cannot be read, its last keys stay in force: %s", error)
+        else:
+            self._fault = ""
+            _log.info("read %d keys from %s, which has changed", len(self._keys), self.path)
