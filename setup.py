@@ -36,11 +36,13 @@ AWS = [
     "protobuf>=7.36,<8",  # reads what the Kinesis Producer Library packs
 ]
 HTTP = ["urllib3>=2.6,<3"]
+SASL = ["pure-sasl>=0.6.2,<1"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     *AWS,
     *HTTP,
+    *SASL,
     *SQL,
     "moto[s3,server]>=5.2,<6",
     "aws-kinesis-agg>=1.2.3,<2",  # packs records as producers do; reads them less well than qdo
@@ -75,6 +77,7 @@ setup(
     extras_require={
         "aws": AWS,
         "http": HTTP,
+        "sasl": SASL,
         "sql": SQL,
         "docs": DOCS,
         "test": TEST,

@@ -208,7 +208,7 @@ def remove(client: Client, layout: Layout, queue: str) -> str:
             return ""
         except KazooException as error:
             if is_refusal(error):
-                raise NodeRefusedError(path=path) from error
+                raise NodeRefusedError(path=path, account=client.access.account_name()) from error
             raise
         transaction = client.transaction()
         transaction.set_data(layout.queues, folder or b"", folder_stat.version)
@@ -252,7 +252,7 @@ def _change(
             raise NotFoundError(what="queue", name=queue) from error
         except KazooException as error:
             if is_refusal(error):
-                raise NodeRefusedError(path=path) from error
+                raise NodeRefusedError(path=path, account=client.access.account_name()) from error
             raise
         node = QueueNode.parse(data)
         after = change(node)
@@ -286,7 +286,7 @@ def _has_succeeded(results: Iterable[Any], path: str) -> bool:
         if isinstance(result, (BadVersionError, NoNodeError)):
             return False
         if is_refusal(result):
-            raise NodeRefusedError(path=path) from result
+            raise NodeRefusedError(path=path, account=client.access.account_name()) from result
         if isinstance(result, KazooException) and not isinstance(result, RolledBackError):
             raise result
     return True

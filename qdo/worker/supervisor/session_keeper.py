@@ -16,7 +16,7 @@ from typing import Any
 from qdo.coordination.client import connect
 from qdo.coordination.component_notes import note_in_component
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import UnreachableError
+from qdo.errors import CoordinatorAccountError, UnreachableError
 from qdo.system.clock import clock
 from qdo.worker.supervisor.session_closer import RETRY_SECONDS, Session
 
@@ -62,7 +62,7 @@ class SessionKeeper(threading.Thread):
                 else:
                     _log.warning("%s: its session %#x is over", self._process, self._session.id)
                     return
-            except UnreachableError as error:
+            except (UnreachableError, CoordinatorAccountError) as error:
                 _log.warning(
                     "%s: cannot keep its session %#x, retrying: %s",
                     self._process,
@@ -82,6 +82,7 @@ def keep_session(session: Session, note: Mapping[str, Any]) -> bool:
     timeout = session.timeout_seconds
     client = connect(
         session.url,
+        access=session.access,
         session_timeout_seconds=timeout,
         client_id=(session.id, session.password),
     )

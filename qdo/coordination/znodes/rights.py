@@ -1,0 +1,124 @@
+"""The access control list of every node: which accounts may do what, by their role.
+
+==========  ===================================================================================
+role        rights
+==========  ===================================================================================
+workers     all, on every node
+operators   read every node; write queues and workers; delete ``broker``
+monitors    read every node
+senders     create and write doorbells
+==========  ===================================================================================
+
+An account may have several roles. The nodes above that of the app (chroot and namespace) belong to
+all apps: everybody may read them and create nodes below them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
+
+from qdo.coordination.znodes.layout import Layout
+
+WORKERS, OPERATORS, MONITORS, SENDERS = "workers", "operators", "monitors", "senders"
+_READ, _WRITE, _CREATE, _DELETE = (
+    Permissions.READ,
+    Permissions.WRITE,
+    Permissions.CREATE,
+    Permissions.DELETE,
+)
+_CHANGE = _WRITE | _CREATE | _DELETE | Permissions.ADMIN
+_WORLD = Id("world", "anyone")
+_LETTERS = ((_CREATE, "c"), (_DELETE, "d"), (_READ, "r"), (_WRITE, "w"), (Permissions.ADMIN, "a"))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRights:
+    """The access control lists of the nodes of one app.
+
+    :ivar accounts: the accounts of each role; None: every node is open to all.
+    :ivar required: workers refuse nodes that the world can change.
+    """
+
+    layout: Layout
+    accounts: Mapping[str, tuple[Id, ...]] | None = None
+    required: bool = False
+    _lists: dict[tuple[tuple[str, int], ...], list[ACL]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def of(self, path: str) -> list[ACL]:
+        """Return the list for the node at a path."""
+        if self.accounts is None:
+            return OPEN_ACL_UNSAFE
+        rights = self._rights(path)
+        key = tuple(rights.items())
+        if key not in self._lists:
+            self._lists[key] = self._list(rights)
+        return self._lists[key]
+
+    def _rights(self, path: str) -> dict[str, int]:
+        """Return the rights of each role, and of the world as ""."""
+        layout = self.layout
+        if not f"{path}/".startswith(f"{layout.root}/"):
+            return {WORKERS: Permissions.ALL, "": _READ | _CREATE}
+        rights = {WORKERS: Permissions.ALL, OPERATORS: _READ, MONITORS: _READ}
+        folder = path.rpartition("/")[0]
+        if folder in (layout.queues, layout.workers):
+            rights[OPERATORS] |= _WRITE
+        elif path == layout.root:
+            rights[OPERATORS] |= _DELETE
+        elif path == layout.doorbells:
+            rights[SENDERS] = _CREATE
+        elif folder == layout.doorbells:
+            rights[SENDERS] = _WRITE
+        return rights
+
+    def _list(self, rights: Mapping[str, int]) -> list[ACL]:
+        merged: dict[Id, int] = {}
+        for role, permissions in rights.items():
+            for account in (self.accounts or {}).get(role, ()) if role else (_WORLD,):
+                merged[account] = merged.get(account, 0) | permissions
+        return [ACL(permissions, account) for account, permissions in merged.items()]
+
+
+def world_can_change(acl: Iterable[ACL]) -> bool:
+    """Return whether everybody may write, create, delete or change rights."""
+    return any(each.id == _WORLD and each.perms & _CHANGE for each in acl)
+
+
+def same_list(one: Iterable[ACL], other: Iterable[ACL]) -> bool:
+    """Return whether two lists give the same rights.
+
+    ZooKeeper masks digests for accounts that may not change the list: then names are compared.
+    """
+    first, second = _merged(one), _merged(other)
+    if any(account.endswith(":x") for _, account in (*first, *second)):
+        first, second = _masked(first), _masked(second)
+    return first == second
+
+
+def _merged(acl: Iterable[ACL]) -> dict[tuple[str, str], int]:
+    merged: dict[tuple[str, str], int] = {}
+    for each in acl:
+        key = each.id.scheme, each.id.id
+        merged[key] = merged.get(key, 0) | each.perms
+    return merged
+
+
+def _masked(rights: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    return {
+        (scheme, name.partition(":")[0] if scheme == "digest" else name): permissions
+        for (scheme, name), permissions in rights.items()
+    }
+
+
+def acl_text(acl: Iterable[ACL]) -> str:
+    """Return a list as zkCli.sh writes it, without digests: ``sasl:app:cdrwa,world:anyone:r``."""
+    return ",".join(
+        f"{scheme}:{name.partition(':')[0] if scheme == 'digest' else name}:"
+        + "".join(letter for bit, letter in _LETTERS if permissions & bit)
+        for (scheme, name), permissions in sorted(_merged(acl).items())
+    )
