@@ -25,6 +25,7 @@ COMMANDS = {
         "broker",
         "Show the broker file that the workers share.",
     ),
+    "acl": ("qdo.cli.commands.acl", "acl", "Check and correct the rights on znodes."),
     "tree": (
         "qdo.cli.commands.tree",
         "tree",
