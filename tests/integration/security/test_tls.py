@@ -19,26 +19,40 @@ import pytest
 from qdo.coordination.access import Access, Tls
 from qdo.coordination.client import connect
 from qdo.errors import CoordinatorTlsError, CoordinatorUnreachableError
-from tests.support.processes import children
+from tests.support.processes import children, wait_until
 from tests.support.security.certificates import DAY, Authority, Certificate
-from tests.support.security.fleet import SecureFleet
+from tests.support.security.fleet import HANGS, SecureFleet
 from tests.support.security.zookeeper import PASSWORDS, SecureZooKeeper
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("auth", ["", "digest:worker", "sasl:worker"])
+@pytest.mark.parametrize("auth", ["", "digest:worker", "sasl:worker", "x509:CN=client"])
 def test_a_fleet_over_tls(fleet: SecureFleet, auth: str) -> None:
-    """Workers, their parent and commands connect with TLS, with and without an account."""
-    login = fleet.login(auth, PASSWORDS["worker"]) if auth else {}
-    config = fleet.config(acl="required" if auth else "open", **login)
+    """Workers and commands connect with TLS, with each kind of account.
+
+    So does the parent: it counts an attempt of a message whose process died.
+    """
+    config = fleet.config(**account_settings(fleet, auth))
     with fleet.worker(config) as worker:
         fleet.process("a", 1, config)
+        assert fleet.qdo("send", "a", str(HANGS), config=config).code == 0
+        wait_until((fleet.folder / "hangs").exists, "the message is in flight")
         (process,) = children(worker.pid)
         os.kill(process, signal.SIGKILL)
+        worker.wait_for_line("one attempt is counted")
         worker.wait_for_line("closed its session")
         fleet.process("a", 2, config)
         assert fleet.qdo("queues", config=config).code == 0
-    assert fleet.done() == ["a 1", "a 2"]
+    assert fleet.done() == ["a 1", f"a {HANGS}", "a 2"]
+
+
+def account_settings(fleet: SecureFleet, auth: str) -> dict[str, Any]:
+    """Return the settings for an account with all rights."""
+    if not auth:
+        return {}
+    if auth.startswith("x509:"):
+        return {"acl": "required", "acl_workers": [auth]}
+    return {"acl": "required", **fleet.login(auth, PASSWORDS["worker"])}
 
 
 def test_the_host_must_fit_unless_told(secure_zookeeper: SecureZooKeeper, chroot: str) -> None:

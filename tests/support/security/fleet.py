@@ -19,9 +19,16 @@ from tests.support.cli import QDO, WORKER, Ended, clean_environment, command
 from tests.support.processes import Proc, wait_until, whole_lines
 
 APP = "shop"
+HANGS = 13
+"""A message with this body hangs at its first attempt, once the file `hangs` exists."""
 LAYOUT = Layout.of(APP)
 _JOB = """
+import time
+
 def job(message, context):
+    if message.body == HANGS and message.attempt == 1:
+        open("hangs", "w").close()
+        time.sleep(60)
     with open("done", "a") as file:
         file.write(f"{message.queue} {message.body}\\n")
 """
@@ -37,7 +44,7 @@ class SecureFleet:
         self.folder = folder
         self.shared = {"session_timeout_seconds": 4.0, "connect_seconds": 5.0, **shared}
         folder.mkdir(exist_ok=True)
-        (folder / "work.py").write_text(_JOB)
+        (folder / "work.py").write_text(_JOB.replace("HANGS", str(HANGS)))
 
     def config(self, **settings: Any) -> str:
         """Write a settings file and return its path."""
