@@ -17,6 +17,7 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE
 from kazoo.security import Id as Identity
 
 from qdo.coordination.znodes.rights import NodeRights
+from qdo.errors import SettingsError
 
 DIGEST, SASL = "digest", "sasl"
 
@@ -122,6 +123,15 @@ class Access:
 
 
 ANYBODY = Access()
+
+
+def acl_rejected() -> SettingsError:
+    """Return the error to raise for an access control list that the coordinator rejects."""
+    return SettingsError(
+        name="acl",
+        reason="the coordinator rejects the accounts in acl_workers, acl_operators, acl_monitors "
+        "and acl_senders; its servers need the authentication provider of each (SASL, X.509)",
+    )
 
 
 def has_sasl() -> bool:

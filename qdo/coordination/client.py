@@ -23,6 +23,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     ConnectionLoss,
+    InvalidACLError,
     KazooException,
     NoAuthError,
     NodeExistsError,
@@ -31,7 +32,7 @@ from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.protocol.serialization import Create, Exists
 from kazoo.protocol.states import KeeperState
 
-from qdo.coordination.access import ANYBODY, Access
+from qdo.coordination.access import ANYBODY, Access, acl_rejected
 from qdo.coordination.network_connection import NetworkConnection
 from qdo.errors import (
     CoordinatorAccountError,
@@ -225,6 +226,8 @@ class Client(KazooClient):
         if isinstance(error, AuthFailedError):
             account = self.access.account_name()
             return CoordinatorAccountError(url=self.address.url, account=account)
+        if isinstance(error, InvalidACLError):
+            return acl_rejected()
         if isinstance(error, NoAuthError):
             return NodeRefusedError(path=self.chroot, account=self.access.account_name())
         return self._unreachable(timeout_seconds)

@@ -16,13 +16,14 @@ from kazoo.exceptions import (
 )
 from kazoo.retry import KazooRetry
 
+from qdo.coordination.access import acl_rejected
 from qdo.coordination.client import Client
 from qdo.coordination.leader_queues import unreachable
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.rights import world_can_change
-from qdo.errors import BrokerMismatchError, NodeRefusedError, OpenTreeError, SettingsError
+from qdo.errors import BrokerMismatchError, NodeRefusedError, OpenTreeError
 from qdo.system.clock import clock
 
 _Result = TypeVar("_Result")
@@ -95,11 +96,7 @@ def _retried(
     try:
         result: _Result = retry(step)
     except InvalidACLError as error:
-        raise SettingsError(
-            name="acl",
-            reason="the coordinator rejects the accounts in it; its servers need the "
-            "authentication provider of each of them (SASL, X.509)",
-        ) from error
+        raise acl_rejected() from error
     except NoAuthError as error:
         # Not unreachable: a service manager would restart the worker forever.
         account = client.access.account_name()

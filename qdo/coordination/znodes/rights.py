@@ -94,31 +94,25 @@ def same_list(one: Iterable[ACL], other: Iterable[ACL]) -> bool:
 
     ZooKeeper masks digests for accounts that may not change the list: then names are compared.
     """
-    first, second = _merged(one), _merged(other)
-    if any(account.endswith(":x") for _, account in (*first, *second)):
-        first, second = _masked(first), _masked(second)
+    lists = [*one], [*other]
+    masked = any(each.id.id.endswith(":x") for acl in lists for each in acl)
+    first, second = (_merged(acl, masked) for acl in lists)
     return first == second
 
 
-def _merged(acl: Iterable[ACL]) -> dict[tuple[str, str], int]:
+def _merged(acl: Iterable[ACL], masked: bool = False) -> dict[tuple[str, str], int]:
+    """Return the rights of each account; with `masked`, digests are left out of the names."""
     merged: dict[tuple[str, str], int] = {}
     for each in acl:
-        key = each.id.scheme, each.id.id
+        scheme, name = each.id.scheme, each.id.id
+        key = scheme, name.partition(":")[0] if masked and scheme == "digest" else name
         merged[key] = merged.get(key, 0) | each.perms
     return merged
-
-
-def _masked(rights: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    return {
-        (scheme, name.partition(":")[0] if scheme == "digest" else name): permissions
-        for (scheme, name), permissions in rights.items()
-    }
 
 
 def acl_text(acl: Iterable[ACL]) -> str:
     """Return a list as zkCli.sh writes it, without digests: ``sasl:app:cdrwa,world:anyone:r``."""
     return ",".join(
-        f"{scheme}:{name.partition(':')[0] if scheme == 'digest' else name}:"
-        + "".join(letter for bit, letter in _LETTERS if permissions & bit)
-        for (scheme, name), permissions in sorted(_merged(acl).items())
+        f"{scheme}:{name}:" + "".join(letter for bit, letter in _LETTERS if permissions & bit)
+        for (scheme, name), permissions in sorted(_merged(acl, masked=True).items())
     )
