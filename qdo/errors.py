@@ -242,8 +242,8 @@ class NodeRefusedError(QdoError):
 
 
 class OpenTreeError(QdoError):
-    """everybody can change the node {path}, and acl = "required" forbids that; stop all workers of
-    the app, and run `qdo acl apply`"""
+    """{account} can change the node {path} without a role in the settings, and acl = "required"
+    forbids that; stop all workers of the app, and run `qdo acl apply`"""
 
     exit_code = 5
 

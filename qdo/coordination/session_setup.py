@@ -22,7 +22,7 @@ from qdo.coordination.leader_queues import unreachable
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.rights import world_can_change
+from qdo.coordination.znodes.rights import NodeRights
 from qdo.errors import BrokerMismatchError, NodeRefusedError, OpenTreeError
 from qdo.system.clock import clock
 
@@ -38,24 +38,26 @@ def prepare_session(client: Client, layout: Layout, timeout_seconds: float) -> L
 
 
 def check_rights(client: Client, layout: Layout, timeout_seconds: float) -> None:
-    """Reject nodes that everybody can change, if the settings require that.
+    """Reject nodes that accounts without a role can change, if the settings require that.
 
     `qdo acl apply` does these nodes last. So the other nodes have their rights when these have.
 
-    :raises OpenTreeError: everybody can change a node.
+    :raises OpenTreeError: an account without a role can change a node.
     :raises NodeRefusedError: this account may not read its rights.
     :raises CoordinatorUnreachableError: not done within this time, or the session is lost.
     """
     rights = client.access.rights
     if rights is not None and rights.required:
-        _retried(partial(_check_rights, client, layout), client, layout, timeout_seconds)
+        check = partial(_check_rights, client, layout, rights)
+        _retried(check, client, layout, timeout_seconds)
 
 
-def _check_rights(client: Client, layout: Layout) -> None:
+def _check_rights(client: Client, layout: Layout, rights: NodeRights) -> None:
     for path in (layout.root, *layout.persistent):
         with contextlib.suppress(NoNodeError):
-            if world_can_change(client.get_acls(path)[0]):
-                raise OpenTreeError(path=path)
+            stranger = rights.stranger(client.get_acls(path)[0])
+            if stranger is not None:
+                raise OpenTreeError(path=path, account=stranger)
 
 
 def check_broker(

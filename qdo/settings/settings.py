@@ -105,7 +105,7 @@ class Settings:
     acl: str = _setting(
         "open",
         "rights on new nodes: open, all for everybody; account, by role; required, by role, and "
-        "workers refuse nodes that everybody can change",
+        "workers refuse nodes that others can change",
         checks.one_of("open", "account", "required"),
     )
     acl_workers: tuple[str, ...] = _setting(

@@ -39,7 +39,7 @@ class NodeRights:
     """The access control lists of the nodes of one app.
 
     :ivar accounts: the accounts of each role; None: every node is open to all.
-    :ivar required: workers refuse nodes that the world can change.
+    :ivar required: workers refuse nodes that accounts without a role can change.
     """
 
     layout: Layout
@@ -58,6 +58,14 @@ class NodeRights:
         if key not in self._lists:
             self._lists[key] = self._list(rights)
         return self._lists[key]
+
+    def stranger(self, acl: Iterable[ACL]) -> str | None:
+        """Return who may change a node with this list although it has no role, None for nobody."""
+        known = {each for accounts in (self.accounts or {}).values() for each in accounts}
+        for each in acl:
+            if each.perms & _CHANGE and each.id not in known:
+                return "everybody" if each.id == _WORLD else acl_text([each])
+        return None
 
     def _rights(self, path: str) -> dict[str, int]:
         """Return the rights of each role, and of the world as ""."""
@@ -82,11 +90,6 @@ class NodeRights:
             for account in (self.accounts or {}).get(role, ()) if role else (_WORLD,):
                 merged[account] = merged.get(account, 0) | permissions
         return [ACL(permissions, account) for account, permissions in merged.items()]
-
-
-def world_can_change(acl: Iterable[ACL]) -> bool:
-    """Return whether everybody may write, create, delete or change rights."""
-    return any(each.id == _WORLD and each.perms & _CHANGE for each in acl)
 
 
 def same_list(one: Iterable[ACL], other: Iterable[ACL]) -> bool:

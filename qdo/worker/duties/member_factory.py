@@ -67,7 +67,7 @@ class MemberFactory:
         :raises BrokerMismatchError: the workers of the app use another broker file.
         :raises SettingsError: the settings of the coordinator contradict each other.
         :raises NodeRefusedError: the account may not do what workers do.
-        :raises OpenTreeError: everybody can change the nodes, and the settings forbid that.
+        :raises OpenTreeError: accounts without a role can change the nodes.
         """
         settings = self._settings
         client = connect(

@@ -156,6 +156,22 @@ def test_open_nodes_are_refused_if_required(plain: SecureFleet) -> None:
     assert plain.done() == ["a 1", "a 2"]
 
 
+def test_prepared_nodes_are_refused_if_required(
+    accounts: Accounts, chroot: str, stranger: Client
+) -> None:
+    """Another app cannot make the app's node first and keep its rights on it."""
+    fleet, configs = accounts.fleet, accounts.configs
+    rights = [ACL(Permissions.ALL, Id("sasl", name)) for name in ("worker", "other")]
+    stranger.ensure_path(f"{chroot}{LAYOUT.root.rpartition('/')[0]}")
+    stranger.create(f"{chroot}{LAYOUT.root}", b"", acl=rights)
+    refused = fleet.worker_ends(configs["worker"])
+    assert refused.code == 5
+    assert "sasl:other:cdrwa" in refused.err
+    assert fleet.qdo("acl apply", config=configs["worker"]).code == 0
+    with fleet.worker(configs["worker"]):
+        pass
+
+
 def test_apply_names_what_it_may_not_change(accounts: Accounts) -> None:
     fleet, configs = accounts.fleet, accounts.configs
     with fleet.worker(configs["worker"]):
