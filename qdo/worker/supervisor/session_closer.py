@@ -17,7 +17,7 @@ from qdo.coordination.access import ANYBODY, Access
 from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import CoordinatorAccountError, UnreachableError
+from qdo.errors import QdoError
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.text import describe, pluralize
 
@@ -101,7 +101,7 @@ class SessionCloser(threading.Thread):
         while (left := deadline - time.monotonic()) > 0:
             try:
                 close_session(session, self._timeout, left, before=self._count)
-            except (UnreachableError, CoordinatorAccountError) as error:
+            except QdoError as error:
                 _log.debug(
                     "%s: cannot close session %#x yet, retrying: %s",
                     self._process,
@@ -133,7 +133,7 @@ class SessionCloser(threading.Thread):
             counted = count_interrupted(
                 client, Layout(session.root), self._in_flight, self._reason, self._positions
             )
-        except UnreachableError as error:
+        except QdoError as error:
             _log.warning(
                 "%s: cannot count its interrupted attempts: %s", self._process, describe(error)
             )
