@@ -213,7 +213,7 @@ def remove(client: Client, layout: Layout, queue: str) -> str:
         transaction = client.transaction()
         transaction.set_data(layout.queues, folder or b"", folder_stat.version)
         transaction.delete(path, stat.version)
-        if _has_succeeded(transaction.commit(), path):
+        if _has_succeeded(client, transaction.commit(), path):
             return ""
 
 
@@ -277,10 +277,10 @@ def _commit(client: Client, layout: Layout, queue: str, node: QueueNode, version
         transaction = client.transaction()
         transaction.set_data(path, node.encode(), version)
         results = transaction.commit()
-    return _has_succeeded(results, path)
+    return _has_succeeded(client, results, path)
 
 
-def _has_succeeded(results: Iterable[Any], path: str) -> bool:
+def _has_succeeded(client: Client, results: Iterable[Any], path: str) -> bool:
     """Return whether a transaction took effect, False if a node changed since it was read."""
     for result in results:
         if isinstance(result, (BadVersionError, NoNodeError)):

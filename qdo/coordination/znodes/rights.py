@@ -4,7 +4,7 @@
 role        rights
 ==========  ===================================================================================
 workers     all, on every node
-operators   read every node; write queues and workers; delete ``broker``
+operators   read every node; write queues and workers; delete queues and ``broker``
 monitors    read every node
 senders     create and write doorbells
 ==========  ===================================================================================
@@ -76,6 +76,8 @@ class NodeRights:
         folder = path.rpartition("/")[0]
         if folder in (layout.queues, layout.workers):
             rights[OPERATORS] |= _WRITE
+        elif path == layout.queues:
+            rights[OPERATORS] |= _WRITE | _DELETE
         elif path == layout.root:
             rights[OPERATORS] |= _DELETE
         elif path == layout.doorbells:

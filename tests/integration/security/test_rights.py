@@ -80,6 +80,9 @@ def test_each_role_does_its_work(accounts: Accounts) -> None:
         assert refused.code == 5
         assert "account sasl:monitor" in refused.err
         assert fleet.qdo("acl check", config=configs["monitor"]).code == 0
+        fleet.process("old", 1, configs["sender"])
+        deleted = fleet.qdo("delete", "old", "--yes", config=configs["operator"])
+        assert deleted.code == 0, deleted.err
         with fleet.client(configs["other"]) as other:
             assert_closed(other)
 

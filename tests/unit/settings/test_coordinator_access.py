@@ -180,7 +180,7 @@ def test_rights_of_each_role(files: dict[str, str]) -> None:
     assert list(lists.values()) == [
         f"{own},world:anyone:cr",
         f"{own},digest:ops:dr,{readers}",
-        f"{own},digest:ops:r,{readers}",
+        f"{own},digest:ops:drw,{readers}",
         f"{own},digest:ops:rw,{readers}",
         f"{own},digest:ops:rw,{readers}",
         f"{own},digest:ops:r,{readers},x509:CN=web, O=shop:c",
