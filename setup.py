@@ -38,12 +38,14 @@ AWS = [
 # An extra: a compiled library of 4 MB that only apps with keys need.
 ENCRYPTION = ["cryptography>=50,<51"]
 HTTP = ["urllib3>=2.6,<3"]
+SASL = ["pure-sasl>=0.6.2,<1"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     *AWS,
     *ENCRYPTION,  # makes certificates for servers of tests, too
     *HTTP,
+    *SASL,
     *SQL,
     "moto[s3,server]>=5.2,<6",
     "aws-kinesis-agg>=1.2.3,<2",  # packs records as producers do; reads them less well than qdo
@@ -78,6 +80,7 @@ setup(
         "aws": AWS,
         "encryption": ENCRYPTION,
         "http": HTTP,
+        "sasl": SASL,
         "sql": SQL,
         "docs": DOCS,
         "test": TEST,

@@ -116,6 +116,11 @@ class QueueLimitError(UsageError):
     raise max_queues, or delete queues with `qdo delete`"""
 
 
+class CoordinatorAccountError(UsageError):
+    """the coordinator {url} rejects {account}; correct coordinator_auth and the password in
+    coordinator_password_file or QDO_COORDINATOR_PASSWORD, or add the account to the servers"""
+
+
 class UnsupportedError(QdoError):
     """{broker} cannot {what}: {remedy}"""
 
@@ -157,6 +162,12 @@ class UnreachableError(QdoError):
 class CoordinatorUnreachableError(UnreachableError):
     """cannot reach the coordinator {url}: {reason}; check that it is running and that
     the address is correct"""
+
+
+class CoordinatorTlsError(CoordinatorUnreachableError):
+    """cannot connect to the coordinator {url} with TLS: {reason}; check that its port is the
+    secure one, that coordinator_ca has issued its certificate, and that both certificates are
+    valid"""
 
 
 class DatabaseError(UnreachableError):
@@ -242,8 +253,15 @@ class CorruptNodeError(QdoError):
 
 
 class NodeRefusedError(QdoError):
-    """the coordinator does not allow this on the node {path}; restore its ACL, for instance with
-    `setAcl {path} world:anyone:cdrwa` in zkCli.sh"""
+    """the coordinator does not allow this on the node {path} with {account}; use an account that
+    may (coordinator_auth), or correct the ACL with `qdo acl apply`"""
+
+    exit_code = 5
+
+
+class OpenTreeError(QdoError):
+    """{account} can change the node {path} without a role in the settings, and acl = "required"
+    forbids that; stop all workers of the app, and run `qdo acl apply`"""
 
     exit_code = 5
 

@@ -107,16 +107,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def _require_zookeeper() -> None:
-    reason = zookeeper.missing()
-    if reason is not None:
-        if zookeeper.required():
-            pytest.fail(f"these tests need ZooKeeper: {reason}")
-        pytest.skip(f"needs ZooKeeper: {reason}")
-
-
 def _ensemble(folder: Path, size: int) -> Iterator[Ensemble]:
-    _require_zookeeper()
+    zookeeper.require()
     ensemble = Ensemble(folder, size)
     ensemble.start()
     _running.append(ensemble)
@@ -137,7 +129,7 @@ def shared_zookeeper(
     shared_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedZooKeeper]:
     """One ZooKeeper server for all tests of a run; nothing may stop it."""
-    _require_zookeeper()
+    zookeeper.require()
     folder = tmp_path_factory.mktemp("shared-zookeeper")
     with shared(shared_folder, "zookeeper", lambda: start_zookeeper(folder)) as found:
         server = SharedZooKeeper(found["port"], found["log"])

@@ -106,7 +106,8 @@ def variables(message: Message) -> dict[str, str]:
 class Runner:
     """Runs the command.
 
-    :param environ: the environment that commands inherit; `os.environ` if None.
+    :param environ: the environment that commands inherit, without the password for the
+        coordinator; `os.environ` if None.
     :raises SettingsError: the command is not valid shell syntax.
     """
 
@@ -114,7 +115,9 @@ class Runner:
         self._options = options
         inherited = os.environ if environ is None else environ
         self._environ = {
-            name: value for name, value in inherited.items() if not name.startswith("QDO_MESSAGE_")
+            name: value
+            for name, value in inherited.items()
+            if not name.startswith("QDO_MESSAGE_") and name != "QDO_COORDINATOR_PASSWORD"
         }
         _check_syntax(options.command)
 

@@ -15,6 +15,7 @@ from qdo.coordination.client import Address, Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import DatabaseError
 from qdo.sending.doorbell import open_broker_with_doorbell
+from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.settings import Settings
 
 
@@ -43,11 +44,11 @@ def open_connections(
     """
     layout = Layout.of(settings.app or "app", settings.namespace)
     with ExitStack() as stack:
-        client = _client(settings, stack) if coordinator else None
+        client = _client(settings, layout, stack) if coordinator else None
         yield Connections(client, _broker(settings, stack) if broker else None, layout)
 
 
-def _client(settings: Settings, stack: ExitStack) -> Client | None:
+def _client(settings: Settings, layout: Layout, stack: ExitStack) -> Client | None:
     # kazoo logs every failed attempt to stderr; the one line of our error is enough.
     logging.getLogger().addHandler(logging.NullHandler())
     path = Address.parse(settings.coordinator).path
@@ -59,6 +60,7 @@ def _client(settings: Settings, stack: ExitStack) -> Client | None:
         return None
     client = connect(
         settings.coordinator,
+        access=coordinator_access(settings, layout),
         handler="threading",
         session_timeout_seconds=settings.session_timeout_seconds,
         may_look_on=True,

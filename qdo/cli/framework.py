@@ -198,6 +198,8 @@ _METAVARS = {
     "exclude": "GLOB",
     "broker": "URL",
     "coordinator": "URL",
+    **dict.fromkeys(("coordinator_ca", "coordinator_cert", "coordinator_key"), "FILE"),
+    "coordinator_password_file": "FILE",
     "group": "NAME",
     "keys": "FILE",
     "namespace": "PATH",

@@ -26,6 +26,7 @@ COMMANDS = {
         "Show the broker file that the workers share.",
     ),
     "keys": ("qdo.cli.commands.keys", "keys", "Make, list and retire keys for encrypted bodies."),
+    "acl": ("qdo.cli.commands.acl", "acl", "Check and correct the rights on znodes."),
     "tree": (
         "qdo.cli.commands.tree",
         "tree",

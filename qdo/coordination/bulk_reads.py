@@ -105,7 +105,7 @@ def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
     :raises CoordinatorUnreachableError: the connection is lost.
     """
     many = client.address.path is None and len(paths) > 1
-    answers = _in_batches(client, paths) if many else _pipelined(client, client.get_async, paths)
+    answers = _in_batches(client, paths) if many else pipelined(client, client.get_async, paths)
     found = []
     for path, answer in answers:
         if isinstance(answer, Exception):
@@ -126,7 +126,7 @@ def read_children(client: Client, paths: Sequence[str]) -> dict[str, list[str]]:
     found = read_permitted_children(client, paths)
     for path, names in found.items():
         if names is None:
-            raise NodeRefusedError(path=path)
+            raise NodeRefusedError(path=path, account=client.access.account_name())
     return {path: names for path, names in found.items() if names is not None}
 
 
@@ -135,7 +135,7 @@ def read_permitted_children(client: Client, paths: Sequence[str]) -> dict[str, l
 
     :raises CoordinatorUnreachableError: the connection is lost.
     """
-    answers = _pipelined(client, client.get_children_async, paths)
+    answers = pipelined(client, client.get_children_async, paths)
     return {
         path: None if isinstance(names, Exception) else sorted(names)
         for path, names in answers
@@ -143,7 +143,7 @@ def read_permitted_children(client: Client, paths: Sequence[str]) -> dict[str, l
     }
 
 
-def _pipelined(
+def pipelined(
     client: Client, send: Callable[[str], Any], paths: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
     """Yield each path with its answer, None for a missing node, an error for a refused one."""
@@ -155,7 +155,7 @@ def _pipelined(
 
 
 def _in_batches(client: Client, paths: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the data of nodes as `_pipelined` does, read with one request for many nodes."""
+    """Yield the data of nodes as `pipelined` does, read with one request for many nodes."""
     for start in range(0, len(paths), WINDOW):
         sent = []
         for at in range(start, min(start + WINDOW, len(paths)), BATCH):

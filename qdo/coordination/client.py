@@ -20,14 +20,28 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped, ConnectionLoss, KazooException, NodeExistsError
-from kazoo.protocol.connection import _CONNECTION_DROP, CLOSE_RESPONSE, ConnectionHandler
-from kazoo.protocol.serialization import Connect, Create
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionLoss,
+    InvalidACLError,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+)
+from kazoo.protocol.connection import _CONNECTION_DROP
+from kazoo.protocol.serialization import Create, Exists
 from kazoo.protocol.states import KeeperState
-from kazoo.security import OPEN_ACL_UNSAFE
 
-from qdo.errors import CoordinatorUnreachableError, SettingsError
-from qdo.system.clock import clock
+from qdo.coordination.access import ANYBODY, Access, acl_rejected
+from qdo.coordination.network_connection import NetworkConnection
+from qdo.errors import (
+    CoordinatorAccountError,
+    CoordinatorTlsError,
+    CoordinatorUnreachableError,
+    NodeRefusedError,
+    QdoError,
+    SettingsError,
+)
 from qdo.text import hide_credentials
 
 _NETWORK = "zookeeper://"
@@ -38,9 +52,6 @@ _HANDLERS = {
 }
 # kazoo's own default lets the pauses between attempts grow to an hour.
 _RETRY = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5}
-CONNECT_SHARE = 0.25
-"""Share of the session timeout that an attempt to connect to one server may take. kazoo allows all
-of it, so one unreachable server would cost a session that the next server would have kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,7 @@ class Client(KazooClient):
     """kazoo's client, for a coordinator on the network or in a file.
 
     :ivar address: the address of the coordinator.
+    :ivar access: how it connects, and the rights on the nodes that it creates.
     :ivar may_look_on: a user who may only read the file of the coordinator can read its nodes.
     :ivar negotiated_timeout_seconds: the session timeout that the coordinator granted, which
         may differ from the requested one; None before the first connection.
@@ -94,8 +106,16 @@ class Client(KazooClient):
     _conn_retry: Any
     chroot: str
 
-    def __init__(self, address: Address, *, may_look_on: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        access: Access = ANYBODY,
+        may_look_on: bool = False,
+        **options: Any,
+    ) -> None:
         self.address = address
+        self.access = access
         self.may_look_on = may_look_on
         self.negotiated_timeout_seconds: float | None = None
         self.heard_at: float | None = None
@@ -103,11 +123,13 @@ class Client(KazooClient):
         self.drop_reason = ""
         self.connected_to: str | None = None
         # kazoo has no types: here and below, super() is cast to Any.
+        options.update(access.options())
         cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
         self._calling: Any = self.handler.lock_object()
         retry = self._conn_retry.copy()
         if address.path is None:
-            self._connection = _NetworkConnection(self, retry, logger=self.logger)
+            sasl = options.get("sasl_options")
+            self._connection = NetworkConnection(self, retry, self.logger, sasl)
         else:
             # Imported here: clients of ZooKeeper servers do not need SQLite.
             from qdo.coordination.embedded.connection import EmbeddedConnection
@@ -152,6 +174,8 @@ class Client(KazooClient):
 
         :raises CoordinatorUnreachableError: no connection within `timeout_seconds`. The client is
             then stopped, within that time even if the network drops every packet.
+        :raises CoordinatorAccountError: the coordinator rejects the account.
+        :raises NodeRefusedError: the chroot is missing, and this account may not create it.
         :raises DatabaseError: the file of an embedded coordinator cannot be used.
         """
         deadline = time.monotonic() + timeout_seconds
@@ -163,30 +187,54 @@ class Client(KazooClient):
             self._make_chroot(deadline)
         except (KazooException, self.handler.timeout_exception) as error:
             self._abandon()
-            raise self._unreachable(timeout_seconds) from error
+            raise self._open_error(error, timeout_seconds) from error
         except CoordinatorUnreachableError:
             self._abandon()
             raise
 
     def _make_chroot(self, deadline: float) -> None:
+        # An existing chroot is left alone: its creator may have left no rights above it.
+        if not self.chroot or self._answer(Exists(self.chroot, None), deadline):
+            return
         # Not with ensure_path("/"), which creates only the last part of the chroot.
         parts = self.chroot.split("/")[1:]
-        answers = []
         for depth in range(1, len(parts) + 1):
-            answer = self.handler.async_result()
             path = "/" + "/".join(parts[:depth])
-            self._call(Create(path, b"", OPEN_ACL_UNSAFE, 0), answer)
-            answers.append(answer)
-        for answer in answers:
+            if self._answer(Exists(path, None), deadline):
+                continue
             with contextlib.suppress(NodeExistsError):
-                answer.get(timeout=max(0.001, deadline - time.monotonic()))
+                self._answer(Create(path, b"", self.access.acl_of("/"), 0), deadline)
+
+    def _answer(self, request: Any, deadline: float) -> Any:
+        answer = self.handler.async_result()
+        self._call(request, answer)
+        return answer.get(timeout=max(0.001, deadline - time.monotonic()))
+
+    def create_async(
+        self, path: str, value: bytes = b"", acl: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        """Create a node; without an access control list it gets the one of `access`."""
+        acl = acl or self.access.acl_of(path)
+        return cast(Any, super()).create_async(path, value, acl, *rest, **options)
 
     def _abandon(self) -> None:
         # In the background: stopping waits for a connection attempt that may be stuck.
         self._stopped.set()
         self.handler.spawn(self._give_up)
 
+    def _open_error(self, error: Exception, timeout_seconds: float) -> QdoError:
+        if isinstance(error, AuthFailedError):
+            account = self.access.account_name()
+            return CoordinatorAccountError(url=self.address.url, account=account)
+        if isinstance(error, InvalidACLError):
+            return acl_rejected()
+        if isinstance(error, NoAuthError):
+            return NodeRefusedError(path=self.chroot, account=self.access.account_name())
+        return self._unreachable(timeout_seconds)
+
     def _unreachable(self, timeout_seconds: float) -> CoordinatorUnreachableError:
+        if tls_fault := self._connection.tls_fault:
+            return CoordinatorTlsError(url=self.address.url, reason=tls_fault)
         reason = self._connection.last_fault or "no server answered"
         return CoordinatorUnreachableError(
             url=self.address.url, reason=f"{reason} within {timeout_seconds:g} s"
@@ -204,86 +252,15 @@ class Client(KazooClient):
 
     def command(self, cmd: bytes = b"ruok") -> str:
         """Send a four-letter command; an embedded coordinator supports only a few."""
-        if self.address.path is None:
-            return str(cast(Any, super()).command(cmd))
         if not self.connected:
             raise ConnectionLoss("No connection to the coordinator")
         return str(self._connection.command(cmd))
 
 
-class _NetworkConnection(ConnectionHandler):
-    """kazoo's connection; it keeps the session timeout that the server granted.
-
-    :ivar server: HOST:PORT of the last server that it tried.
-    """
-
-    last_fault: str | None = None
-    client: Any
-
-    def __init__(self, client: Any, retry: Any, logger: Any) -> None:
-        cast(Any, super()).__init__(client, retry, logger=logger)
-        self.server: str | None = None
-        self.handler = _ImpatientHandler(client)
-
-    def prepare(self) -> None:
-        """Do nothing: faults of a server appear on connecting."""
-
-    def _expand_client_hosts(self) -> Any:
-        """Return the servers in the order of the next attempts, the last one at the end."""
-        found = cast(Any, super())._expand_client_hosts()
-        return sorted(found, key=lambda each: f"{each[1]}:{each[2]}" == self.server)
-
-    def _connect(self, host: str, hostip: str, port: int) -> Any:
-        self.server = f"{hostip}:{port}"
-        return cast(Any, super())._connect(host, hostip, port)
-
-    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
-        if self.client._queue and self.client._queue[0][0] is _CONNECTION_DROP:
-            raise ConnectionDropped(self.client.drop_reason)
-        cast(Any, super())._send_request(read_timeout, connect_timeout)
-
-    def _read_socket(self, read_timeout: float) -> Any:
-        response = cast(Any, super())._read_socket(read_timeout)
-        if response == CLOSE_RESPONSE:
-            self.client.session_over = True
-        return response
-
-    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
-        began = clock()
-        if isinstance(request, Connect):
-            timeout = min(timeout, _connect_seconds(self.client))
-        answer = cast(Any, super())._invoke(timeout, request, xid)
-        if isinstance(request, Connect):
-            granted = answer[0].time_out
-            if granted > 0:  # 0: the session to be resumed has ended
-                self.client.connected_to = self.server
-                self.client.negotiated_timeout_seconds = granted / 1000.0
-                self.client.heard_at = began
-        return answer
-
-
-class _ImpatientHandler:
-    """kazoo's handler, with a shorter time limit for connecting to one server."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._handler = client.handler
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handler, name)
-
-    def create_connection(self, *args: Any, timeout: float, **options: Any) -> Any:
-        limit = min(timeout, _connect_seconds(self._client))
-        return self._handler.create_connection(*args, timeout=limit, **options)
-
-
-def _connect_seconds(client: Any) -> float:
-    return float(CONNECT_SHARE * client._session_timeout / 1000.0)
-
-
 def connect(
     url: str,
     *,
+    access: Access = ANYBODY,
     handler: Any = None,
     session_timeout_seconds: float = 10.0,
     client_id: tuple[int, bytes] | None = None,
@@ -291,6 +268,7 @@ def connect(
 ) -> Client:
     """Return a client for the coordinator at `url`, not started yet; see `Client.open`.
 
+    :param access: TLS, account and rights; see `qdo.settings.coordinator_access`.
     :param handler: "threading" (the default), "gevent", or a handler object of kazoo.
     :param session_timeout_seconds: the requested timeout; see
         `Client.negotiated_timeout_seconds`.
@@ -305,6 +283,7 @@ def connect(
     options.setdefault("command_retry", retry)
     return Client(
         address,
+        access=access,
         handler=chosen,
         timeout=session_timeout_seconds,
         client_id=client_id,

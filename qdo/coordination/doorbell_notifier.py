@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
+from qdo.coordination.access import ANYBODY, Access
 from qdo.coordination.client import Client, connect
 from qdo.coordination.refusals import is_refusal
 from qdo.coordination.znodes.layout import Layout
@@ -45,11 +46,20 @@ class DoorbellNotifier:
     and the thread that uses it.
 
     :param url: the coordinator.
+    :param access: how it connects.
     :param session_timeout_seconds: timeout of its session, which has no ephemeral nodes.
     """
 
-    def __init__(self, url: str, layout: Layout, session_timeout_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        layout: Layout,
+        session_timeout_seconds: float = 10.0,
+        *,
+        access: Access = ANYBODY,
+    ) -> None:
         self._url = url
+        self._access = access
         self._layout = layout
         self._session_timeout_seconds = session_timeout_seconds
         self._pid = os.getpid()
@@ -139,6 +149,7 @@ class DoorbellNotifier:
         if self._client is None:
             client = connect(
                 self._url,
+                access=self._access,
                 handler=_handler(),
                 session_timeout_seconds=self._session_timeout_seconds,
                 logger=_SILENT,

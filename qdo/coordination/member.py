@@ -33,7 +33,7 @@ from qdo.coordination.recordings import Recordings
 from qdo.coordination.session_setup import prepare_session
 from qdo.coordination.znodes.layout import WORKER_STEM, Layout
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.errors import CoordinatorUnreachableError
+from qdo.errors import CoordinatorUnreachableError, NodeRefusedError, QdoError
 from qdo.system.clock import clock
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Member:
         self._client.add_listener(self._state_changed)
         try:
             self._loop.lease = prepare_session(self._client, self._layout, timeout_seconds)
-        except CoordinatorUnreachableError:
+        except QdoError:
             self.stop()
             raise
         session = self._client.client_id[0]
@@ -121,11 +121,11 @@ class Member:
         self._registered.wait(max(1.0, timeout_seconds - (clock() - began)))
         if not self.name:
             self.stop()
-            raise CoordinatorUnreachableError(
-                url=self._client.address.url,
-                reason=registration.refusal
-                or f"the worker was not registered within {timeout_seconds:g} s",
-            )
+            if registration.refusal:
+                account = self._client.access.account_name()
+                raise NodeRefusedError(path=self._layout.workers, account=account)
+            reason = f"the worker was not registered within {timeout_seconds:g} s"
+            raise CoordinatorUnreachableError(url=self._client.address.url, reason=reason)
 
     def _registration(self, session: int) -> Registration:
         return Registration(

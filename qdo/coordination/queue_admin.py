@@ -208,12 +208,12 @@ def remove(client: Client, layout: Layout, queue: str) -> str:
             return ""
         except KazooException as error:
             if is_refusal(error):
-                raise NodeRefusedError(path=path) from error
+                raise NodeRefusedError(path=path, account=client.access.account_name()) from error
             raise
         transaction = client.transaction()
         transaction.set_data(layout.queues, folder or b"", folder_stat.version)
         transaction.delete(path, stat.version)
-        if _has_succeeded(transaction.commit(), path):
+        if _has_succeeded(client, transaction.commit(), path):
             return ""
 
 
@@ -252,7 +252,7 @@ def _change(
             raise NotFoundError(what="queue", name=queue) from error
         except KazooException as error:
             if is_refusal(error):
-                raise NodeRefusedError(path=path) from error
+                raise NodeRefusedError(path=path, account=client.access.account_name()) from error
             raise
         node = QueueNode.parse(data)
         after = change(node)
@@ -277,16 +277,16 @@ def _commit(client: Client, layout: Layout, queue: str, node: QueueNode, version
         transaction = client.transaction()
         transaction.set_data(path, node.encode(), version)
         results = transaction.commit()
-    return _has_succeeded(results, path)
+    return _has_succeeded(client, results, path)
 
 
-def _has_succeeded(results: Iterable[Any], path: str) -> bool:
+def _has_succeeded(client: Client, results: Iterable[Any], path: str) -> bool:
     """Return whether a transaction took effect, False if a node changed since it was read."""
     for result in results:
         if isinstance(result, (BadVersionError, NoNodeError)):
             return False
         if is_refusal(result):
-            raise NodeRefusedError(path=path) from result
+            raise NodeRefusedError(path=path, account=client.access.account_name()) from result
         if isinstance(result, KazooException) and not isinstance(result, RolledBackError):
             raise result
     return True

@@ -27,8 +27,11 @@ def attach_doorbell(broker: Broker, settings: Settings, app: str) -> DoorbellNot
     # Imported late: most senders need no coordinator.
     from qdo.coordination.doorbell_notifier import DoorbellNotifier
     from qdo.coordination.znodes.layout import Layout
+    from qdo.settings.coordinator_access import coordinator_access
 
-    notifier = DoorbellNotifier(settings.coordinator, Layout.of(app, settings.namespace))
+    layout = Layout.of(app, settings.namespace)
+    access = coordinator_access(settings, layout)
+    notifier = DoorbellNotifier(settings.coordinator, layout, access=access)
     broker.on_sent = notifier.ring
     return notifier
 

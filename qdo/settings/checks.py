@@ -112,6 +112,25 @@ def _chroot_fault(chroot: str) -> str | None:
     return None
 
 
+def account(value: str) -> str | None:
+    """Check an account at the coordinator. The text may contain a password: it is not shown."""
+    if not value or (re.fullmatch(r"(digest|sasl):[^:\s]+", value) and value.isprintable()):
+        return None
+    return "it must be digest:NAME or sasl:NAME; the password belongs elsewhere"
+
+
+def accounts(value: tuple[str, ...]) -> str | None:
+    """Check accounts in access control lists."""
+    for each in value:
+        if not re.fullmatch(r"digest:[^:\s]+:[A-Za-z0-9+/]{27}=|sasl:[^:\s]+|x509:\S.*", each):
+            scheme = each.partition(":")[0]
+            return (
+                "each account must be digest:NAME:HASH (`qdo acl account` prints it), sasl:NAME or "
+                f"x509:SUBJECT, got one that begins with {scheme[:10]!r}"
+            )
+    return None
+
+
 def namespace(value: str) -> str | None:
     """Check an absolute path of a znode."""
     if value.startswith("/") and all(value[1:].split("/")):

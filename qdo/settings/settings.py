@@ -82,6 +82,44 @@ class Settings:
         "zookeeper://HOST:PORT,HOST:PORT/CHROOT",
         checks.coordinator_url,
     )
+    coordinator_ca: str = _setting(
+        "",
+        "PEM file with the certificate authorities of ZooKeeper's servers; turns TLS on",
+    )
+    coordinator_cert: str = _setting("", "PEM file with this client's certificate for TLS")
+    coordinator_key: str = _setting("", "PEM file with the private key of `coordinator_cert`")
+    coordinator_verify: str = _setting(
+        "host",
+        "what a server's certificate must fit: host, the host in the address, or ca, only "
+        "`coordinator_ca`",
+        checks.one_of("host", "ca"),
+    )
+    coordinator_auth: str = _setting(
+        "", "account at the coordinator: digest:NAME or sasl:NAME", checks.account
+    )
+    coordinator_password_file: str = _setting(
+        "",
+        "file with the password of this account; the variable QDO_COORDINATOR_PASSWORD overrides "
+        "it",
+    )
+    acl: str = _setting(
+        "open",
+        "rights on new nodes: open, all for everybody; account, by role; required, by role, and "
+        "workers refuse nodes that others can change",
+        checks.one_of("open", "account", "required"),
+    )
+    acl_workers: tuple[str, ...] = _setting(
+        (), "accounts with all rights; without, this client's own account", checks.accounts
+    )
+    acl_operators: tuple[str, ...] = _setting(
+        (), "accounts that may read all nodes, seek, unblock and delete queues", checks.accounts
+    )
+    acl_monitors: tuple[str, ...] = _setting(
+        (), "accounts that may read all nodes", checks.accounts
+    )
+    acl_senders: tuple[str, ...] = _setting(
+        (), "accounts that may notify the owners of queues (`doorbell`)", checks.accounts
+    )
     group: str = _setting(
         "", "group of users that share new files of broker and coordinator; without, only this user"
     )

@@ -14,12 +14,14 @@ from qdo.settings.values import (
     CONFIG_VARIABLE,
     DEFAULT,
     ENVIRONMENT_PREFIX,
+    PASSWORD_VARIABLE,
 )
 from qdo.text import did_you_mean
 
 SPECIAL_VARIABLES = frozenset(
     {
         CONFIG_VARIABLE,
+        PASSWORD_VARIABLE,
         "QDO_CHILD",  # a parent passes its settings to a worker process in it
         "QDO_EXECUTOR",  # a worker process passes its settings to a job's process in it
         "QDO_CHURN_DB",  # database with the totals of qdo.programs.churn

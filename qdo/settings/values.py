@@ -17,6 +17,10 @@ CONFIG_VARIABLE = "QDO_CONFIG"
 ENVIRONMENT_PREFIX = "QDO_"
 
 
+PASSWORD_VARIABLE = "QDO_COORDINATOR_PASSWORD"
+"""Password of the account at the coordinator. Not a setting: `qdo config` lists settings."""
+
+
 DEFAULT = "default"
 """Origin of a value that was not set."""
 

@@ -31,12 +31,13 @@ SERVERS = {
     "zookeeper_server": "zookeeper",
     "shared_zookeeper": "zookeeper",
     "zookeeper_ensemble": "zookeeper",
+    "secure_zookeeper": "zookeeper",
     "moto_server": "aws",
     "sqs_stub": "aws",
     "kinesis_process": "aws",
 }
 """Fixtures that start a server."""
-ONE_PROCESS = ("zookeeper_server", "zookeeper_ensemble")
+ONE_PROCESS = ("zookeeper_server", "zookeeper_ensemble", "secure_zookeeper")
 """Fixtures whose tests run in one xdist process, so that these servers start once a run."""
 REQUESTED = {
     "zookeeper": "zookeeper",

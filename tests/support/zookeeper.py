@@ -12,7 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-CLASSPATH = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar"
+import pytest
+
+CLASSPATH = ":".join(
+    (
+        "/etc/zookeeper/conf",
+        # Debian's jar of ZooKeeper does not name all parts of Netty, which TLS needs.
+        *(f"/usr/share/java/{each}.jar" for each in ("zookeeper", "netty-codec", "netty-resolver")),
+    )
+)
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 TICK_MILLISECONDS = 500
 START_SECONDS = 60.0
@@ -36,6 +44,15 @@ def missing() -> str | None:
 def required() -> bool:
     """Return whether a missing ZooKeeper fails the tests instead of skipping them."""
     return bool(os.environ.get("CI")) or os.environ.get(REQUIRED) == "1"
+
+
+def require() -> None:
+    """Skip the test without ZooKeeper, or fail it if ZooKeeper is required."""
+    reason = missing()
+    if reason is not None:
+        if required():
+            pytest.fail(f"these tests need ZooKeeper: {reason}")
+        pytest.skip(f"needs ZooKeeper: {reason}")
 
 
 def free_ports(count: int) -> list[int]:

@@ -59,8 +59,10 @@ class EmbeddedConnection(ConnectionHandler):
     """A connection to the coordinator in the file `path`.
 
     :ivar last_fault: why the last attempt to connect failed.
+    :ivar tls_fault: None: a file has no TLS.
     """
 
+    tls_fault: str | None = None
     client: Any
     handler: Any
     _read_sock: Any

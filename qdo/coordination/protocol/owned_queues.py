@@ -72,13 +72,13 @@ class OwnedQueues:
         self.assigned = frozenset(assigned)
         self.compare()
 
-    def wanted(self, queue: str) -> bool:
+    def _wanted(self, queue: str) -> bool:
         """Return whether this worker should own a queue."""
         return not self._worker.draining and queue in self.assigned
 
     def compare(self) -> None:
         """Start to release queues that are not assigned, and to take those that are."""
-        for slot in [slot for queue, slot in self.slots.items() if not self.wanted(queue)]:
+        for slot in [slot for queue, slot in self.slots.items() if not self._wanted(queue)]:
             if slot.state is QueueState.OWNED:
                 self.begin_release(slot)
             else:
@@ -94,7 +94,7 @@ class OwnedQueues:
     def drop_unwanted(self, slot: OwnedQueue) -> None:
         """Forget a queue that is not assigned, not owned and not being claimed."""
         claiming = slot.claim is not None or slot.state is QueueState.CLAIMING
-        if not claiming and not self.wanted(slot.queue):
+        if not claiming and not self._wanted(slot.queue):
             self._forget(slot)
 
     def _forget(self, slot: OwnedQueue) -> None:
@@ -114,7 +114,7 @@ class OwnedQueues:
         slot.claim = Claim.of(slot.queue, fence, node, self._lease, self._positions)
         self._own_node.listed[slot.queue] = None
         # While the outcome was in doubt the node may have been marked as deleted.
-        if self.wanted(slot.queue) and not node.deleted:
+        if self._wanted(slot.queue) and not node.deleted:
             self._listener.claimed(slot.claim)
         else:
             slot.claim.open = False
@@ -167,7 +167,7 @@ class OwnedQueues:
             self._listener.released(slot.claim)
         slot.claim = None
         self._forget(slot)
-        if self.wanted(slot.queue):
+        if self._wanted(slot.queue):
             self._take(slot.queue)
 
     # --- losses -----------------------------------------------------------------------
@@ -214,7 +214,7 @@ class OwnedQueues:
         self.delist(slot)
         self._forget(slot)
         self._close(slot)
-        if self.wanted(slot.queue):
+        if self._wanted(slot.queue):
             self._take(slot.queue)
 
     def delist(self, slot: OwnedQueue) -> None:

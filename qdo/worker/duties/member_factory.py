@@ -14,10 +14,11 @@ from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.member import Member, MemberListener
 from qdo.coordination.protocol.options import MemberOptions
 from qdo.coordination.server_version import warn_of_server
-from qdo.coordination.session_setup import check_broker
+from qdo.coordination.session_setup import check_broker, check_rights
 from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.queues import EVERYTHING
+from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.settings import Settings
 from qdo.system.sqlite import absolute
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
@@ -64,10 +65,14 @@ class MemberFactory:
 
         :raises UnreachableError: the coordinator does not respond in time.
         :raises BrokerMismatchError: the workers of the app use another broker file.
+        :raises SettingsError: the settings of the coordinator contradict each other.
+        :raises NodeRefusedError: the account may not do what workers do.
+        :raises OpenTreeError: accounts without a role can change the nodes.
         """
         settings = self._settings
         client = connect(
             settings.coordinator,
+            access=coordinator_access(settings, self._layout),
             handler="gevent",
             session_timeout_seconds=settings.session_timeout_seconds,
         )
@@ -78,6 +83,7 @@ class MemberFactory:
             raise
         try:
             # Before the parent learns of the session: it would restart a worker that had one.
+            check_rights(client, self._layout, self.connect_seconds)
             self._check_broker(client)
         except BaseException:
             client.stop()

@@ -15,7 +15,7 @@ from gevent.event import Event
 
 from qdo.backoff import Backoff
 from qdo.coordination.protocol.claims import Claim
-from qdo.errors import QdoError, UnreachableError
+from qdo.errors import CoordinatorAccountError, NodeRefusedError, QdoError, UnreachableError
 from qdo.text import describe, pluralize
 from qdo.worker.duties.member_api import CurrentMember, MemberApi
 from qdo.worker.duties.member_factory import MemberFactory
@@ -162,7 +162,7 @@ class MembershipLoop(Duty):
             try:
                 self._register(events)
                 return events
-            except UnreachableError as error:
+            except (UnreachableError, NodeRefusedError, CoordinatorAccountError) as error:
                 pause = REGISTER_BACKOFF.delay(attempt, random.random())
                 _log.warning("cannot register: %s; retrying in %.1f s", describe(error), pause)
                 gevent.sleep(pause)

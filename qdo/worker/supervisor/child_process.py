@@ -15,7 +15,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from qdo.coordination.access import ANYBODY, Access
 from qdo.coordination.interrupted_attempts import InFlight
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import SettingsError
+from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.settings import Settings
 from qdo.system.python import module_argv
 from qdo.worker.process_title import process_title
@@ -66,8 +70,7 @@ class ChildProcess:
         self.sessions: list[Session] = []
         self.settings: Settings | None = None
         self.files: list[str] = []
-        self._coordinator = settings.coordinator
-        self._session_timeout = settings.session_timeout_seconds
+        self._given = settings
         self._received = b""
         # A socket pair, not a pipe: the child writes its reports into it, and reads the end of
         # the stream from it when the parent has died.
@@ -203,15 +206,24 @@ class ChildProcess:
         if value["session"] is None:
             return None
         # An app may set its coordinator in code, which only the child imports.
-        url = value.get("coordinator") or self._coordinator
+        settings = self.settings or self._given
+        url = value.get("coordinator") or settings.coordinator
         root = str(value.get("root", ""))
         return Session(
             url,
             int(value["session"], 16),
             bytes.fromhex(value["password"]),
             root,
-            float(value.get("timeout") or self._session_timeout),
+            float(value.get("timeout") or settings.session_timeout_seconds),
+            self._access(settings, root),
         )
+
+    def _access(self, settings: Settings, root: str) -> Access:
+        try:
+            return coordinator_access(settings, Layout(root))
+        except SettingsError as error:
+            _log.warning("%s: its session will time out if it dies: %s", self.name, error)
+            return ANYBODY
 
 
 def next_ended() -> int | None:

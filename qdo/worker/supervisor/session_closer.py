@@ -11,12 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from qdo.coordination.access import ANYBODY, Access
 from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import UnreachableError
+from qdo.errors import QdoError
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.text import describe, pluralize
 
@@ -37,6 +38,8 @@ class Session:
     """Znode of its app, "" if unknown."""
     timeout_seconds: float = 0.0
     """As the coordinator granted it; 0 if unknown."""
+    access: Access = field(default=ANYBODY, compare=False)
+    """How to connect to the coordinator."""
 
     def __repr__(self) -> str:
         return f"<Session {self.id:#x}>"
@@ -98,7 +101,7 @@ class SessionCloser(threading.Thread):
         while (left := deadline - time.monotonic()) > 0:
             try:
                 close_session(session, self._timeout, left, before=self._count)
-            except UnreachableError as error:
+            except QdoError as error:
                 _log.debug(
                     "%s: cannot close session %#x yet, retrying: %s",
                     self._process,
@@ -130,7 +133,7 @@ class SessionCloser(threading.Thread):
             counted = count_interrupted(
                 client, Layout(session.root), self._in_flight, self._reason, self._positions
             )
-        except UnreachableError as error:
+        except QdoError as error:
             _log.warning(
                 "%s: cannot count its interrupted attempts: %s", self._process, describe(error)
             )
@@ -169,6 +172,7 @@ def close_session(
     """
     client = connect(
         session.url,
+        access=session.access,
         session_timeout_seconds=session_timeout_seconds,
         client_id=(session.id, session.password),
     )

@@ -8,6 +8,7 @@ process itself renews its lease, when it has heard from the coordinator.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from qdo.coordination.client import connect
 from qdo.coordination.component_notes import note_in_component
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import UnreachableError
+from qdo.errors import NodeRefusedError, QdoError
 from qdo.system.clock import clock
 from qdo.worker.supervisor.session_closer import RETRY_SECONDS, Session
 
@@ -62,7 +63,7 @@ class SessionKeeper(threading.Thread):
                 else:
                     _log.warning("%s: its session %#x is over", self._process, self._session.id)
                     return
-            except UnreachableError as error:
+            except QdoError as error:
                 _log.warning(
                     "%s: cannot keep its session %#x, retrying: %s",
                     self._process,
@@ -82,6 +83,7 @@ def keep_session(session: Session, note: Mapping[str, Any]) -> bool:
     timeout = session.timeout_seconds
     client = connect(
         session.url,
+        access=session.access,
         session_timeout_seconds=timeout,
         client_id=(session.id, session.password),
     )
@@ -92,7 +94,9 @@ def keep_session(session: Session, note: Mapping[str, Any]) -> bool:
         return False
     try:
         if session.root:
-            note_in_component(client, Layout(session.root), note)
+            # Without a right the session lives all the same; operators lack the note.
+            with contextlib.suppress(NodeRefusedError):
+                note_in_component(client, Layout(session.root), note)
     finally:
         client.detach()
     return True

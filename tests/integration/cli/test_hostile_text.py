@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
 
 from qdo import App
 from qdo.brokers.dead_letters import DeadLetterRecord
@@ -47,6 +48,7 @@ CALLS = {
         ("unblock", HOSTILE_NAME, "--retry"),
     ],
     "broker": [("broker",)],
+    "acl": [("acl", "check"), ("acl", "check", "--app", HOSTILE), ("acl", "apply")],
     "tree": [("tree",), ("tree", "--app", HOSTILE)],
     "config": [("config", "--broker", f"sqlite:{HOSTILE_NAME}"), ("config", "--broker", HOSTILE)],
 }
@@ -74,6 +76,9 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     node = QueueNode(last=7, owner=HOSTILE_NAME, failure=failure)
     client.create(LAYOUT.queue(HOSTILE_NAME), node.encode())
     client.create(LAYOUT.queue("garbage"), encode({"last": HOSTILE}))
+    name = f"{TEXT.replace(':', '')}:hash"
+    acl = [*OPEN_ACL_UNSAFE, ACL(Permissions.READ, Id("digest", name))]
+    client.set_acls(LAYOUT.queue("garbage"), acl)
     client.create(LAYOUT.queue("bytes"), HOSTILE.encode(errors="surrogatepass"))
     client.create(LAYOUT.broker, BrokerNode(HOSTILE, HOSTILE, HOSTILE).encode())
     with App("a") as app:

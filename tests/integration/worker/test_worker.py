@@ -17,7 +17,12 @@ from gevent.event import Event
 
 from qdo.brokers.embedded.listener import CommitListener
 from qdo.coordination.protocol.claims import Claim
-from qdo.errors import CoordinatorUnreachableError
+from qdo.errors import (
+    CoordinatorAccountError,
+    CoordinatorUnreachableError,
+    NodeRefusedError,
+    QdoError,
+)
 from qdo.message import Message
 from qdo.outcomes import DeadLetter
 from qdo.worker.duties.burst import FleetSurvey
@@ -338,15 +343,26 @@ def test_a_long_turn_is_checkpointed_on_the_way(make: Callable[..., EngineSetup]
 # --- registrations --------------------------------------------------------------------
 
 
-def test_a_lost_session_is_followed_by_a_new_registration(make: Callable[..., EngineSetup]) -> None:
-    """Remaining greenlets of the old one never touch the new one."""
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        CoordinatorUnreachableError(url="x", reason="away"),
+        CoordinatorAccountError(url="x", account="account sasl:app"),
+        NodeRefusedError(path="/x", account="account sasl:app"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_lost_session_is_followed_by_a_new_registration(
+    make: Callable[..., EngineSetup], refusal: QdoError
+) -> None:
+    """The worker retries whatever refuses it, and old greenlets never touch the new one."""
     engine = make()
     gated = Gated(engine, 2)
     engine.send("q", 1, 2, 3)
     engine.start("q")
     gated.entered.wait()
     old = engine.member
-    engine.registrar.refusals = [CoordinatorUnreachableError(url="x", reason="away")] * 2
+    engine.registrar.refusals = [refusal] * 2
     old.expire()
     until(lambda: len(engine.registrar.members) == 2 and engine.member.started.is_set())
     assert old.stopped.is_set()

@@ -49,6 +49,14 @@ def test_the_body_is_its_standard_input(tmp_path: Path, body: Any, given: bytes)
     assert (tmp_path / "got").read_bytes() == given
 
 
+def test_commands_do_not_get_the_coordinators_password(tmp_path: Path) -> None:
+    environ = {**os.environ, "QDO_COORDINATOR_PASSWORD": "secret", "KEPT": "yes"}
+    out = tmp_path / "out"
+    options = ShellOptions(command=f"echo $KEPT-$QDO_COORDINATOR_PASSWORD > {out}")
+    Runner(options, environ).run(message())
+    assert out.read_text() == "yes-\n"
+
+
 def test_a_command_need_not_read_its_input() -> None:
     """However long that is."""
     run("exit 0", message(b"x" * 1_000_000))

@@ -1,0 +1,123 @@
+"""The access control list of every node: which accounts may do what, by their role.
+
+==========  ===================================================================================
+role        rights
+==========  ===================================================================================
+workers     all, on every node
+operators   read every node; write queues and workers; delete queues and ``broker``
+monitors    read every node
+senders     create and write doorbells
+==========  ===================================================================================
+
+An account may have several roles. The nodes above that of the app (chroot and namespace) belong to
+all apps: everybody may read them and create nodes below them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
+
+from qdo.coordination.znodes.layout import Layout
+
+WORKERS, OPERATORS, MONITORS, SENDERS = "workers", "operators", "monitors", "senders"
+_READ, _WRITE, _CREATE, _DELETE = (
+    Permissions.READ,
+    Permissions.WRITE,
+    Permissions.CREATE,
+    Permissions.DELETE,
+)
+_CHANGE = _WRITE | _CREATE | _DELETE | Permissions.ADMIN
+_WORLD = Id("world", "anyone")
+_LETTERS = ((_CREATE, "c"), (_DELETE, "d"), (_READ, "r"), (_WRITE, "w"), (Permissions.ADMIN, "a"))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRights:
+    """The access control lists of the nodes of one app.
+
+    :ivar accounts: the accounts of each role; None: every node is open to all.
+    :ivar required: workers refuse nodes that accounts without a role can change.
+    """
+
+    layout: Layout
+    accounts: Mapping[str, tuple[Id, ...]] | None = None
+    required: bool = False
+    _lists: dict[tuple[tuple[str, int], ...], list[ACL]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def of(self, path: str) -> list[ACL]:
+        """Return the list for the node at a path."""
+        if self.accounts is None:
+            return OPEN_ACL_UNSAFE
+        rights = self._rights(path)
+        key = tuple(rights.items())
+        if key not in self._lists:
+            self._lists[key] = self._list(rights)
+        return self._lists[key]
+
+    def stranger(self, acl: Iterable[ACL]) -> str | None:
+        """Return who may change a node with this list although it has no role, None for nobody."""
+        known = {each for accounts in (self.accounts or {}).values() for each in accounts}
+        for each in acl:
+            if each.perms & _CHANGE and each.id not in known:
+                return "everybody" if each.id == _WORLD else acl_text([each])
+        return None
+
+    def _rights(self, path: str) -> dict[str, int]:
+        """Return the rights of each role, and of the world as ""."""
+        layout = self.layout
+        if not f"{path}/".startswith(f"{layout.root}/"):
+            return {WORKERS: Permissions.ALL, "": _READ | _CREATE}
+        rights = {WORKERS: Permissions.ALL, OPERATORS: _READ, MONITORS: _READ}
+        folder = path.rpartition("/")[0]
+        if folder in (layout.queues, layout.workers):
+            rights[OPERATORS] |= _WRITE
+        elif path == layout.queues:
+            rights[OPERATORS] |= _WRITE | _DELETE
+        elif path == layout.root:
+            rights[OPERATORS] |= _DELETE
+        elif path == layout.doorbells:
+            rights[SENDERS] = _CREATE
+        elif folder == layout.doorbells:
+            rights[SENDERS] = _WRITE
+        return rights
+
+    def _list(self, rights: Mapping[str, int]) -> list[ACL]:
+        merged: dict[Id, int] = {}
+        for role, permissions in rights.items():
+            for account in (self.accounts or {}).get(role, ()) if role else (_WORLD,):
+                merged[account] = merged.get(account, 0) | permissions
+        return [ACL(permissions, account) for account, permissions in merged.items()]
+
+
+def same_list(one: Iterable[ACL], other: Iterable[ACL]) -> bool:
+    """Return whether two lists give the same rights.
+
+    ZooKeeper masks digests for accounts that may not change the list: then names are compared.
+    """
+    lists = [*one], [*other]
+    masked = any(each.id.id.endswith(":x") for acl in lists for each in acl)
+    first, second = (_merged(acl, masked) for acl in lists)
+    return first == second
+
+
+def _merged(acl: Iterable[ACL], masked: bool = False) -> dict[tuple[str, str], int]:
+    """Return the rights of each account; with `masked`, digests are left out of the names."""
+    merged: dict[tuple[str, str], int] = {}
+    for each in acl:
+        scheme, name = each.id.scheme, each.id.id
+        key = scheme, name.partition(":")[0] if masked and scheme == "digest" else name
+        merged[key] = merged.get(key, 0) | each.perms
+    return merged
+
+
+def acl_text(acl: Iterable[ACL]) -> str:
+    """Return a list as zkCli.sh writes it, without digests: ``sasl:app:cdrwa,world:anyone:r``."""
+    return ",".join(
+        f"{scheme}:{name}:" + "".join(letter for bit, letter in _LETTERS if permissions & bit)
+        for (scheme, name), permissions in sorted(_merged(acl, masked=True).items())
+    )

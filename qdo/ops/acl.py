@@ -1,0 +1,72 @@
+"""The access control lists of an app's nodes: comparison with the settings, and correction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qdo.coordination.bulk_reads import pipelined, read_permitted_children
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.rights import acl_text, same_list
+from qdo.text import describe
+
+
+@dataclass(frozen=True, slots=True)
+class AclDifference:
+    """A node whose access control list differs from that of the settings.
+
+    :ivar found: its list; None: this account may not read it.
+    :ivar expected: the list that the settings give it.
+    """
+
+    path: str
+    found: str | None
+    expected: str
+
+
+def acl_differences(client: Client, layout: Layout) -> list[AclDifference]:
+    """Return the nodes of an app whose list differs, children before parents.
+
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    differences = []
+    paths = list(_paths(client, layout.root))
+    for path, answer in pipelined(client, client.get_acls_async, paths):
+        expected = client.access.acl_of(path)
+        if isinstance(answer, Exception):
+            differences.append(AclDifference(path, None, acl_text(expected)))
+        elif answer is not None and not same_list(answer[0], expected):
+            differences.append(AclDifference(path, acl_text(answer[0]), acl_text(expected)))
+    return differences
+
+
+def apply_acls(client: Client, differences: Sequence[AclDifference]) -> list[str]:
+    """Give these nodes their lists; return those that were refused, with the reasons.
+
+    The order is kept, so the node of the app comes last: workers with acl = "required" check it,
+    and must not start while nodes below it are open.
+
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+
+    def send(path: str) -> Any:
+        return client.set_acls_async(path, client.access.acl_of(path))
+
+    paths = [each.path for each in differences]
+    return [
+        f"{path} ({describe(answer)})"
+        for path, answer in pipelined(client, send, paths)
+        if isinstance(answer, Exception)
+    ]
+
+
+def _paths(client: Client, root: str) -> Iterator[str]:
+    """Return the node at `root` and all nodes below it, children before parents."""
+    levels = [[root]]
+    while levels[-1]:
+        below = read_permitted_children(client, levels[-1])
+        levels.append([f"{path}/{name}" for path, names in below.items() for name in names or ()])
+    for level in reversed(levels):
+        yield from level

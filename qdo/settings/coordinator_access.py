@@ -1,0 +1,180 @@
+"""Makes the `Access` of the coordinator's clients from the settings, and checks them together.
+
+The password is not a setting: it comes from a file or from an environment variable, so that no list
+of settings, command line or error can show it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+from qdo.coordination.access import (
+    DIGEST,
+    SASL,
+    Access,
+    Account,
+    Secret,
+    Tls,
+    has_sasl,
+    identity_of,
+)
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.rights import MONITORS, OPERATORS, SENDERS, WORKERS, NodeRights
+from qdo.errors import SettingsError
+from qdo.settings.settings import Settings
+from qdo.settings.values import PASSWORD_VARIABLE, from_origin
+
+_ROLES = {
+    WORKERS: "acl_workers",
+    OPERATORS: "acl_operators",
+    MONITORS: "acl_monitors",
+    SENDERS: "acl_senders",
+}
+_MOST_PASSWORD_BYTES = 1000
+
+
+def coordinator_access(settings: Settings, layout: Layout) -> Access:
+    """Return how clients of this app connect to the coordinator.
+
+    The files are read again each time, so a new session uses their present content.
+
+    :raises SettingsError: settings contradict each other, or a file cannot be used.
+    """
+    tls = _tls(settings)
+    account = _account(settings)
+    if tls is not None:
+        try:
+            tls.context()
+        except OSError as error:
+            raise _fault(
+                settings,
+                "coordinator_ca",
+                f"a TLS file cannot be used: {error.strerror or error}; coordinator_ca, "
+                "coordinator_cert and coordinator_key must be PEM files, and the key must fit the "
+                "certificate and have no password",
+            ) from error
+    return Access(tls, account, _rights(settings, layout, account))
+
+
+def _fault(settings: Settings, name: str, reason: str) -> SettingsError:
+    return SettingsError(name=name, reason=f"{reason}{from_origin(settings.origin(name))}")
+
+
+def _is_file(settings: Settings) -> bool:
+    return settings.coordinator.startswith("sqlite:")
+
+
+def _tls(settings: Settings) -> Tls | None:
+    cert, key = settings.coordinator_cert, settings.coordinator_key
+    verify = settings.coordinator_verify
+    if bool(cert) != bool(key):
+        given, other = ("cert", "key") if cert else ("key", "cert")
+        raise _fault(
+            settings, f"coordinator_{given}", f"it needs coordinator_{other}; set both, or none"
+        )
+    if not settings.coordinator_ca:
+        unused = {"coordinator_cert": bool(cert), "coordinator_verify": verify != "host"}
+        for name in unused:
+            if unused[name]:
+                raise _fault(settings, name, "it needs coordinator_ca, which turns TLS on")
+        return None
+    if _is_file(settings):
+        raise _fault(
+            settings,
+            "coordinator_ca",
+            "a coordinator in a file has no TLS; remove the setting, or use zookeeper://",
+        )
+    for name in ("coordinator_ca", "coordinator_cert", "coordinator_key"):
+        if path := getattr(settings, name):
+            _check_file(settings, name, path, secret=name == "coordinator_key")
+    return Tls(settings.coordinator_ca, cert, key, verify == "host")
+
+
+def _account(settings: Settings) -> Account | None:
+    if not settings.coordinator_auth:
+        if settings.coordinator_password_file:
+            raise _fault(
+                settings,
+                "coordinator_password_file",
+                "a password needs an account; set coordinator_auth",
+            )
+        return None
+    scheme, _, name = settings.coordinator_auth.partition(":")
+    if scheme == SASL and _is_file(settings):
+        raise _fault(
+            settings, "coordinator_auth", "a coordinator in a file has no SASL; use digest:NAME"
+        )
+    if scheme == SASL and not has_sasl():
+        raise _fault(
+            settings, "coordinator_auth", "SASL needs a library; run `pip install 'qdo[sasl]'`"
+        )
+    return Account(scheme, name, _password(settings))
+
+
+def _password(settings: Settings) -> Secret:
+    password = os.environ.get(PASSWORD_VARIABLE, "")
+    if password:
+        return Secret(password)
+    path = settings.coordinator_password_file
+    if not path:
+        raise _fault(
+            settings,
+            "coordinator_auth",
+            f"an account needs a password; set coordinator_password_file, or the environment "
+            f"variable {PASSWORD_VARIABLE}",
+        )
+    _check_file(settings, "coordinator_password_file", path, secret=True)
+    with open(path, "rb") as file:
+        data = file.read(_MOST_PASSWORD_BYTES + 1)
+    try:
+        password = data.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        password = ""
+    if not password or not password.isprintable() or len(data) > _MOST_PASSWORD_BYTES:
+        raise _fault(
+            settings,
+            "coordinator_password_file",
+            f"{path} must contain one line with the password",
+        )
+    return Secret(password)
+
+
+def _check_file(settings: Settings, name: str, path: str, *, secret: bool) -> None:
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+    except OSError as error:
+        raise _fault(
+            settings, name, f"cannot read {path}: {error.strerror}; correct the path or its rights"
+        ) from error
+    if secret and mode & stat.S_IRWXO:
+        raise _fault(
+            settings, name, f"every user of this machine can use {path}; run `chmod o= {path}`"
+        )
+
+
+def _rights(settings: Settings, layout: Layout, account: Account | None) -> NodeRights:
+    accounts = {role: _accounts(settings, name) for role, name in _ROLES.items()}
+    if settings.acl == "open":
+        for name in _ROLES.values():
+            if getattr(settings, name):
+                raise _fault(settings, name, 'it needs acl = "account" or "required"')
+        return NodeRights(layout)
+    if not accounts[WORKERS]:
+        if account is None:
+            raise _fault(
+                settings,
+                "acl",
+                "the nodes need accounts; set coordinator_auth and its password, or acl_workers",
+            )
+        accounts[WORKERS] = (account.identity,)
+    return NodeRights(layout, accounts, settings.acl == "required")
+
+
+def _accounts(settings: Settings, name: str) -> tuple[Any, ...]:
+    found = tuple(map(identity_of, getattr(settings, name)))
+    if _is_file(settings) and any(each.scheme != DIGEST for each in found):
+        raise _fault(settings, name, "a coordinator in a file has digest accounts only")
+    return found
