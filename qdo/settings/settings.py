@@ -17,7 +17,7 @@ from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.jobs.policy_tables import QueuePolicy
 from qdo.settings import checks
-from qdo.settings.checks import Check
+from qdo.settings.app_settings import AppSettings, setting
 from qdo.settings.values import (
     DEFAULT,
     Declaration,
@@ -29,12 +29,8 @@ from qdo.text import did_you_mean
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-def _setting(default: Any, help: str, check: Check | None = None, unit: str = "") -> Any:
-    return field(default=default, metadata={"help": help, "check": check, "unit": unit})
-
-
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(AppSettings):
     """Every setting of qdo; the constructor checks them.
 
     Durations are seconds as float. `origins` records where each explicitly set value came from; it
@@ -44,225 +40,127 @@ class Settings:
     :raises SettingsError: a value has the wrong type or is out of range.
     """
 
-    app: str = _setting(
-        "",
-        "the app: MODULE:APP, whose settings in code then apply, or only the name of its znode",
-        checks.app,
-    )
-    job: str = _setting(
-        "",
-        "the function to call for each message, MODULE:FUNCTION; needs `app`",
-        checks.import_reference,
-    )
-    job_context: str = _setting(
-        "",
-        "context manager whose value is passed to jobs as context, MODULE:FUNCTION",
-        checks.import_reference,
-    )
-    job_failure: str = _setting(
-        "", "function called after every failed attempt, MODULE:FUNCTION", checks.import_reference
-    )
-    queues: tuple[str, ...] = _setting(
-        ("*",),
-        "take only queues that match one of these globs: * any text, ? one character, [ab] either",
-        checks.non_empty_globs,
-    )
-    exclude: tuple[str, ...] = _setting(
-        (), "leave queues that match one of these globs to other workers", checks.globs
-    )
-    broker: str = _setting(
-        "sqlite:qdo-data/messages.db",
-        "where messages are stored: sqlite:PATH, sqs://REGION/PREFIX?OPTION=VALUE&... or "
-        "kinesis://REGION/STREAM?OPTION=VALUE&...",
-        checks.broker_url,
-    )
-    coordinator: str = _setting(
-        "sqlite:qdo-data/coordination.db",
-        "where shared state is stored: sqlite:PATH for one machine, or "
-        "zookeeper://HOST:PORT,HOST:PORT/CHROOT",
-        checks.coordinator_url,
-    )
-    coordinator_ca: str = _setting(
-        "",
-        "PEM file with the certificate authorities of ZooKeeper's servers; turns TLS on",
-    )
-    coordinator_cert: str = _setting("", "PEM file with this client's certificate for TLS")
-    coordinator_key: str = _setting("", "PEM file with the private key of `coordinator_cert`")
-    coordinator_verify: str = _setting(
-        "host",
-        "what a server's certificate must fit: host, the host in the address, or ca, only "
-        "`coordinator_ca`",
-        checks.one_of("host", "ca"),
-    )
-    coordinator_auth: str = _setting(
-        "", "account at the coordinator: digest:NAME or sasl:NAME", checks.account
-    )
-    coordinator_password_file: str = _setting(
-        "",
-        "file with the password of this account; the variable QDO_COORDINATOR_PASSWORD overrides "
-        "it",
-    )
-    acl: str = _setting(
-        "open",
-        "rights on new nodes: open, all for everybody; account, by role; required, by role, and "
-        "workers refuse nodes that others can change",
-        checks.one_of("open", "account", "required"),
-    )
-    acl_workers: tuple[str, ...] = _setting(
-        (), "accounts with all rights; without, this client's own account", checks.accounts
-    )
-    acl_operators: tuple[str, ...] = _setting(
-        (), "accounts that may read all nodes, seek, unblock and delete queues", checks.accounts
-    )
-    acl_monitors: tuple[str, ...] = _setting(
-        (), "accounts that may read all nodes", checks.accounts
-    )
-    acl_senders: tuple[str, ...] = _setting(
-        (), "accounts that may notify the owners of queues (`doorbell`)", checks.accounts
-    )
-    group: str = _setting(
-        "", "group of users that share new files of broker and coordinator; without, only this user"
-    )
-    namespace: str = _setting(
-        "/mozilla/services/qdo", "znode below which every app has its own znode", checks.namespace
-    )
-    keys: str = _setting(
-        "", "file with keys, made with `qdo keys`; processes read it again when it changes"
-    )
-    encrypt: tuple[str, ...] = _setting(
-        (),
-        "what senders encrypt with the first key of `keys`: bodies",
-        checks.some_of("bodies"),
-    )
-    require_encryption: bool = _setting(
-        False, "workers treat a body in clear as one that cannot be decoded; needs `keys`"
-    )
-    hide: tuple[str, ...] = _setting(
-        (),
-        "what workers keep out of znodes: errors (the text after the kind of an error), hosts",
-        checks.some_of("errors", "hosts"),
-    )
-    processes: int = _setting(
+    processes: int = setting(
         1, "number of worker processes that qdo-worker runs", checks.between(1, 1024), "processes"
     )
-    concurrency: int = _setting(
+    concurrency: int = setting(
         100,
         "maximum number of jobs that run at the same time in one process",
         checks.between(1, 100_000),
         "jobs",
     )
-    executor: str = _setting(
+    executor: str = setting(
         "greenlet",
         "where jobs run that do not specify it themselves: greenlet, thread or process",
         checks.one_of("greenlet", "thread", "process"),
     )
-    executor_processes: int = _setting(
+    executor_processes: int = setting(
         16,
         "child processes that each job with executor 'process' may have in one worker process; "
         "this many of its messages run at the same time",
         checks.between(1, 1024),
         "processes",
     )
-    burst: bool = _setting(False, "exit when every queue is empty, instead of waiting for messages")
-    reload: bool = _setting(
+    burst: bool = setting(False, "exit when every queue is empty, instead of waiting for messages")
+    reload: bool = setting(
         False, "for development: restart workers when the app's Python files change"
     )
-    max_messages: int = _setting(
+    max_messages: int = setting(
         0,
         "stop after starting jobs for this many messages, in each process; 0 means no limit",
         checks.between(0, 1_000_000_000),
         "messages",
     )
-    max_seconds: float = _setting(
+    max_seconds: float = setting(
         0.0,
         "stop after running for this long; 0 means no limit",
         checks.between(0, 31_536_000),
         "seconds",
     )
-    session_timeout_seconds: float = _setting(
+    session_timeout_seconds: float = setting(
         10.0,
         "after this long without contact, the coordinator gives a worker's queues to others; "
         "ZooKeeper may grant another value",
         checks.between(0.1, 3600),
         "seconds",
     )
-    connect_seconds: float = _setting(
+    connect_seconds: float = setting(
         10.0,
         "how long to try to reach the coordinator at startup; after registering once, a worker "
         "retries forever",
         checks.between(0.1, 3600),
         "seconds",
     )
-    checkpoint_seconds: float = _setting(
+    checkpoint_seconds: float = setting(
         0.2,
         "how often progress is recorded; after kill -9, at most this much is repeated",
         checks.between(0.001, 3600),
         "seconds",
     )
-    drain_seconds: float = _setting(
+    drain_seconds: float = setting(
         30.0,
         "how long running jobs may take to finish after a worker receives a stop signal",
         checks.between(0, 86_400),
         "seconds",
     )
-    fetch: int = _setting(
+    fetch: int = setting(
         1000,
         "maximum number of messages of a queue read from the broker at once",
         checks.between(1, 100_000),
         "messages",
     )
-    turn_seconds: float = _setting(
+    turn_seconds: float = setting(
         0.02,
         "how long a queue may run before waiting queues get their turn",
         checks.between(0.0001, 60),
         "seconds",
     )
-    attempts: int = _setting(
+    attempts: int = setting(
         10,
         "number of attempts for a failing message before its policy ends it, by default as a dead "
         "letter",
         checks.between(1, 1_000_000),
         "attempts",
     )
-    backoff_seconds: float = _setting(
+    backoff_seconds: float = setting(
         0.5,
         "pause before the second attempt; it doubles with each further attempt",
         checks.between(0, 86_400),
         "seconds",
     )
-    backoff_max_seconds: float = _setting(
+    backoff_max_seconds: float = setting(
         60.0, "longest pause between attempts", checks.between(0, 86_400), "seconds"
     )
-    policies: tuple[QueuePolicy, ...] = _setting(
+    policies: tuple[QueuePolicy, ...] = setting(
         (),
         "rules for failing messages of some queues: [[policies]] tables with queues (a glob), "
         "attempts, backoff_seconds, backoff_max_seconds, then and [[policies.rules]]",
     )
-    retention_seconds: float = _setting(
+    retention_seconds: float = setting(
         604_800.0,
         "how long the broker keeps completed messages, for replay",
         checks.between(0, 3_153_600_000),
         "seconds",
     )
-    max_queues: int = _setting(
+    max_queues: int = setting(
         100_000,
         "the most queues that the app may have; a message for another one is refused",
         checks.between(1, 10_000_000),
         "queues",
     )
-    max_body_bytes: int = _setting(
+    max_body_bytes: int = setting(
         MAX_STORED_BODY_BYTES,
         "largest body that senders accept; a broker may have a lower limit",
         checks.between(1, MAX_STORED_BODY_BYTES),
         "bytes",
     )
-    doorbell: bool = _setting(
+    doorbell: bool = setting(
         False,
         "for polled brokers (SQS): senders notify the queue's owner through a znode, and it polls "
         "at once",
     )
-    log_level: str = _setting("info", "lowest level that is logged", checks.one_of(*LOG_LEVELS))
-    log_config: str = _setting(
+    log_level: str = setting("info", "lowest level that is logged", checks.one_of(*LOG_LEVELS))
+    log_config: str = setting(
         "",
         "JSON file with a configuration for Python's logging (dictConfig), for the parent process "
         "and all workers",

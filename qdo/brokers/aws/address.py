@@ -98,7 +98,7 @@ def _endpoint(name: str, text: str) -> str:
 def _bucket(name: str, text: str) -> str:
     bucket, slash, prefix = text.partition("/")
     if not _BUCKET.fullmatch(bucket) or (slash and not prefix.strip("/")):
-        raise _fault(f"{name}={text!r} is not BUCKET or BUCKET/PREFIX of S3")
+        raise _fault(f"{name} must be BUCKET or BUCKET/PREFIX in S3, got {text!r}")
     return text.rstrip("/")
 
 

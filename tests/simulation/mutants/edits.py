@@ -404,8 +404,8 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "owned_queues",
-                "if self.wanted(slot.queue) and not node.deleted:",
-                "if self.wanted(slot.queue):",
+                "if self._wanted(slot.queue) and not node.deleted:",
+                "if self._wanted(slot.queue):",
             ),
         ),
     ),

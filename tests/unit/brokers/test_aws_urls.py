@@ -76,7 +76,7 @@ def test_every_kinesis_option() -> None:
         ("sqs://eu-west-1/a?tag=team", "write tag=KEY=VALUE"),
         ("sqs://eu-west-1/a?endpoint=127.0.0.1:5000", "not a URL such as http://127.0.0.1:5000"),
         ("sqs://eu-west-1/a?endpoint=http://me:secret@host", "not a URL such as"),
-        ("sqs://eu-west-1/a?bucket=No_Bucket", "cannot name a bucket"),
+        ("sqs://eu-west-1/a?bucket=No_Bucket", "No_Bucket"),
         ("sqs://eu-west-1/a?max_body=1048577", "not an integer from 1 to 1048576"),
         ("sqs://eu-west-1/a?dead_letters=a/b", "cannot name a queue of SQS"),
         ("sqs://eu-west-1/a?dead_letters=" + "x" * 78, "too long"),
