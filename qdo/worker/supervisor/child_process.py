@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 import logging
@@ -10,14 +9,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from qdo.coordination.interrupted_attempts import InFlight
 from qdo.settings.settings import Settings
+from qdo.system.processes import LINUX, children
 from qdo.system.python import module_argv
+from qdo.worker.executors.process.keeper import NAME
 from qdo.worker.process_title import process_title
 from qdo.worker.shared_memory import in_flight
 from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
@@ -30,7 +30,6 @@ CHILD_VARIABLE = "QDO_CHILD"
 every user of the machine can read a command line."""
 
 _log = logging.getLogger(__name__)
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class ChildProcess:
@@ -75,6 +74,7 @@ class ChildProcess:
         self.pipe.setblocking(False)
         self._table = in_flight.make_memory()
         self._reading = threading.Lock()
+        self._keepers: list[int] = []
         self.receipts = in_flight.make_memory("qdo-receipts")
         self.in_flight: list[InFlight] = []
         self.blamed: LoopReport | None = None
@@ -130,6 +130,9 @@ class ChildProcess:
         if self.keeper is not None:
             self.keeper.stop()
         self.kill()
+        # Its job processes and what they started end by themselves, see `keeper`. Their keepers
+        # have been children of this process since it died.
+        self._keepers = children(os.getpid(), NAME) if LINUX else []
         code = self._process.wait()
         self.receive()
         self.pipe.close()
@@ -155,16 +158,13 @@ class ChildProcess:
             return False
 
     def group_gone(self) -> bool:
-        """Return whether its whole group is dead; call it after `reap`.
+        """Return whether its whole group and its jobs' processes are dead; call it after `reap`.
 
         The parent adopts orphans (`adopt_orphans`). So every former member of the group is its
         child, and is gone once it is reaped.
         """
-        try:
-            os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return True
-        return False
+        groups = [(os.P_PGID, self.pid), *((os.P_PID, pid) for pid in self._keepers)]
+        return not any(_has_children(*group) for group in groups)
 
     def receive(self) -> bool:
         """Read the child's reports; return False after it closed its end."""
@@ -223,13 +223,9 @@ def next_ended() -> int | None:
     return None if state is None else state.si_pid
 
 
-def adopt_orphans() -> bool:
-    """Make this process the parent of its descendants' orphans (Linux); return whether it worked.
-
-    Otherwise init would adopt a dead child's executor processes, and this process could not
-    tell when they are gone.
-    """
-    if not sys.platform.startswith("linux"):
+def _has_children(kind: int, number: int) -> bool:
+    try:
+        os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
         return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    return True
