@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -29,6 +30,9 @@ CHILD_VARIABLE = "QDO_CHILD"
 """Environment variable with the input of the child, as JSON. Settings may hold secrets, and
 every user of the machine can read a command line."""
 
+REPORT_BYTES = 4 << 20
+"""Maximum length of a report; the longest one has the names of the app's files."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +56,8 @@ class ChildProcess:
     id, so a signal never reaches an unrelated process.
     """
 
+    _keepers: Sequence[int] = ()
+
     def __init__(
         self,
         name: str,
@@ -74,7 +80,6 @@ class ChildProcess:
         self.pipe.setblocking(False)
         self._table = in_flight.make_memory()
         self._reading = threading.Lock()
-        self._keepers: list[int] = []
         self.receipts = in_flight.make_memory("qdo-receipts")
         self.in_flight: list[InFlight] = []
         self.blamed: LoopReport | None = None
@@ -167,10 +172,13 @@ class ChildProcess:
         return not any(_has_children(*group) for group in groups)
 
     def receive(self) -> bool:
-        """Read the child's reports; return False after it closed its end."""
-        while True:
+        """Read the child's reports; return False after it closed its end.
+
+        Reads a limited number of bytes, because a child may write faster than this process reads.
+        """
+        for _ in range(REPORT_BYTES >> 16):
             try:
-                data = self.pipe.recv(65536)
+                data = self.pipe.recv(1 << 16)
             except BlockingIOError:
                 return True
             except ConnectionResetError:
@@ -178,26 +186,34 @@ class ChildProcess:
             if not data:
                 return False
             *lines, self._received = (self._received + data).split(b"\n")
+            if len(self._received) > REPORT_BYTES:
+                self._ignore(self._received)
+                self._received = b""
             for line in lines:
                 self._handle(line)
+        return True
 
     def _handle(self, line: bytes) -> None:
         try:
             value = json.loads(line)
             if "settings" in value:
-                self.settings = Settings(**value["settings"])
+                # The worker sends them before its first job runs.
+                self.settings = self.settings or Settings(**value["settings"])
                 return
             if "files" in value:
                 self.files = list(map(str, value["files"]))
                 return
             session = self._session_of(value)
-        except (ValueError, KeyError, TypeError):
-            _log.warning("%s (pid %d): ignoring invalid report %r", self.name, self.pid, line[:100])
+        except Exception:  # noqa: BLE001 - a job may have written anything
+            self._ignore(line)
             return
         if session is None:
             del self.sessions[-1:]
         elif session not in self.sessions:
             self.sessions.append(session)
+
+    def _ignore(self, line: bytes) -> None:
+        _log.warning("%s (pid %d): ignoring invalid report %r", self.name, self.pid, line[:100])
 
     def _session_of(self, value: dict[str, Any]) -> Session | None:
         if value["session"] is None:
@@ -205,13 +221,11 @@ class ChildProcess:
         # An app may set its coordinator in code, which only the child imports.
         url = value.get("coordinator") or self._coordinator
         root = str(value.get("root", ""))
-        return Session(
-            url,
-            int(value["session"], 16),
-            bytes.fromhex(value["password"]),
-            root,
-            float(value.get("timeout") or self._session_timeout),
-        )
+        timeout = float(value.get("timeout") or self._session_timeout)
+        if not 0 < timeout < math.inf:
+            raise ValueError(timeout)
+        id, password = int(value["session"], 16), bytes.fromhex(value["password"])
+        return Session(url, id, password, root, timeout)
 
 
 def next_ended() -> int | None:
