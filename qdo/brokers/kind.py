@@ -18,6 +18,7 @@ class BrokerKind:
     :ivar address_error: returns why an address is invalid, None if it is valid.
     :ivar positions: meaning of its positions.
     :ivar closing_seconds: how long the broker at an address may take to close.
+    :ivar dead_letter_remedy: how to limit its dead letters, where qdo does not; else "".
     :ivar keeps_dead_letters: whether the broker at an address can store dead letters.
     """
 
@@ -26,6 +27,7 @@ class BrokerKind:
     positions: Positions = TIME_POSITIONS
     closing_seconds: Callable[[str], float] = lambda url: 0.0
     keeps_dead_letters: Callable[[str], bool] = lambda url: True
+    dead_letter_remedy: str = ""
 
 
 def parse_error(parse: Callable[[str], object], url: str) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdo.brokers.registry import dead_letter_remedy
 from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.jobs.policy_tables import QueuePolicy
@@ -190,6 +191,18 @@ class Settings:
         checks.between(0, 3_153_600_000),
         "seconds",
     )
+    dead_letter_limit: int = _setting(
+        0,
+        "the most dead letters that a queue keeps; its owner deletes older ones; 0 means no limit",
+        checks.between(0, 1_000_000_000),
+        "dead letters",
+    )
+    dead_letter_retention_seconds: float = _setting(
+        0.0,
+        "how long dead letters are kept; the queue's owner deletes older ones; 0 means forever",
+        checks.between(0, 3_153_600_000),
+        "seconds",
+    )
     max_queues: int = _setting(
         100_000,
         "the most queues that the app may have; a message for another one is refused",
@@ -225,6 +238,9 @@ class Settings:
                 reason=f"it must be at least backoff_seconds, {self.backoff_seconds:g}, got "
                 f"{self.backoff_max_seconds:g}{from_origin(self.origin('backoff_max_seconds'))}",
             )
+        for name in ("dead_letter_limit", "dead_letter_retention_seconds"):
+            if getattr(self, name) and (remedy := dead_letter_remedy(self.broker)):
+                raise SettingsError(name=name, reason=f"{remedy}{from_origin(self.origin(name))}")
         if "*" in self.exclude or set(self.queues) <= set(self.exclude):
             raise SettingsError(
                 name="exclude",

@@ -26,4 +26,6 @@ KIND = BrokerKind(
     address_error=partial(parse_error, kinesis_address),
     positions=POSITIONS,
     keeps_dead_letters=_keeps_dead_letters,
+    dead_letter_remedy="S3 deletes dead letters by their age: add a lifecycle rule to their bucket"
+    " instead",
 )

@@ -27,4 +27,6 @@ KIND = BrokerKind(
     address_error=partial(parse_error, sqs_address),
     positions=SQS_POSITIONS,
     closing_seconds=_closing_seconds,
+    dead_letter_remedy="SQS deletes dead letters by their age: set MessageRetentionPeriod of the"
+    " dead-letter queue instead",
 )
