@@ -208,6 +208,8 @@ def translated(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise translate(path, error) from error
+    except UnicodeDecodeError as error:  # sqlite3 reports a damaged schema in bytes of the file
+        raise DatabaseCorruptError(path=path, reason=str(error)) from error
     except OSError as error:
         raise DatabaseError(path=path, reason=error.strerror or str(error)) from error
 
