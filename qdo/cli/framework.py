@@ -32,6 +32,8 @@ Exit codes:
   6  not found
   130  interrupted"""
 INTERRUPTED = 130
+RAW = "--raw"
+"""Option of `qdo send`: BODY may be any bytes."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -83,7 +85,7 @@ def _replace_closed_streams() -> None:
 def _invoke(
     command: click.Command, program: str, arguments: Sequence[str], state: dict[str, bool]
 ) -> int:
-    for argument in arguments:
+    for argument in () if RAW in arguments else arguments:
         if argument != argument.encode(errors="replace").decode():
             reason = (
                 f"arguments must be UTF-8, got {argument!r}; rename the file, or correct the name"

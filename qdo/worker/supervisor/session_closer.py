@@ -17,7 +17,7 @@ from qdo.coordination.access import ANYBODY, Access
 from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import QdoError
+from qdo.errors import QdoError, SettingsError
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.text import describe, pluralize
 
@@ -102,7 +102,7 @@ class SessionCloser(threading.Thread):
             try:
                 close_session(session, self._timeout, left, before=self._count)
             except Exception as error:  # noqa: BLE001 - a job may have forged the report
-                if not isinstance(error, QdoError):
+                if isinstance(error, SettingsError) or not isinstance(error, QdoError):
                     break
                 _log.debug(
                     "%s: cannot close session %#x yet, retrying: %s",
