@@ -44,7 +44,7 @@ from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.checks import between
 from qdo.text import hide_credentials
 
-SECRET_PREFIX = "whsec_"
+SECRET_PREFIX = "whsec_"  # nosec B105 # only the prefix
 SECRET_BYTES = range(16, 129)
 JSON = "application/json"
 
