@@ -92,6 +92,11 @@ class Walk:
         (target / f"{app}.password").write_text(f"the-password-of-{app}\n")
         (target / f"{app}.password").chmod(0o600)
 
+    def shell(self, line: str) -> str:
+        """Run one command and return its output."""
+        block = Block("console", {}, f"$ {line}\n")
+        return self.run(block)[0][0]
+
     def settings(self, app: str) -> str:
         """Return the text of an app's settings file."""
         return (self._etc / "qdo" / f"{app}.toml").read_text()
@@ -175,3 +180,20 @@ def test_servers_refuse_unknown_accounts(walk: Walk) -> None:
         assert ended.code == CoordinatorAccountError.exit_code, (text, ended.err)
         assert "Traceback" not in ended.err
         assert "marker" not in ended.err
+
+
+@pytest.mark.slow
+def test_positions_move_to_a_secure_coordinator(walk: Walk) -> None:
+    """The script of the operations page uses the TLS, account and rights of the settings file."""
+    (script,) = [each for each in blocks(read("operations")) if each.language == "python"]
+    (walk.folder / script.options["caption"]).write_text(script.text)
+    config = "-c /etc/qdo/shop.toml"
+    lines = walk.settings("shop").splitlines()[:2]
+    (walk.folder / "old.toml").write_text("\n".join([*lines, 'coordinator = "sqlite:old.db"']))
+    walk.shell(f"qdo send {config} greetings 1")
+    work = "qdo-worker --job qdo.programs.echo:job --burst --log-level warning"
+    assert "greetings" in walk.shell(f"{work} -c old.toml")
+    move = f"{sys.executable} move.py sqlite:old.db zookeeper://zk1:2281/shop shop"
+    assert "greetings" in walk.shell(f"QDO_CONFIG=/etc/qdo/shop.toml {move}")
+    assert walk.shell(f"{work} {config}") == ""
+    assert "every node has" in walk.shell(f"qdo acl check {config}")
