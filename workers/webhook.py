@@ -39,7 +39,6 @@ import urllib3
 import qdo
 from qdo import App, DeadLetter, Message, Policy, Retry
 from qdo.encoding import CONTENT_TYPE, RAW
-from qdo.programs._http import connections
 from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.checks import between
@@ -220,7 +219,8 @@ class Courier:
         self._keys = _keys(options.secret)
         self._clock = clock
         limits = urllib3.Timeout(connect=options.connect_seconds, read=options.timeout_seconds)
-        self._pool = connections(limits)
+        # No retries by urllib3: the queue's policy decides.
+        self._pool = urllib3.PoolManager(maxsize=100, timeout=limits, retries=False)
 
     def deliver(self, message: Message) -> None:
         """POST a message.
