@@ -222,9 +222,27 @@ _JSON_STARTS = frozenset(b'{["-0123456789tfnNI \t\r\n')
 
 
 def _is_json_text(body: bytes) -> bool:
-    """Return whether a worker can decode a body; the first byte rules out most non-JSON."""
+    """Return whether a body is JSON; the first byte rules out most that are not.
+
+    ujson, with which workers decode, would take "-" for 0 and 01 for 1. The standard library's
+    decoder takes 1 µs more for a small body.
+    """
     if not body or body[0] not in _JSON_STARTS:
         return False
+    try:
+        _decode_foreign(body.decode())
+    except ValueError:
+        return False
+    except RecursionError:  # the depth of its caller counts, too
+        return _is_ujson(body)
+    return True
+
+
+_decode_foreign = json.JSONDecoder().decode
+"""Accepts NaN, Infinity and repeated keys, too, which other programs send on purpose."""
+
+
+def _is_ujson(body: bytes) -> bool:
     try:
         ujson.loads(body)
     except (ValueError, RecursionError):

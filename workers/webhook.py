@@ -42,6 +42,7 @@ from qdo.encoding import CONTENT_TYPE, RAW
 from qdo.programs._json import json_bytes
 from qdo.programs._options import expect, option, read, require_greenlet
 from qdo.settings.checks import between
+from qdo.system.http_responses import BoundedResponse
 from qdo.text import hide_credentials
 
 SECRET_PREFIX = "whsec_"  # nosec B105 # only the prefix
@@ -208,6 +209,22 @@ def _moment(text: str) -> float | None:
 # --- sending ----------------------------------------------------------------------
 
 
+class _Connection(urllib3.connection.HTTPConnection):
+    response_class = BoundedResponse
+
+
+class _TlsConnection(urllib3.connection.HTTPSConnection):
+    response_class = BoundedResponse
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TlsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
+
+
 class Courier:
     """Posts messages to the receiver over a pool of connections.
 
@@ -221,6 +238,7 @@ class Courier:
         limits = urllib3.Timeout(connect=options.connect_seconds, read=options.timeout_seconds)
         # No retries by urllib3: the queue's policy decides.
         self._pool = urllib3.PoolManager(maxsize=100, timeout=limits, retries=False)
+        self._pool.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
 
     def deliver(self, message: Message) -> None:
         """POST a message.

@@ -108,6 +108,21 @@ class DeadLetterStore(abc.ABC):
         entries = (record.entry() for record in self.records(queue))
         return [each for each in entries if matches(each, error, since, until)]
 
+    def prune(self, queue: str, *, keep: int | None = None, before: float | None = None) -> int:
+        """Delete the oldest dead letters of a queue for good; return their number.
+
+        :param keep: the number that remains at most; the others are those of the oldest messages.
+        :param before: Unix time; also delete the messages that died earlier.
+        """
+        found = sorted(self.find(queue), key=lambda entry: entry.position)
+        newest = len(found) if keep is None else keep
+        keys = [
+            (entry.queue, entry.position)
+            for index, entry in enumerate(reversed(found))
+            if index >= newest or (before is not None and entry.dead_at < before)
+        ]
+        return sum(self.discard(keys))
+
     @abc.abstractmethod
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
         """Move dead letters to the end of their queues, in the given order, all or none.

@@ -21,6 +21,7 @@ class BrokerKind:
     :ivar stream: the stream that the queues of an address are parts of, None if each queue is
         separate. A message for one part may be received from another.
     :ivar foreign_senders: whether programs other than qdo may send; see `encryption.marks`.
+    :ivar dead_letter_remedy: how to limit its dead letters, where qdo does not; else "".
     :ivar keeps_dead_letters: whether the broker at an address can store dead letters.
     """
 
@@ -31,6 +32,7 @@ class BrokerKind:
     stream: Callable[[str], str | None] = lambda url: None
     foreign_senders: bool = False
     keeps_dead_letters: Callable[[str], bool] = lambda url: True
+    dead_letter_remedy: str = ""
 
 
 def parse_error(parse: Callable[[str], object], url: str) -> str | None:

@@ -89,6 +89,15 @@ def keeps_dead_letters(url: str) -> bool:
         return True
 
 
+def dead_letter_remedy(url: str) -> str:
+    """Return what to do instead of limiting the dead letters of the broker at `url`.
+
+    "" if they can be limited, or for an invalid address.
+    """
+    kind = _kind_of(url)
+    return "" if kind is None else kind.dead_letter_remedy
+
+
 def open_broker(url: str, app: str, max_queues: int | None = None) -> Broker:
     """Open the broker at `url` for one app; create missing files and tables.
 

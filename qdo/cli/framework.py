@@ -83,6 +83,12 @@ def _replace_closed_streams() -> None:
 def _invoke(
     command: click.Command, program: str, arguments: Sequence[str], state: dict[str, bool]
 ) -> int:
+    for argument in arguments:
+        if argument != argument.encode(errors="replace").decode():
+            reason = (
+                f"arguments must be UTF-8, got {argument!r}; rename the file, or correct the name"
+            )
+            raise UsageError(reason=reason)
     try:
         with command.make_context(program, list(arguments), obj=state) as context:
             return command.invoke(context) or 0

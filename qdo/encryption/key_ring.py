@@ -118,10 +118,10 @@ def _read(path: str) -> tuple[tuple[Key, ...], _Stamp]:
             _check_rights(path, found)
             data = file.read(_MOST_BYTES)
         return parse_keys(data.decode(), path), _stamp(found)
-    except OSError as error:
-        raise _fault(path, error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
         raise _fault(path, "it must be text; see `qdo keys`") from error
+    except (OSError, ValueError) as error:  # ValueError: the path has a null character
+        raise _fault(path, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _stamp(found: os.stat_result) -> _Stamp:
@@ -147,16 +147,16 @@ def change_keys(path: str, change: Callable[[tuple[Key, ...]], Sequence[Key]]) -
     :param change: returns the new keys; it gets none if the file does not exist.
     :raises SettingsError: the file cannot be read or written.
     """
-    real = os.path.realpath(path)  # a symbolic link stays
     try:
+        real = os.path.realpath(path)  # a symbolic link stays
         with opened_folder(os.path.dirname(real)) as folder:
             fcntl.flock(folder, fcntl.LOCK_EX)  # until the descriptor is closed
             exists = os.path.lexists(real)
             lines = [_line(key) for key in change(read_keys(path) if exists else ())]
             _replace(real, "".join([_HEADING, *lines]), exists)
             os.fsync(folder)
-    except OSError as error:
-        raise _fault(path, error.strerror or str(error)) from error
+    except (OSError, ValueError) as error:
+        raise _fault(path, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _line(key: Key) -> str:

@@ -34,7 +34,8 @@ class Job:
     :ivar executor: where it runs, None for the setting `executor`; ``async def`` jobs run on
         an asyncio loop.
     :ivar timeout_seconds: how long one message may take, None for no limit.
-    :ivar memory_mib: resident memory at which its process is killed (executor "process").
+    :ivar memory_mib: memory of its process and the programs that this has started, at which they
+        are killed (executor "process").
     :ivar recycle_after: number of messages after which its process is replaced (executor
         "process").
     :ivar policy: the consequences of failed attempts, None for those in the settings.

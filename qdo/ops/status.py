@@ -18,6 +18,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import PositionAheadError, QdoError
 from qdo.ops.backlogs import ask
+from qdo.ops.room import crowded_out
 from qdo.ops.worker_status import component_nodes, details_of
 from qdo.queues import QueueFilter, why_untaken
 from qdo.text import one_line
@@ -176,7 +177,8 @@ def read_snapshot(
         dead_letters=counted,
         backlogs=backlogs,
         lags=_lags(components) if broker and broker.capabilities.doorbell else {},
-        faults=_faults(components),
+        faults=_faults(components)
+        | crowded_out(client, layout, broker, [name for name in names if name not in nodes]),
         parents=parents,
         unasked=len(whole) - len(backlogs),
         countable=broker is not None and broker.capabilities.countable,

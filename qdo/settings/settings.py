@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qdo.brokers.registry import dead_letter_remedy
 from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.jobs.policy_tables import QueuePolicy
@@ -142,6 +143,18 @@ class Settings(AppSettings):
         checks.between(0, 3_153_600_000),
         "seconds",
     )
+    dead_letter_limit: int = setting(
+        0,
+        "the most dead letters that a queue keeps; its owner deletes older ones; 0 means no limit",
+        checks.between(0, 1_000_000_000),
+        "dead letters",
+    )
+    dead_letter_retention_seconds: float = setting(
+        0.0,
+        "how long dead letters are kept; the queue's owner deletes older ones; 0 means forever",
+        checks.between(0, 3_153_600_000),
+        "seconds",
+    )
     max_queues: int = setting(
         100_000,
         "the most queues that the app may have; a message for another one is refused",
@@ -184,6 +197,9 @@ class Settings(AppSettings):
                     reason=f"it needs the setting keys{from_origin(self.origin(name))}; make a "
                     "key file with `qdo keys new`",
                 )
+        for name in ("dead_letter_limit", "dead_letter_retention_seconds"):
+            if getattr(self, name) and (remedy := dead_letter_remedy(self.broker)):
+                raise SettingsError(name=name, reason=f"{remedy}{from_origin(self.origin(name))}")
         if "*" in self.exclude or set(self.queues) <= set(self.exclude):
             raise SettingsError(
                 name="exclude",

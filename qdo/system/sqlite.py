@@ -190,6 +190,8 @@ def sqlite_address_error(url: str) -> str | None:
         return f"it must name a file as sqlite:PATH, got {url!r}"
     if path.startswith("//") or path == ":memory:" or "\0" in path:
         return f"it must name a file as sqlite:some/path or sqlite:/some/path, got {url!r}"
+    if path != path.encode(errors="replace").decode():
+        return f"the path of its file must be UTF-8, got {url!r}; rename the folder or the file"
     return None
 
 
@@ -206,6 +208,8 @@ def translated(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise translate(path, error) from error
+    except UnicodeDecodeError as error:  # sqlite3 reports a damaged schema in bytes of the file
+        raise DatabaseCorruptError(path=path, reason=str(error)) from error
     except OSError as error:
         raise DatabaseError(path=path, reason=error.strerror or str(error)) from error
 

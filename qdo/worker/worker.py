@@ -238,7 +238,7 @@ class Worker:
             CheckpointProgress(self._dispatcher, settings.checkpoint_seconds),
             self._status,
             self._discovery,
-            Retention(self._broker, slots, settings.retention_seconds, clock),
+            Retention(self._broker, slots, settings, clock),
             *self._optional_duties(),
         ]
 

@@ -99,6 +99,17 @@ def test_damage_found_while_reading_is_reported(path: str) -> None:
     broker.close()
 
 
+def test_a_damaged_schema_is_reported(path: str) -> None:
+    """Also if its text is not UTF-8."""
+    connect(path).close()
+    content = Path(path).read_bytes()
+    assert b"CREATE TABLE queues" in content
+    Path(path).write_bytes(content.replace(b"CREATE TABLE queues (", b"CREATE TABLE queues \xb3"))
+    with pytest.raises(DatabaseCorruptError) as caught:
+        connect(path)
+    assert caught.value.details["path"] == path
+
+
 # --- files that go away -------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from qdo.brokers.aws.responses import (
     _shown,
     answer_of,
 )
+from qdo.system.http_responses import BoundedResponse
 
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 """Errors of a connection that the server closed while it was idle."""
@@ -171,6 +172,7 @@ class HttpCalls:
             connection = http.client.HTTPSConnection(
                 host, port, timeout=self._connect_seconds, context=self._tls
             )
+        connection.response_class = BoundedResponse
         try:
             connection.connect()
         except ssl.SSLError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.dead_letters import (
@@ -57,6 +57,21 @@ _DISCARD = """
 DELETE FROM dead_letters
 WHERE queue = (SELECT id FROM queues WHERE app = ? AND name = ?) AND position = ?
 """
+_SURPLUS = """
+SELECT position FROM dead_letters
+WHERE queue = :queue AND position <= (SELECT position FROM dead_letters WHERE queue = :queue
+                                      ORDER BY position DESC LIMIT 1 OFFSET :keep)
+LIMIT :chunk
+"""
+# By time: `dead_at` is behind the body, and reading it from every row of a queue would be slow.
+_EXPIRED = """
+SELECT position FROM dead_letters INDEXED BY dead_letters_by_time
+WHERE dead_at < :before AND queue = :queue
+LIMIT :chunk
+"""
+_QUEUE_ID = "SELECT id FROM queues WHERE app = ? AND name = ?"
+PRUNED_AT_ONCE = 1000
+"""Number of dead letters that one transaction deletes: other processes wait for its end."""
 
 
 def _store(transaction: Transaction, record: DeadLetterRecord) -> None:
@@ -126,6 +141,30 @@ class EmbeddedDeadLetters(DeadLetterStore):
         # SQLite would compare errors in any case for ASCII only.
         entries = itertools.starmap(DeadLetterEntry, found)
         return [each for each in entries if matches(each, error, None, None)]
+
+    def prune(self, queue: str, *, keep: int | None = None, before: float | None = None) -> int:
+        with unforked, translated(self._path):
+            found = self._reading.execute(_QUEUE_ID, (self._app, queue)).fetchone()
+            if found is None:
+                return 0
+            (number,) = found
+        wanted = {"queue": number, "keep": keep, "before": before, "chunk": PRUNED_AT_ONCE}
+        total = 0
+        if keep is not None:
+            total += self._delete(queue, _SURPLUS, wanted)
+        if before is not None:
+            total += self._delete(queue, _EXPIRED, wanted)
+        return total
+
+    def _delete(self, queue: str, query: str, wanted: Mapping[str, object]) -> int:
+        total = 0
+        while True:
+            # Without the write lock: most calls find nothing.
+            with unforked, translated(self._path):
+                found = self._reading.execute(query, wanted).fetchall()
+            if not found:
+                return total
+            total += sum(self.discard([(queue, position) for (position,) in found]))
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
         return self._writer.run(

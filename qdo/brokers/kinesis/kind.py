@@ -32,4 +32,6 @@ KIND = BrokerKind(
     stream=_stream,
     foreign_senders=True,
     keeps_dead_letters=_keeps_dead_letters,
+    dead_letter_remedy="S3 deletes dead letters by their age: add a lifecycle rule to their bucket"
+    " instead",
 )

@@ -28,4 +28,6 @@ KIND = BrokerKind(
     positions=SQS_POSITIONS,
     closing_seconds=_closing_seconds,
     foreign_senders=True,
+    dead_letter_remedy="SQS deletes dead letters by their age: set MessageRetentionPeriod of the"
+    " dead-letter queue instead",
 )

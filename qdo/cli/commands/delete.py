@@ -18,7 +18,9 @@ from qdo.text import pluralize
 @click.command("delete")
 @click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
 @click.option(
-    "--with-messages", is_flag=True, help="Delete also messages that are not done, dead letters."
+    "--with-messages",
+    is_flag=True,
+    help="Also delete messages that are not done, and dead letters.",
 )
 @click.option("--yes", is_flag=True, help="Do it; without, only show what would be deleted.")
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")

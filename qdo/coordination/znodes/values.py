@@ -94,9 +94,12 @@ def shown(value: Any) -> str:
 
 
 def encode(value: dict[str, Any]) -> bytes:
-    """Return the JSON of a node; a lone surrogate becomes a question mark."""
+    """Return the JSON of a node; lone surrogates, which UTF-8 cannot encode, become U+FFFD."""
     text = ujson.dumps(value, ensure_ascii=False, escape_forward_slashes=False)
-    return text.encode(errors="replace")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATE.sub("\ufffd", text).encode()
 
 
 def encode_list(value: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""The duty "retention": trims processed messages from the broker once they are old enough.
+"""The duty "retention": trims processed messages and dead letters that are old enough.
 
 Each owner trims its own queues: only the owner knows the position up to which they are processed.
 """
@@ -6,13 +6,15 @@ Each owner trims its own queues: only the owner knows the position up to which t
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 import gevent
 
 from qdo.brokers.ahead import check_reached
 from qdo.brokers.base import Broker
-from qdo.text import describe
+from qdo.settings.settings import Settings
+from qdo.text import describe, pluralize
 from qdo.worker.duties.runner import Duty
 from qdo.worker.engine.slot import Slot
 
@@ -22,10 +24,12 @@ PERIOD_SHARE = 0.05
 """A queue is trimmed this often, as a share of the retention time, within the limits below."""
 PERIOD_MIN_SECONDS = 10.0
 PERIOD_MAX_SECONDS = 3600.0
+DEAD_LETTERS_SECONDS = 60.0
+"""A queue is trimmed at least this often if its dead letters are limited."""
 
 
 class Retention(Duty):
-    """Deletes processed messages older than the retention time, one queue at a time.
+    """Deletes processed messages and dead letters beyond their limits, one queue at a time.
 
     :param slots: the queues of this worker by name, as the dispatcher keeps them.
     """
@@ -36,15 +40,18 @@ class Retention(Duty):
         self,
         broker: Broker,
         slots: Mapping[str, Slot],
-        retention_seconds: float,
+        settings: Settings,
         clock: Callable[[], float],
     ) -> None:
         self._broker = broker
         self._slots = slots
-        self._retention_seconds = retention_seconds
-        self._period = min(
-            max(retention_seconds * PERIOD_SHARE, PERIOD_MIN_SECONDS), PERIOD_MAX_SECONDS
+        self._settings = settings
+        self._limits_letters = bool(
+            settings.dead_letter_limit or settings.dead_letter_retention_seconds
         )
+        longest = DEAD_LETTERS_SECONDS if self._limits_letters else PERIOD_MAX_SECONDS
+        share = settings.retention_seconds * PERIOD_SHARE
+        self._period = min(max(share, PERIOD_MIN_SECONDS), longest)
         self._clock = clock
         self._round: list[str] = []
         self._round_ends = clock() + self._period
@@ -71,11 +78,16 @@ class Retention(Duty):
 
     def _trim(self, slot: Slot | None) -> None:
         claim = slot.claim if slot is not None else None
-        if claim is None or not claim.open or not claim.done:
+        if claim is None or not claim.open:
             return
         try:
+            if self._limits_letters:
+                self._prune(claim.queue)
+            if not claim.done:
+                return
             check_reached(self._broker, claim.queue, claim.done)
-            count = self._broker.trim(claim.queue, claim.done, self._retention_seconds)
+            seconds = self._settings.retention_seconds
+            count = self._broker.trim(claim.queue, claim.done, seconds)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.warning(
                 "queue %s: cannot delete old messages, retrying in the next round: %s",
@@ -85,3 +97,24 @@ class Retention(Duty):
             return
         if count:
             _log.info("queue %s: deleted %d old messages", claim.queue, count)
+
+    def _prune(self, queue: str) -> None:
+        settings, letters = self._settings, self._broker.dead_letters
+        if limit := settings.dead_letter_limit:
+            count = letters.prune(queue, keep=limit)
+            if count:
+                _log.warning(
+                    "queue %s: deleted its oldest %s, because it keeps %d (dead_letter_limit)",
+                    queue,
+                    pluralize(count, "dead letter"),
+                    limit,
+                )
+        if seconds := settings.dead_letter_retention_seconds:
+            count = letters.prune(queue, before=time.time() - seconds)
+            if count:
+                _log.warning(
+                    "queue %s: deleted %s older than %g s (dead_letter_retention_seconds)",
+                    queue,
+                    pluralize(count, "dead letter"),
+                    seconds,
+                )

@@ -20,15 +20,14 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal, Protocol
 
 from qdo.coordination.interrupted_attempts import InFlight
 from qdo.positions import TIME_POSITIONS, Positions
+from qdo.worker.shared_memory.entries import ENTRY_BYTES, read_entries, text
 from qdo.worker.shared_memory.loop_state import LoopState
 
-ENTRY_BYTES = 1024
-"""Fits the longest names: 200 characters of at most 4 bytes, and the name of a worker."""
 _WORDS = ENTRY_BYTES // 8
 _POSITION: Literal["l", "q"] = "l" if struct.calcsize("l") == 8 else "q"
 """Format of a position. A store as "l" takes 28 ns, as "q" or "Q" 70 to 100 ns (CPython 3.11)."""
@@ -40,6 +39,8 @@ _WIDE_BYTES = 48
 _WIDE_AT = ENTRY_BYTES - _WIDE_BYTES
 _WIDE = -1
 """Marks a position that is in the last bytes of the entry."""
+_MOST_ENTRIES = 1 << 18
+"""Entries beyond this number are not read; there are two for each of at most 100,000 jobs."""
 
 
 class InFlightEntries(Protocol):
@@ -112,15 +113,21 @@ class InFlightTable:
 
     def of_worker(self, worker: str) -> list[InFlight]:
         """Return the messages in flight under the claims of one worker."""
-        starts = range(ENTRY_BYTES, len(self._memory), ENTRY_BYTES)
-        return [each for each in _entries(self._memory, starts) if each.worker == worker]
+        return [each for _, each in self._used() if each.worker == worker]
 
     def forget_worker(self, worker: str) -> None:
         """Forget the messages in flight under the claims of one worker: they are counted."""
         self._free_kept(worker)
+        for index, each in self._used():
+            if each.worker == worker:
+                self.positions[index] = 0
+
+    def _used(self) -> Iterator[tuple[int, InFlight]]:
         for start in range(ENTRY_BYTES, len(self._memory), ENTRY_BYTES):
-            if any(each.worker == worker for each in _entries(self._memory, (start,))):
-                self.positions[start // 8] = 0
+            if self.positions[start // 8]:
+                each = _in_flight(self._memory[start : start + ENTRY_BYTES])
+                if each is not None:
+                    yield start // 8, each
 
     def _free_kept(self, worker: str) -> None:
         for index in self._kept.pop(worker, ()):
@@ -155,7 +162,7 @@ def encode_label(queue: str, worker: str, in_line: bool = True) -> bytes:
 def _worker_of(label: bytes) -> str:
     queue, worker = _LENGTHS.unpack_from(label)
     start = _LENGTHS.size + (queue & ~_MANY)
-    return label[start : start + worker].decode()
+    return text(label[start : start + worker])
 
 
 def make_memory(name: str = "qdo-in-flight") -> int:
@@ -171,22 +178,22 @@ def read(fd: int, entry: int = 0) -> list[InFlight]:
 
     :param entry: index of the only entry to read; 0 for all.
     """
-    size = os.fstat(fd).st_size
-    if not size:
-        return []  # it died before it created its table
-    starts = (8 * entry,) if entry else range(ENTRY_BYTES, size, ENTRY_BYTES)
-    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as memory:
-        return list(_entries(memory, starts))
+    wanted = entry // _WORDS
+    return [
+        each
+        for number, data in read_entries(fd, _MOST_ENTRIES)
+        if (number == wanted if wanted else number > 0) and (each := _in_flight(data)) is not None
+    ]
 
 
-def _entries(memory: mmap.mmap, starts: Iterable[int]) -> Iterator[InFlight]:
-    for start in starts:
-        position = int.from_bytes(memory[start : start + 8], "little", signed=True)
-        if position == _WIDE:
-            wide = memory[start + _WIDE_AT : start + ENTRY_BYTES]
-            position = int.from_bytes(wide, "little")
-        if position:
-            queue, worker = _LENGTHS.unpack_from(memory, start + 8)
-            in_line, queue = not queue & _MANY, queue & ~_MANY
-            names = memory[start + _NAMES_AT : start + _NAMES_AT + queue + worker]
-            yield InFlight(names[:queue].decode(), names[queue:].decode(), position, in_line)
+def _in_flight(entry: bytes) -> InFlight | None:
+    """Return the message of an entry, None if it has none."""
+    position = int.from_bytes(entry[:8], "little", signed=True)
+    if position == _WIDE:
+        position = int.from_bytes(entry[_WIDE_AT:], "little")
+    if not position:
+        return None
+    queue, worker = _LENGTHS.unpack_from(entry, 8)
+    in_line, queue = not queue & _MANY, queue & ~_MANY
+    names = entry[_NAMES_AT : _NAMES_AT + queue + worker]
+    return InFlight(text(names[:queue]), text(names[queue:]), position, in_line)

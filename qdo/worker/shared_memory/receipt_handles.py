@@ -15,9 +15,9 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Iterator
 
-ENTRY_BYTES = 1024
+from qdo.worker.shared_memory.entries import ENTRY_BYTES, read_entries, text
+
 MOST_ENTRIES = 16_384
 """Handles beyond this number are not kept: their messages are visible after the timeout."""
 _LENGTHS = struct.Struct("<HH")
@@ -73,17 +73,10 @@ def _mapped(fd: int) -> mmap.mmap:
 
 def read(fd: int) -> list[tuple[str, str]]:
     """Return queue and receipt handle of each message that a dead process held."""
-    size = os.fstat(fd).st_size
-    if not size:
-        return []  # it never held a message
-    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as memory:
-        return list(_entries(memory))
-
-
-def _entries(memory: mmap.mmap) -> Iterator[tuple[str, str]]:
-    for start in range(0, len(memory), ENTRY_BYTES):
-        queue, receipt = _LENGTHS.unpack_from(memory, start)
+    found = []
+    for _, entry in read_entries(fd, MOST_ENTRIES):
+        queue, receipt = _LENGTHS.unpack_from(entry)
         if queue:
-            begin = start + _LENGTHS.size
-            names = memory[begin : begin + queue + receipt]
-            yield names[:queue].decode(), names[queue:].decode()
+            names = entry[_LENGTHS.size : _LENGTHS.size + queue + receipt]
+            found.append((text(names[:queue]), text(names[queue:])))
+    return found

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 import logging
+import math
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +20,9 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.errors import SettingsError
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.settings import Settings
+from qdo.system.processes import LINUX, children
 from qdo.system.python import module_argv
+from qdo.worker.executors.process.keeper import NAME
 from qdo.worker.process_title import process_title
 from qdo.worker.shared_memory import in_flight
 from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
@@ -33,8 +34,10 @@ CHILD_VARIABLE = "QDO_CHILD"
 """Environment variable with the input of the child, as JSON. Settings may hold secrets, and
 every user of the machine can read a command line."""
 
+REPORT_BYTES = 4 << 20
+"""Maximum length of a report; the longest one has the names of the app's files."""
+
 _log = logging.getLogger(__name__)
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class ChildProcess:
@@ -56,6 +59,8 @@ class ChildProcess:
     Only the parent's main loop may reap it. Until then the kernel cannot reuse its pid and group
     id, so a signal never reaches an unrelated process.
     """
+
+    _keepers: Sequence[int] = ()
 
     def __init__(
         self,
@@ -133,6 +138,9 @@ class ChildProcess:
         if self.keeper is not None:
             self.keeper.stop()
         self.kill()
+        # Its job processes and what they started end by themselves, see `keeper`. Their keepers
+        # have been children of this process since it died.
+        self._keepers = children(os.getpid(), NAME) if LINUX else []
         code = self._process.wait()
         self.receive()
         self.pipe.close()
@@ -158,22 +166,22 @@ class ChildProcess:
             return False
 
     def group_gone(self) -> bool:
-        """Return whether its whole group is dead; call it after `reap`.
+        """Return whether its whole group and its jobs' processes are dead; call it after `reap`.
 
         The parent adopts orphans (`adopt_orphans`). So every former member of the group is its
         child, and is gone once it is reaped.
         """
-        try:
-            os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return True
-        return False
+        groups = [(os.P_PGID, self.pid), *((os.P_PID, pid) for pid in self._keepers)]
+        return not any(_has_children(*group) for group in groups)
 
     def receive(self) -> bool:
-        """Read the child's reports; return False after it closed its end."""
-        while True:
+        """Read the child's reports; return False after it closed its end.
+
+        Reads a limited number of bytes, because a child may write faster than this process reads.
+        """
+        for _ in range(REPORT_BYTES >> 16):
             try:
-                data = self.pipe.recv(65536)
+                data = self.pipe.recv(1 << 16)
             except BlockingIOError:
                 return True
             except ConnectionResetError:
@@ -181,26 +189,34 @@ class ChildProcess:
             if not data:
                 return False
             *lines, self._received = (self._received + data).split(b"\n")
+            if len(self._received) > REPORT_BYTES:
+                self._ignore(self._received)
+                self._received = b""
             for line in lines:
                 self._handle(line)
+        return True
 
     def _handle(self, line: bytes) -> None:
         try:
             value = json.loads(line)
             if "settings" in value:
-                self.settings = Settings(**value["settings"])
+                # The worker sends them before its first job runs.
+                self.settings = self.settings or Settings(**value["settings"])
                 return
             if "files" in value:
                 self.files = list(map(str, value["files"]))
                 return
             session = self._session_of(value)
-        except (ValueError, KeyError, TypeError):
-            _log.warning("%s (pid %d): ignoring invalid report %r", self.name, self.pid, line[:100])
+        except Exception:  # noqa: BLE001 - a job may have written anything
+            self._ignore(line)
             return
         if session is None:
             del self.sessions[-1:]
         elif session not in self.sessions:
             self.sessions.append(session)
+
+    def _ignore(self, line: bytes) -> None:
+        _log.warning("%s (pid %d): ignoring invalid report %r", self.name, self.pid, line[:100])
 
     def _session_of(self, value: dict[str, Any]) -> Session | None:
         if value["session"] is None:
@@ -209,14 +225,11 @@ class ChildProcess:
         settings = self.settings or self._given
         url = value.get("coordinator") or settings.coordinator
         root = str(value.get("root", ""))
-        return Session(
-            url,
-            int(value["session"], 16),
-            bytes.fromhex(value["password"]),
-            root,
-            float(value.get("timeout") or settings.session_timeout_seconds),
-            self._access(settings, root),
-        )
+        timeout = float(value.get("timeout") or settings.session_timeout_seconds)
+        if not 0 < timeout < math.inf:
+            raise ValueError(timeout)
+        id, password = int(value["session"], 16), bytes.fromhex(value["password"])
+        return Session(url, id, password, root, timeout, self._access(settings, root))
 
     def _access(self, settings: Settings, root: str) -> Access:
         try:
@@ -235,13 +248,9 @@ def next_ended() -> int | None:
     return None if state is None else state.si_pid
 
 
-def adopt_orphans() -> bool:
-    """Make this process the parent of its descendants' orphans (Linux); return whether it worked.
-
-    Otherwise init would adopt a dead child's executor processes, and this process could not
-    tell when they are gone.
-    """
-    if not sys.platform.startswith("linux"):
+def _has_children(kind: int, number: int) -> bool:
+    try:
+        os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
         return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    return True

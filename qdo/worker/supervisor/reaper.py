@@ -1,8 +1,8 @@
 """Reaps dead worker processes, and closes their sessions once nothing of them is alive.
 
 The order makes it safe. The process group is killed while its dead leader still holds the group
-id. Then the leader is reaped. Only when every other member of the group is gone, its
-coordinator sessions are closed (`qdo.worker.supervisor.session_closer`).
+id. Then the leader is reaped. Only when every other member of the group and the processes of its
+jobs are gone, its coordinator sessions are closed (`qdo.worker.supervisor.session_closer`).
 """
 
 from __future__ import annotations

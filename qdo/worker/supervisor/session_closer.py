@@ -101,7 +101,9 @@ class SessionCloser(threading.Thread):
         while (left := deadline - time.monotonic()) > 0:
             try:
                 close_session(session, self._timeout, left, before=self._count)
-            except QdoError as error:
+            except Exception as error:  # noqa: BLE001 - a job may have forged the report
+                if not isinstance(error, QdoError):
+                    break
                 _log.debug(
                     "%s: cannot close session %#x yet, retrying: %s",
                     self._process,
@@ -133,7 +135,7 @@ class SessionCloser(threading.Thread):
             counted = count_interrupted(
                 client, Layout(session.root), self._in_flight, self._reason, self._positions
             )
-        except QdoError as error:
+        except Exception as error:  # noqa: BLE001 - a job may have written to the shared memory
             _log.warning(
                 "%s: cannot count its interrupted attempts: %s", self._process, describe(error)
             )

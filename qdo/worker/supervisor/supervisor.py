@@ -33,8 +33,9 @@ from types import FrameType
 from qdo.brokers.registry import closing_seconds
 from qdo.settings.settings import Settings
 from qdo.system import logs
+from qdo.system.processes import adopt_orphans
 from qdo.worker.supervisor.blocked_loops import BlockedLoops
-from qdo.worker.supervisor.child_process import CHILD_ARGV, ChildProcess, adopt_orphans, next_ended
+from qdo.worker.supervisor.child_process import CHILD_ARGV, ChildProcess, next_ended
 from qdo.worker.supervisor.reaper import Reaper
 from qdo.worker.supervisor.reload import POLL_SECONDS, SourceWatcher
 from qdo.worker.supervisor.restarts import (

@@ -60,6 +60,21 @@ def places(broker: Broker, **chosen: Any) -> list[tuple[str, int]]:
     return [(each.queue, each.position) for each in broker.dead_letters.find(**chosen)]
 
 
+def test_prune_deletes_the_oldest(broker: Broker, connect: Callable[..., Broker]) -> None:
+    """By number or age, of one queue of this app."""
+    letters = [letter("a", number) for number in (3, 1, 5, 2, 4)]
+    buried(broker, *letters, letter("b", 1))
+    buried(connect("other"), letter("a", 1))
+    prune = broker.dead_letters.prune
+    assert [prune("a", keep=5), prune("a", before=START), prune("missing", keep=1)] == [0, 0, 0]
+    assert prune("a", keep=4) == 1
+    assert prune("a", before=START + 4) == 2
+    assert places(broker) == [("b", 1), ("a", 4), ("a", 5)]
+    assert prune("a", keep=1) == 1
+    assert places(broker) == [("b", 1), ("a", 5)]
+    assert places(connect("other")) == [("a", 1)]
+
+
 def test_counts(broker: Broker, connect: Callable[..., Broker]) -> None:
     """By queue, of those that have any, of this app."""
     broker.send(Outgoing("healthy", b"1"))

@@ -106,6 +106,17 @@ def test_a_queue_that_no_worker_has_seen(folder: Path) -> None:
     assert qdo(folder, "delete", "nothing", "--yes").code == 6
 
 
+def test_a_queue_without_room_says_so(folder: Path) -> None:
+    """Where names arrive past the limit of senders, `qdo queues` has the reason."""
+    qdo(folder, "send", "a", "1")
+    process(folder)
+    qdo(folder, "send", "b", "1")
+    shown = qdo(folder, "queues", "-o", "json", max_queues="1")
+    faults = {each["queue"]: each["fault"] for each in json.loads(shown.out)["items"]}
+    assert faults["a"] is None
+    assert "max_queues is 1" in faults["b"]
+
+
 def test_sending_to_one_queue_too_many(folder: Path) -> None:
     """Exit code 2, and nothing is stored."""
     assert qdo(folder, "send", "a", "1", max_queues="1").code == 0

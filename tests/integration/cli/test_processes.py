@@ -304,3 +304,36 @@ def test_commands_run_beside_a_kubernetes_service_named_qdo(tmp_path: Path) -> N
     typo = command(*QDO, "config", cwd=tmp_path, env={**service, "QDO_BURTS": "1"})
     assert typo.code == 2
     assert "QDO_BURTS" in typo.err
+
+
+NOT_UTF8 = b"\xff"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *[("dead-letters", verb, NOT_UTF8, "1") for verb in ("show", "retry", "discard")],
+        ("dead-letters", "list", NOT_UTF8),
+        ("dead-letters", "export", NOT_UTF8),
+        ("seek", NOT_UTF8, "earliest"),
+        ("delete", NOT_UTF8, "--yes"),
+        ("queues", "--broker", b"sqlite:" + NOT_UTF8),
+        ("send", "q", "--file", NOT_UTF8),
+    ],
+)
+def test_arguments_that_are_not_utf8(tmp_path: Path, words: tuple[str | bytes, ...]) -> None:
+    """One line and exit code 2, before anything is opened."""
+    ended = command(*QDO, *map(os.fsdecode, words), cwd=tmp_path, env={"QDO_APP": "a"})
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert r"'\udcff'" in ended.err or r":\udcff'" in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["BROKER", "COORDINATOR"])
+def test_a_path_in_the_environment_that_is_not_utf8(tmp_path: Path, place: str) -> None:
+    """Commands and workers refuse it alike."""
+    env = {"QDO_APP": "a", f"QDO_{place}": os.fsdecode(b"sqlite:" + NOT_UTF8)}
+    job = ("--job", "qdo.programs.echo:job", "--burst")
+    for argv in ((*QDO, "queues"), (*WORKER, *job)):
+        ended = command(*argv, cwd=tmp_path, env=env)
+        assert (ended.code, ended.err.count("\n")) == (2, 1), argv

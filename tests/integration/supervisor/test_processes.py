@@ -188,7 +188,8 @@ def test_a_group_is_gone_only_when_its_last_member_is():
     program = """
 import os, signal, sys
 from qdo.settings import Settings
-from qdo.worker.supervisor.child_process import ChildProcess, adopt_orphans
+from qdo.system.processes import adopt_orphans
+from qdo.worker.supervisor.child_process import ChildProcess
 
 class Spared(ChildProcess):
     def kill(self):

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import ujson
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qdo.brokers.aws.responses import answer_of
@@ -33,18 +32,6 @@ from tests.unit.brokers.kinesis.test_deaggregation import answer, field, varint
 Fuzz = Callable[[st.SearchStrategy[Any], Callable[[Any], None]], None]
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def fuzz(request: pytest.FixtureRequest) -> Fuzz:
-    """Check as many inputs as `--fuzz` says."""
-    count = request.config.getoption("--fuzz")
-
-    def run(inputs: st.SearchStrategy[Any], check: Callable[[Any], None]) -> None:
-        quiet = settings(max_examples=count, suppress_health_check=list(HealthCheck), database=None)
-        quiet(given(inputs)(check))()
-
-    return run
 
 
 # --- inputs -----------------------------------------------------------------------------

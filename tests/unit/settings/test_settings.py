@@ -330,3 +330,13 @@ def test_every_setting_has_a_unit_or_needs_none() -> None:
     for each in numbers:
         assert each.unit, each.name
         assert each.name.endswith("_seconds") == (each.unit == "seconds"), each.name
+
+
+@pytest.mark.parametrize("broker", ["sqs://eu-west-1/a-", "kinesis://eu-west-1/stream"])
+@pytest.mark.parametrize("name", ["dead_letter_limit", "dead_letter_retention_seconds"])
+def test_dead_letters_that_qdo_cannot_limit(broker: str, name: str) -> None:
+    """Their stores delete by age, which the error says."""
+    with pytest.raises(SettingsError) as caught:
+        Settings(broker=broker, **{name: 5})
+    assert caught.value.details["name"] == name
+    assert Settings(**{name: 5}).values()[name] == 5

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import time
 from typing import Any
 
 import gevent
@@ -14,11 +15,13 @@ from gevent import subprocess as cooperative_processes
 
 from qdo.message import Message
 from qdo.settings.settings import Settings
+from qdo.system.processes import descendants, memory_bytes
 from qdo.system.python import module_argv
 from qdo.system.stop_flag import SIGN
 from qdo.worker.executors.base import JobAborted
 from qdo.worker.executors.process import frames as wire
 from qdo.worker.executors.process.frames import VARIABLE
+from qdo.worker.executors.process.keeper import END
 from qdo.worker.process_title import process_title
 
 ARGV = module_argv("qdo.worker.executors.process.main")
@@ -30,10 +33,11 @@ REAP_SECONDS = 1.0
 """How long a process that closed its channel may take to exit by itself."""
 LOOK_SECONDS = 0.05
 """How often the memory of a process with a limit is checked while it runs a job."""
+LOOK_SHARE = 0.02
+"""Share of the time that these checks may take: a job may start hundreds of processes."""
 _sockets: Any = cooperative_sockets
 _processes: Any = cooperative_processes
 _MIB = 1 << 20
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessExited(Exception):
@@ -45,9 +49,10 @@ class TooLarge(Exception):
 
 
 class JobProcess:
-    """A process that runs one job, for one message at a time.
+    """A process that runs one job, for one message at a time, and its keeper.
 
     :ivar served: messages sent to it.
+    :ivar pid: its process id, that of the keeper until it is ready.
     :raises OSError: it cannot be started.
     """
 
@@ -75,11 +80,7 @@ class JobProcess:
             raise
         finally:
             theirs.close()
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return int(self._process.pid)
+        self.pid: int = self._process.pid
 
     def await_ready(self) -> None:
         """Wait until the process has imported the app and entered its context.
@@ -97,6 +98,8 @@ class JobProcess:
             raise ProcessExited(
                 str(head.get("failed", "its first frame did not report that it is ready"))[:1000]
             )
+        if isinstance(head.get("pid"), int):
+            self.pid = head["pid"]
 
     def give(self, message: Message) -> None:
         """Send a message to the process.
@@ -140,21 +143,20 @@ class JobProcess:
 
     def _invalid(self, what: str) -> ProcessExited:
         """Kill the process: its job wrote to the channel, and no answer can be trusted."""
-        self._process.kill()
+        self._end()
         return ProcessExited(f"it sent an invalid answer: {what}")
 
     def _check_memory(self, memory_mib: int) -> None:
+        began = time.perf_counter()
         if self.is_over(memory_mib):
             raise TooLarge
+        took = time.perf_counter() - began
+        self._channel.settimeout(max(LOOK_SECONDS, took / LOOK_SHARE))
 
     def is_over(self, memory_mib: int) -> bool:
-        """Return whether the process's resident memory is over a limit."""
-        try:
-            with open(f"/proc/{self.pid}/statm", encoding="ascii") as file:
-                pages = int(file.read().split()[1])
-        except OSError:
-            return False
-        return pages * _PAGE_BYTES > memory_mib * _MIB
+        """Return whether it and all that it has started use more memory than a limit."""
+        limit = memory_mib * _MIB
+        return memory_bytes(descendants(self._process.pid), limit) > limit
 
     # --- its end ------------------------------------------------------------------------
 
@@ -175,10 +177,17 @@ class JobProcess:
             return f"it exited with code {code}"
         return f"it died of {signal.Signals(-code).name}"
 
+    def _end(self) -> None:
+        self._process.send_signal(END)
+        self._process.send_signal(signal.SIGCONT)  # a stopped keeper could not kill anything
+
     def kill(self) -> int:
-        """Kill the process and return its exit code; it has ended when this returns."""
+        """Kill the process and all that it has started; return its exit code.
+
+        They have ended when this returns.
+        """
         aborted: JobAborted | None = None
-        self._process.kill()
+        self._end()
         while True:
             try:
                 code = int(self._process.wait())

@@ -7,7 +7,7 @@ code ran in the job's process.
 ==========  ===========================================================================
 frame       JSON
 ==========  ===========================================================================
-ready       ``{"ready": true}``, or ``{"failed": "why"}`` and the process ends
+ready       ``ready`` and its `pid`, or ``{"failed": "why"}`` and the process ends
 message     its fields, and ``serial``
 answer      ``serial`` and ``done``, or an `outcome`, or an `error`; see `errors`
 ==========  ===========================================================================

@@ -6,7 +6,7 @@ to the worker process, and ``sign``, the page of the stop flag.
 
 It imports the app again, without gevent, enters the app's `job_context` once, and then runs one
 message after the other until its worker process closes the channel. It never outlives the worker
-process: the kernel kills it when its parent dies.
+process, and nothing that it started outlives it: see `keeper`.
 
 It ignores SIGTERM and SIGINT, which an init system or a terminal may send to every
 process of the service: the worker process decides when it ends.
@@ -14,7 +14,6 @@ process of the service: the worker process decides when it ends.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -34,8 +33,7 @@ from qdo.text import describe
 from qdo.worker.executors.process import errors as remote
 from qdo.worker.executors.process import frames as wire
 from qdo.worker.executors.process.frames import VARIABLE
-
-_PR_SET_PDEATHSIG = 1
+from qdo.worker.executors.process.keeper import keep
 
 
 def main() -> int:
@@ -44,27 +42,16 @@ def main() -> int:
     parameters = json.loads(os.environ[VARIABLE])
     # Processes that the app starts must not inherit it: settings may hold secrets.
     del os.environ[VARIABLE]
-    if not die_with_parent(parameters["parent"]):
-        return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         # A handler, not SIG_IGN: programs that the job starts would inherit SIG_IGN.
         signal.signal(number, _ignore)
+    keep(parameters["parent"], (parameters["channel"], parameters["sign"]))
     channel = socket.socket(fileno=parameters["channel"])
     channel.setblocking(True)
     os.set_inheritable(channel.fileno(), False)
     SIGN.adopt(parameters["sign"])
     with channel:
         return _run(parameters, channel)
-
-
-def die_with_parent(parent: int) -> bool:
-    """Ask the kernel to kill this process when its parent ends (Linux).
-
-    :return: whether the parent is still alive.
-    """
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    return os.getppid() == parent
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
@@ -84,7 +71,7 @@ def _run(parameters: dict[str, Any], channel: socket.socket) -> int:
         return 1
     with app:
         try:
-            channel.sendall(wire.pack({"ready": True}))
+            channel.sendall(wire.pack({"ready": True, "pid": os.getpid()}))
             _serve(channel, job, context)
         finally:
             manager.__exit__(None, None, None)

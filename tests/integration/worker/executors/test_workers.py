@@ -154,7 +154,7 @@ def test_ps_tells_the_processes_of_an_app_apart(held: Held) -> None:
         jobs = [words_of(pid)[-1] for pid in descendants(parent.pid) if pid not in workers]
         assert "held:app" in words_of(parent.pid)
     assert titles == ["process 1 of held:app", "process 2 of held:app"]
-    assert jobs == ["job argv of held:app (app held)"]
+    assert jobs == 2 * ["job argv of held:app (app held)"]  # its keeper, and itself
     assert held.said("argv") == [["1"]]
 
 
@@ -191,7 +191,7 @@ def test_no_job_process_outlives_a_killed_worker(held: Held) -> None:
         wait_until(lambda: len(held.said("begin")) == 1, "the job began")
         job = int(held.said("begin")[0][2])
         (child,) = children(worker.pid)
-        assert os.getpgid(job) == child
+        assert (os.getpgid(job), os.getsid(job)) == (job, child)
         os.kill(child, signal.SIGKILL)
         wait_until(lambda: not alive(job), "the job's process is dead")
         # And the message is run again, by the process that takes the dead one's place.

@@ -145,7 +145,13 @@ def test_other_producers_say_what_their_bodies_are() -> None:
     assert is_raw(parsed(found.headers) or {})
 
 
-@pytest.mark.parametrize("body", ["hello", "{broken", "tomorrow", "<xml/>", "12 monkeys"])
+NEARLY_JSON = ["-", "01", "1.", "-01", "1.e5", '"a\tb"', '{"n":-}', "[01]"]
+"""ujson decodes them."""
+
+
+@pytest.mark.parametrize(
+    "body", ["hello", "{broken", "tomorrow", "<xml/>", "12 monkeys", *NEARLY_JSON]
+)
 def test_text_of_other_producers_is_bytes(body: str) -> None:
     """As a record of Kinesis; unless they claim that it is JSON."""
     found = as_received({"MessageBody": body})

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 
+from qdo.settings.settings import Settings
 from qdo.worker.duties.discovery import Discovery
-from qdo.worker.duties.retention import PERIOD_MIN_SECONDS, Retention
+from qdo.worker.duties.retention import (
+    DEAD_LETTERS_SECONDS,
+    PERIOD_MAX_SECONDS,
+    PERIOD_MIN_SECONDS,
+    Retention,
+)
 from qdo.worker.engine.slot import Slot
 from tests.support.fakes.member import FakeMember
 from tests.support.fakes.scripted_broker import ScriptedBroker
@@ -194,7 +201,7 @@ def test_retention_spreads_its_deletes_over_a_period(
 ) -> None:
     """One queue at a time, up to its processed position; a queue without progress is skipped."""
     slots = owned(member, 10)
-    retention = Retention(broker, slots, 100.0, clock)
+    retention = Retention(broker, slots, Settings(retention_seconds=100.0), clock)
     assert retention.step() == PERIOD_MIN_SECONDS
     clock.now += PERIOD_MIN_SECONDS
     for _ in range(10):
@@ -213,7 +220,7 @@ def test_failed_trim_waits_for_the_next_round(
     """A queue released in the meantime is skipped."""
     caplog.set_level(logging.WARNING)
     slots = owned(member, 3)
-    retention = Retention(broker, slots, 100.0, clock)
+    retention = Retention(broker, slots, Settings(retention_seconds=100.0), clock)
     clock.now += PERIOD_MIN_SECONDS
     broker.faults = [OSError("busy")]
     retention.step()
@@ -223,3 +230,44 @@ def test_failed_trim_waits_for_the_next_round(
     assert broker.retired == []
     (record,) = caplog.records
     assert record.args == ("q2", "OSError: busy")
+
+
+def test_retention_limits_the_dead_letters_of_each_queue(
+    broker: ScriptedBroker,
+    member: FakeMember,
+    clock: DiscoveryClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also of queues without progress. The log has the number and the limit."""
+    caplog.set_level(logging.WARNING)
+    slots = owned(member, 2)
+    pruned: list[tuple[str, int | None, float | None]] = []
+
+    def prune(queue: str, *, keep: int | None = None, before: float | None = None) -> int:
+        pruned.append((queue, keep, before))
+        return 7 if queue == "q0" else 0
+
+    broker.dead_letters.prune = prune  # type: ignore[method-assign]
+    settings = Settings(dead_letter_limit=5, dead_letter_retention_seconds=60.0)
+    retention = Retention(broker, slots, settings, clock)
+    clock.now += DEAD_LETTERS_SECONDS
+    began = time.time()
+    for _ in range(2):
+        clock.now += retention.step()
+    assert [(queue, keep) for queue, keep, _ in pruned] == [
+        (queue, keep) for queue in ("q1", "q0") for keep in (5, None)
+    ]
+    assert all(before is None or began - 61 < before < began for _, _, before in pruned)
+    assert [record.args for record in caplog.records] == [
+        ("q0", "7 dead letters", 5),
+        ("q0", "7 dead letters", 60.0),
+    ]
+
+
+def test_dead_letters_are_kept_by_default(
+    broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
+) -> None:
+    broker.dead_letters.prune = None  # type: ignore[assignment, method-assign]
+    retention = Retention(broker, owned(member, 1), Settings(), clock)
+    clock.now += PERIOD_MAX_SECONDS
+    retention.step()
