@@ -4,6 +4,7 @@
 # make smoke  an installed qdo on every supported Python that this machine has
 # make soak   real fleets under random faults, four minutes of them
 # make bench  qdo measured beside its peers
+# make audit  remarks about the code, and known vulnerabilities of libraries
 # make docs   the documentation, into docs/_build/html
 # make lint   ruff and mypy only
 #
@@ -25,7 +26,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test smoke soak bench docs lint types clean python zookeeper
+.PHONY: help demo check test smoke soak audit bench docs lint types clean python zookeeper
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -61,6 +62,14 @@ SOAK := --coordinator both --rounds 4 --seconds 60 --seed $(shell date +%s)
 soak: $(STAMP) zookeeper
 	$(BIN)/python -m tests.soak $(SOAK)
 
+# In an environment of its own, because its tools have libraries in common with qdo. Not part of
+# `make test`: pip-audit asks pypi.org.
+AUDIT := .audit
+audit: $(STAMP)
+	test -x $(AUDIT)/bin/pip-audit || $(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --disable-pip-version-check 'bandit>=1.9,<2' 'pip-audit>=2.10,<3'
+	$(BIN)/python -m tests.audit $(AUDIT)/bin
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -90,4 +99,4 @@ zookeeper:
 	@bash .ci/prepare zookeeper
 
 clean:
-	rm -rf $(VENV) .smoke build dist docs/_build *.egg-info .pytest_cache .mypy_cache .dmypy.json .ruff_cache .hypothesis
+	rm -rf $(VENV) .audit .smoke build dist docs/_build *.egg-info .pytest_cache .mypy_cache .dmypy.json .ruff_cache .hypothesis

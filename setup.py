@@ -33,11 +33,12 @@ REQUIRES = [
 ]
 AWS = [
     "boto3>=1.44,<2",
+    "urllib3>=2.6.3,<3",  # which botocore uses, and allows with known vulnerabilities
     "protobuf>=7.36,<8",  # reads what the Kinesis Producer Library packs
 ]
 # An extra: a compiled library of 4 MB that only apps with keys need.
 ENCRYPTION = ["cryptography>=50,<51"]
-HTTP = ["urllib3>=2.6,<3"]
+HTTP = ["urllib3>=2.6.3,<3"]
 SASL = ["pure-sasl>=0.6.2,<1"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]

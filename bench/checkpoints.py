@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.handover import APP, Scale, create_queues, queue_names
 from bench.support import report, services
+from bench.support.access import access_of
 from bench.support.processes import Program, ProgramError
 from bench.support.statistics import Goal, Spread
 from qdo.coordination.client import Client, connect
@@ -32,12 +33,18 @@ GOAL = 30_000
 
 @dataclass(slots=True)
 class CheckpointRuns:
-    """All runs of one way of recording."""
+    """All runs of one way of recording.
+
+    :ivar rates: queues recorded per second.
+    :ivar busy: share of a core.
+    :ivar claims: queues claimed per second, by qdo.
+    """
 
     name: str
     how: str
     rates: list[float] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
+    claims: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ class CheckpointPlan:
 @contextlib.contextmanager
 def opened(url: str) -> Iterator[Client]:
     """Yield a connected client."""
-    client = connect(url)
+    client = connect(url, access=access_of(Layout.of(APP)))
     client.open(15.0)
     try:
         yield client
@@ -85,6 +92,7 @@ def measure_qdo(entry: CheckpointRuns, url: str, plan: CheckpointPlan) -> None:
     ended = max(stat.mtime for _, stat in nodes) / 1000
     entry.rates.append(written / (ended - found["began_unix"]))
     entry.busy.append(found["busy"])
+    entry.claims.append(plan.queues / found["claim_seconds"])
 
 
 def measure_kazoo(

@@ -45,7 +45,7 @@ from qdo.settings.checks import between
 from qdo.system.http_responses import BoundedResponse
 from qdo.text import hide_credentials
 
-SECRET_PREFIX = "whsec_"
+SECRET_PREFIX = "whsec_"  # nosec B105 # only the prefix
 SECRET_BYTES = range(16, 129)
 JSON = "application/json"
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from gevent.fileobject import FileObject
 
+from bench.support.access import access_of
 from qdo.coordination.client import connect
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
@@ -68,11 +69,15 @@ class MemberCommands:
 
     def __init__(self, url: str, app: str) -> None:
         self._journal = ClaimJournal()
+        layout = Layout.of(app)
         self._client = connect(
-            url, handler="gevent", session_timeout_seconds=SESSION_TIMEOUT_SECONDS
+            url,
+            access=access_of(layout),
+            handler="gevent",
+            session_timeout_seconds=SESSION_TIMEOUT_SECONDS,
         )
         component = {"host": socket.gethostname(), "pid": os.getpid()}
-        self._member = Member(self._client, Layout.of(app), self._journal, component=component)
+        self._member = Member(self._client, layout, self._journal, component=component)
         self._journal.member = self._member
 
     def join(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import time
 import gevent
 from gevent.event import Event
 
+from bench.support.access import access_of
 from qdo.coordination.client import connect
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
@@ -65,13 +66,17 @@ class ClaimHolder:
 def main(url: str, app: str, queues: int, seconds: float, interval: float) -> None:
     """Own all queues, progress in all of them for a while, and print the figures."""
     owner = ClaimHolder(queues)
-    client = connect(url, handler="gevent", session_timeout_seconds=10.0)
+    layout = Layout.of(app)
+    access = access_of(layout)
+    client = connect(url, access=access, handler="gevent", session_timeout_seconds=10.0)
     component = {"host": socket.gethostname(), "pid": os.getpid()}
     options = MemberOptions(checkpoint_seconds=interval)
-    member = Member(client, Layout.of(app), owner, component=component, options=options)
+    member = Member(client, layout, owner, component=component, options=options)
     member.start()
+    registered = time.monotonic()
     if not owner.complete.wait(CLAIM_SECONDS):
         raise RuntimeError(f"owns only {len(owner.claims)} of {queues} queues")
+    claim_seconds = time.monotonic() - registered
     claims = list(owner.claims.values())
     began, began_unix, cpu = time.monotonic(), time.time(), time.process_time()
     passes = 0
@@ -90,7 +95,13 @@ def main(url: str, app: str, queues: int, seconds: float, interval: float) -> No
             raise RuntimeError(f"{claim} was not recorded within 30 s")
     print(
         json.dumps(
-            {"began_unix": began_unix, "busy": used / elapsed, "passes": passes, "done": done}
+            {
+                "began_unix": began_unix,
+                "busy": used / elapsed,
+                "passes": passes,
+                "done": done,
+                "claim_seconds": claim_seconds,
+            }
         ),
         flush=True,
     )

@@ -27,6 +27,7 @@ from kazoo.exceptions import (
     KazooException,
     NoAuthError,
     NodeExistsError,
+    SessionClosedRequireSaslError,
 )
 from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.protocol.serialization import Create, Exists
@@ -193,8 +194,9 @@ class Client(KazooClient):
             raise
 
     def _make_chroot(self, deadline: float) -> None:
-        # An existing chroot is left alone: its creator may have left no rights above it.
-        if not self.chroot or self._answer(Exists(self.chroot, None), deadline):
+        # An existing chroot is left alone: its creator may have left no rights above it. Without a
+        # chroot, too: a server that requires accounts refuses the first request, not the session.
+        if self._answer(Exists(self.chroot or "/", None), deadline):
             return
         # Not with ensure_path("/"), which creates only the last part of the chroot.
         parts = self.chroot.split("/")[1:]
@@ -223,8 +225,9 @@ class Client(KazooClient):
         self.handler.spawn(self._give_up)
 
     def _open_error(self, error: Exception, timeout_seconds: float) -> QdoError:
-        if isinstance(error, AuthFailedError):
-            account = self.access.account_name()
+        if isinstance(error, (AuthFailedError, SessionClosedRequireSaslError)):
+            known = self.access.account is not None
+            account = self.access.account_name() if known else "clients without an account"
             return CoordinatorAccountError(url=self.address.url, account=account)
         if isinstance(error, InvalidACLError):
             return acl_rejected()

@@ -127,7 +127,8 @@ class MachineLoop:
         """
         if self._drop_at == float("inf"):
             self._refusals += 1
-            self._drop_at = clock() + REFUSAL_BACKOFF.delay(self._refusals, random.random())
+            spread = random.random()  # nosec B311 # spreads pauses
+            self._drop_at = clock() + REFUSAL_BACKOFF.delay(self._refusals, spread)
             self._drop_reason = f"the coordinator refused a request: {describe(error)}"
 
     # --- requests and answers ---------------------------------------------------------

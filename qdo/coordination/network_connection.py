@@ -6,7 +6,7 @@ import contextlib
 import ssl
 from typing import Any, cast
 
-from kazoo.exceptions import ConnectionDropped
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionClosedRequireSaslError
 from kazoo.protocol.connection import _CONNECTION_DROP, CLOSE_RESPONSE, ConnectionHandler
 from kazoo.protocol.serialization import Connect
 
@@ -53,6 +53,10 @@ class NetworkConnection(ConnectionHandler):
             if isinstance(error.__context__, ssl.SSLError):
                 self.tls_fault = _tls_reason(error.__context__)
             raise
+        except SessionClosedRequireSaslError as error:
+            # Servers with enforce.auth.enabled answer so to a wrong password. kazoo does not know
+            # it, and its thread would end with a traceback.
+            raise AuthFailedError("the servers reject the account") from error
 
     def command(self, word: bytes) -> str:
         """Send a four-letter command through a connection of its own, as kazoo does.

@@ -131,7 +131,7 @@ def _password(settings: Settings) -> Secret:
     try:
         password = data.decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        password = ""
+        password = ""  # nosec B105 # not a password: refused below
     if not password or not password.isprintable() or len(data) > _MOST_PASSWORD_BYTES:
         raise _fault(
             settings,

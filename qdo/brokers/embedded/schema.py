@@ -88,7 +88,7 @@ MESSAGES = Format(
     );
     CREATE INDEX dead_letters_by_time ON dead_letters (dead_at, position);
     INSERT INTO file (id, node) VALUES (1, (random() & 0xFFFFFFFFFFFF) | 0x010000000000);
-    """
+    """  # nosec B608 # constants
     + _DELAYED,
     upgrades={
         1: "ALTER TABLE queues ADD COLUMN delayed INTEGER NOT NULL DEFAULT 0;" + _DELAYED,

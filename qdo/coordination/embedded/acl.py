@@ -25,8 +25,9 @@ def authenticate(scheme: str, credential: str) -> Identity:
     if scheme != "digest" or ":" not in credential:
         raise AuthFailedError
     user = credential.split(":", 1)[0]
-    digest = base64.b64encode(hashlib.sha1(credential.encode()).digest()).decode()
-    return Identity("digest", f"{user}:{digest}")
+    # The format of ZooKeeper, which requires SHA-1.
+    digest = hashlib.sha1(credential.encode(), usedforsecurity=False).digest()
+    return Identity("digest", f"{user}:{base64.b64encode(digest).decode()}")
 
 
 def normalise(acl: Iterable[Entry] | None, identities: tuple[Identity, ...]) -> str | None:

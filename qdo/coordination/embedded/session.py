@@ -227,7 +227,7 @@ class EmbeddedSession:
             self._expire()
         foreign = self.look(watching=watching)
         # Spread, so that not all processes wake at once to expire the same session.
-        silence = self._watchdog.due() + random.uniform(0.005, 0.02)
+        silence = self._watchdog.due() + random.uniform(0.005, 0.02)  # nosec B311 # spreads pauses
         self.due = min(self._next_beat, silence)
         self._watchdog.expect(self.due)
         return foreign
@@ -294,7 +294,7 @@ class EmbeddedSession:
                     ) from None
             self.beat_if_due()
             attempt += 1
-            self._pause(_LOCK_BACKOFF.delay(attempt, random.random()))
+            self._pause(_LOCK_BACKOFF.delay(attempt, random.random()))  # nosec B311 # spreads pauses
 
     def beat_if_due(self) -> None:
         """Write a heartbeat if the last one is getting old."""

@@ -163,7 +163,7 @@ class MembershipLoop(Duty):
                 self._register(events)
                 return events
             except (UnreachableError, NodeRefusedError, CoordinatorAccountError) as error:
-                pause = REGISTER_BACKOFF.delay(attempt, random.random())
+                pause = REGISTER_BACKOFF.delay(attempt, random.random())  # nosec B311 # spreads pauses
                 _log.warning("cannot register: %s; retrying in %.1f s", describe(error), pause)
                 gevent.sleep(pause)
 

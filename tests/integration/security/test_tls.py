@@ -124,7 +124,7 @@ def open_client(url: str, tls: Tls | None, timeout_seconds: float = 1.0) -> None
 
 @contextlib.contextmanager
 def tls_server(certificate: Certificate) -> Iterator[int]:
-    """Run a server that opens a session and answers two requests in one TLS record."""
+    """Run a server that opens a session and answers two later requests in one TLS record."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.cert, certificate.key)
     stopping = threading.Event()
@@ -147,10 +147,11 @@ def _serve(listener: socket.socket, context: ssl.SSLContext, stopping: threading
             _frame(peer)
             granted = struct.pack("!iiqi16sb", 0, 10_000, 1, 16, b"p" * 16, False)
             peer.sendall(struct.pack("!i", len(granted)) + granted)
-            xids = [struct.unpack("!i", _frame(peer)[:4])[0] for _ in range(2)]
             missing = -101
-            answers = [struct.pack("!iiqi", 16, xid, 1, missing) for xid in xids]
-            peer.sendall(b"".join(answers))
+            for requests in (1, 2):  # the first one is that of `Client.open`
+                xids = [struct.unpack("!i", _frame(peer)[:4])[0] for _ in range(requests)]
+                answers = [struct.pack("!iiqi", 16, xid, 1, missing) for xid in xids]
+                peer.sendall(b"".join(answers))
             while peer.recv(4096):
                 pass
 

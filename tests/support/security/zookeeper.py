@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class SecureZooKeeper:
 
 
 @contextlib.contextmanager
-def secure_zookeeper_server(folder: Path) -> Iterator[SecureZooKeeper]:
+def secure_zookeeper_server(folder: Path, java: Sequence[str] = SMALL) -> Iterator[SecureZooKeeper]:
     """Run a server with both ports."""
     authority = Authority(folder)
     own = authority.issue("zookeeper")
@@ -57,7 +57,7 @@ def secure_zookeeper_server(folder: Path) -> Iterator[SecureZooKeeper]:
         f"ssl.trustStore.location={authority.path}\nssl.trustStore.type=PEM\n"
         "ssl.clientAuth=need\n"
     )
-    options = (*SMALL, f"-Djava.security.auth.login.config={jaas}")
+    options = (*java, f"-Djava.security.auth.login.config={jaas}")
     server = ZooKeeperServer(folder / "server", port, config, options=options)
     server.start()
     try:
