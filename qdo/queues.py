@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 from qdo.errors import QueueNameError
 
+MAX_GLOBS_CHARACTERS = 16_384
+"""Of a list of globs. A worker writes its filter with every claim; the rebalancer compiles it, at
+up to 10 us a character."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueFilter:
