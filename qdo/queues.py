@@ -116,6 +116,13 @@ def is_path_part(name: str) -> bool:
     return name not in _RESERVED and _INVALID.search(name) is None
 
 
+def check_path_part(name: str) -> str:
+    """Return `name`; raise QueueNameError if no queue can have it, whatever program created it."""
+    if not is_path_part(name):
+        raise QueueNameError(name=name, reason=name_error(name) or "it is too long")
+    return name
+
+
 def check_queue_name(name: str) -> str:
     """Return `name`; raise QueueNameError if it cannot be a znode name."""
     if not isinstance(name, str):

@@ -118,7 +118,9 @@ def _read(path: str) -> tuple[tuple[Key, ...], _Stamp]:
             _check_rights(path, found)
             data = file.read(_MOST_BYTES)
             if len(data) < found.st_size:
-                raise _fault(path, f"it must have less than {_MOST_BYTES} bytes, got {found.st_size}")
+                raise _fault(
+                    path, f"it must have less than {_MOST_BYTES} bytes, got {found.st_size}"
+                )
         return parse_keys(data.decode(), path), _stamp(found)
     except UnicodeDecodeError as error:
         raise _fault(path, "it must be text; see `qdo keys`") from error
