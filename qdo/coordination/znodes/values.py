@@ -118,7 +118,7 @@ def encode_list(value: dict[str, Any]) -> bytes:
     """
     data = encode(value)
     long = MAX_VALUE_BYTES < len(data) <= MAX_INFLATED_BYTES
-    return zlib.compress(data, 1) if long and _is_flat(data) else data
+    return zlib.compress(data, 1) if long and is_flat(data) else data
 
 
 def load_list(data: bytes | None) -> tuple[dict[str, Any], str | None]:
@@ -126,12 +126,12 @@ def load_list(data: bytes | None) -> tuple[dict[str, Any], str | None]:
     if data is None:
         return load(data)
     value = inflated(data)
-    if len(value) > MAX_VALUE_BYTES and not _is_flat(value):
+    if len(value) > MAX_VALUE_BYTES and not is_flat(value):
         return {}, f"a long value must be a list of names, got {value[:SHOWN_CHARACTERS]!r}"
     return load(value)
 
 
-def _is_flat(data: bytes) -> bool:
+def is_flat(data: bytes) -> bool:
     """Return whether a value has little but strings, and not too many.
 
     8 MiB of empty lists, which are 8 KB in a node, take 4 s and 400 MB to parse. Nothing else

@@ -256,6 +256,9 @@ def test_long_values_hold_some_names_only(item: bytes) -> None:
     for data in (value, zlib.compress(value)):
         assert parse_assignment(data) is None
         assert WorkerNode.parse(data) == WorkerNode()
+    node = QueueNode.parse(b'{"last":"5","owner":"worker-0000000001",' + value[1:])
+    assert node == QueueNode(fault=node.fault)
+    assert node.fault is not None
 
 
 def test_too_many_names_stay_too_long() -> None:
