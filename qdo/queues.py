@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 from qdo.errors import QueueNameError
 
+MAX_GLOBS_CHARACTERS = 16_384
+"""Of a list of globs. A worker writes its filter with every claim; the rebalancer compiles it, at
+up to 10 us a character."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueFilter:
@@ -110,6 +114,13 @@ def name_error(name: str) -> str | None:
 def is_path_part(name: str) -> bool:
     """Return whether a name can be part of a path, whatever its length."""
     return name not in _RESERVED and _INVALID.search(name) is None
+
+
+def check_path_part(name: str) -> str:
+    """Return `name`; raise QueueNameError if no queue can have it, whatever program created it."""
+    if not is_path_part(name):
+        raise QueueNameError(name=name, reason=name_error(name) or "it is too long")
+    return name
 
 
 def check_queue_name(name: str) -> str:

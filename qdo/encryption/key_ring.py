@@ -117,6 +117,10 @@ def _read(path: str) -> tuple[tuple[Key, ...], _Stamp]:
             found = os.fstat(fd)
             _check_rights(path, found)
             data = file.read(_MOST_BYTES)
+            if len(data) < found.st_size:
+                raise _fault(
+                    path, f"it must have less than {_MOST_BYTES} bytes, got {found.st_size}"
+                )
         return parse_keys(data.decode(), path), _stamp(found)
     except UnicodeDecodeError as error:
         raise _fault(path, "it must be text; see `qdo keys`") from error
@@ -262,7 +266,10 @@ class KeyRing:
 
     def _take(self) -> None:
         """Take up the keys of the file."""
-        self._keys, self._stamp = _read(self.path)
+        keys, stamp = _read(self.path)
+        if not keys:  # such as a copy under way: the messages that wait need the known keys
+            raise _fault(self.path, "it must have a key; make one with `qdo keys new`")
+        self._keys, self._stamp = keys, stamp
         self._by_id = {(key.purpose, key.id): key for key in self._keys}
 
     def _check(self) -> None:

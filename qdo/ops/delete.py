@@ -12,6 +12,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import CorruptNodeError, NotFoundError, QueueNotEmptyError, QueueOwnedError
+from qdo.queues import check_path_part
 
 _LOOK_SECONDS = 0.05
 
@@ -110,7 +111,7 @@ def _released(client: Client, layout: Layout, queue: str, deadline: float) -> Qu
 
 
 def _node(client: Client | None, layout: Layout, queue: str) -> QueueNode | None:
-    found = [] if client is None else read_nodes(client, [layout.queue(queue)])
+    found = [] if client is None else read_nodes(client, [layout.queue(check_path_part(queue))])
     if not found:
         return None
     node = QueueNode.parse(found[0].data, found[0].refused)

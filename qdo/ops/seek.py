@@ -14,6 +14,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError, UnreachableError, UnsupportedError, UsageError
 from qdo.positions import TIME_POSITIONS, position_now, position_of_time
+from qdo.queues import check_path_part
 from qdo.text import describe
 
 _log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target
     :raises UsageError: `target` is not one of these, is in the future, or does not exist there.
     """
     check_seekable(broker)
-    found = read_nodes(client, [layout.queue(queue)])
+    found = read_nodes(client, [layout.queue(check_path_part(queue))])
     if not found:
         raise NotFoundError(what="queue", name=queue)
     node = QueueNode.parse(found[0].data, found[0].refused).checked(broker.positions)

@@ -14,6 +14,7 @@ from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.encoding import ID, parsed
 from qdo.positions import TIME_POSITIONS, Positions
+from qdo.queues import check_path_part
 
 Decision: TypeAlias = Literal["retry", "skip", "dead-letter"]
 
@@ -36,7 +37,7 @@ def unblock(
 
 def failing(client: Client, layout: Layout, queue: str) -> tuple[FailureRecord, ...]:
     """Return the failure records of a queue, those that block it first; none without a node."""
-    found = read_nodes(client, [layout.queue(queue)])
+    found = read_nodes(client, [layout.queue(check_path_part(queue))])
     node = QueueNode.parse(found[0].data) if found else QueueNode()
     return (*node.blocking, *node.retrying)
 

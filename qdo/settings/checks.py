@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from qdo.brokers.registry import address_error
-from qdo.queues import name_error
+from qdo.queues import MAX_GLOBS_CHARACTERS, name_error
 from qdo.system.sqlite import sqlite_address_error
 from qdo.text import hide_credentials
 
@@ -51,7 +51,14 @@ def non_empty(value: str) -> str | None:
 
 def globs(value: tuple[str, ...]) -> str | None:
     """Check globs; an empty one, as in a list that begins with a comma, matches nothing."""
-    return None if all(value) else f"{', '.join(value)!r} contains an empty glob"
+    if not all(value):
+        return f"{', '.join(value)!r} contains an empty glob"
+    size = sum(map(len, value))
+    if size > MAX_GLOBS_CHARACTERS:
+        return (
+            f"it must have at most {MAX_GLOBS_CHARACTERS} characters, got {size}; use fewer globs"
+        )
+    return None
 
 
 def non_empty_globs(value: tuple[str, ...]) -> str | None:

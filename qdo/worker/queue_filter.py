@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 
 from qdo.app import App
-from qdo.queues import EVERYTHING, QueueFilter
+from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter
 from qdo.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
-
-MOST_CHARACTERS = 16_384
-"""A worker writes its filter with every claim, and the rebalancer reads it as often."""
 
 
 def filter_of(app: App, settings: Settings) -> QueueFilter:
@@ -22,12 +19,12 @@ def filter_of(app: App, settings: Settings) -> QueueFilter:
     globs = sorted(job.queues for job in app.jobs)
     size = sum(map(len, globs))
     jobs = EVERYTHING.jobs if "*" in globs else tuple(globs)
-    if size > MOST_CHARACTERS and jobs != EVERYTHING.jobs:
+    if size > MAX_GLOBS_CHARACTERS and jobs != EVERYTHING.jobs:
         _log.warning(
             "the globs of the jobs have %d characters, and a worker announces at most %d; queues"
             " without a job may be assigned to this worker, and wait; use fewer globs",
             size,
-            MOST_CHARACTERS,
+            MAX_GLOBS_CHARACTERS,
         )
         jobs = EVERYTHING.jobs
     return QueueFilter(settings.queues, settings.exclude, jobs)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.queues import EVERYTHING, QueueFilter, why_untaken
+from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter, why_untaken
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,17 @@ def test_nodes_without_a_readable_filter_mean_everything(takes: object) -> None:
     data = json.dumps({"queues": ["a"], "filter": takes}).encode()
     assert WorkerNode.parse(data) == WorkerNode(("a",))
     assert WorkerNode.parse(b'{"queues": ["a"]}').filter == EVERYTHING
+
+
+def test_nodes_with_too_long_globs_mean_everything() -> None:
+    """Compiling them would stop the event loop of the rebalancer for seconds."""
+    globs = ("*q*",) * (MAX_GLOBS_CHARACTERS // 3)
+    for takes in (QueueFilter(globs), QueueFilter(exclude=globs), QueueFilter(jobs=globs)):
+        node = WorkerNode(filter=takes)
+        assert WorkerNode.parse(node.encode()) == node
+    for takes in (
+        QueueFilter((*globs, "mail")),
+        QueueFilter(exclude=(*globs, "mail")),
+        QueueFilter(jobs=(*globs, "mail")),
+    ):
+        assert WorkerNode.parse(WorkerNode(filter=takes).encode()).filter == EVERYTHING

@@ -28,7 +28,14 @@ from qdo.coordination.znodes.progress import (
     OutOfOrderProgress,
     parse_last,
 )
-from qdo.coordination.znodes.values import MAX_QUEUE_BYTES, encode, load, string_tuple
+from qdo.coordination.znodes.values import (
+    MAX_QUEUE_BYTES,
+    MAX_VALUE_BYTES,
+    encode,
+    is_flat,
+    load,
+    string_tuple,
+)
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import is_path_part
 
@@ -92,10 +99,12 @@ class QueueNode:
         """
         if refused is not None:
             return cls(fault=refused)
+        size = 0 if data is None else len(data)
+        if data is not None and size > MAX_VALUE_BYTES and not is_flat(data):
+            return cls(fault=_too_long(size))
         value, fault = load(data)
         if not value:
             return cls(fault=fault)
-        size = 0 if data is None else len(data)
         if size * _MOST_GROWTH > MAX_QUEUE_BYTES:
             size = max(size, len(encode(value)))
         last, fault = parse_last(value.pop("last", ""))
@@ -112,7 +121,7 @@ class QueueNode:
         if size > MAX_QUEUE_BYTES:
             # Keys of other tools are dropped: without them, a seek or the owner can repair it.
             value.clear()
-            fault = f"the value must be at most {MAX_QUEUE_BYTES} bytes, got {size}"
+            fault = _too_long(size)
         return cls(
             last=last,
             owner=owner if isinstance(owner, str) and is_path_part(owner) else "",
@@ -184,3 +193,7 @@ class QueueNode:
         """Return the node with this record, unless its message is done."""
         kept = failure if failure is None or failure.position > self.last else None
         return self if kept == self.failure else replace(self, failure=kept)
+
+
+def _too_long(size: int) -> str:
+    return f"the value must be at most {MAX_QUEUE_BYTES} bytes, got {size}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdo.coordination.znodes.values import encode_list, load_list, string_tuple
-from qdo.queues import EVERYTHING, QueueFilter, is_path_part
+from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,19 @@ def dump_filter(takes: QueueFilter) -> dict[str, list[str]]:
 
 
 def parse_filter(value: Any) -> QueueFilter:
-    """Return the filter in a worker node; an unreadable one matches all queues."""
+    """Return the filter in a worker node; an unreadable or too long list matches all queues."""
     if not isinstance(value, dict):
         return EVERYTHING
     return QueueFilter(
-        string_tuple(value.get("queues")) or EVERYTHING.queues,
-        string_tuple(value.get("exclude")),
-        string_tuple(value.get("jobs")) or EVERYTHING.jobs,
+        _globs(value.get("queues")) or EVERYTHING.queues,
+        _globs(value.get("exclude")),
+        _globs(value.get("jobs")) or EVERYTHING.jobs,
     )
+
+
+def _globs(value: Any) -> tuple[str, ...]:
+    globs = string_tuple(value)
+    return globs if sum(map(len, globs)) <= MAX_GLOBS_CHARACTERS else ()
 
 
 def parse_assignment(data: bytes | None) -> frozenset[str] | None:

@@ -154,6 +154,19 @@ def test_a_protected_queue_is_named(cli: Run, client: Client) -> None:
         assert LAYOUT.queue("secret") in ended.err
 
 
+@pytest.mark.parametrize("queue", ["../queues", ".", "a/b", "a\x1b", "\udc80"])
+@pytest.mark.parametrize(
+    "command",
+    [("seek", "earliest"), ("unblock", "--retry"), ("delete", "--yes")],
+    ids=["seek", "unblock", "delete"],
+)
+def test_a_name_that_is_no_name_is_refused(
+    cli: Run, client: Client, command: tuple[str, str], queue: str
+) -> None:
+    """It must not lead to another node."""
+    assert cli(command[0], queue, *command[1:]).code == 2
+
+
 @pytest.mark.parametrize("queue", ["null", "giant", "deep", "large"])
 def test_unblock_says_that_nothing_blocks(cli: Run, client: Client, queue: str) -> None:
     """Unreadable nodes have no failing message."""

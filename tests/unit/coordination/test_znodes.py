@@ -14,7 +14,12 @@ from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout, is_worker_name
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.coordination.znodes.values import MAX_INFLATED_BYTES, MAX_QUEUE_BYTES, MAX_VALUE_BYTES
+from qdo.coordination.znodes.values import (
+    MAX_INFLATED_BYTES,
+    MAX_LISTED,
+    MAX_QUEUE_BYTES,
+    MAX_VALUE_BYTES,
+)
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse_assignment
 from qdo.errors import QueueNameError, SettingsError
 from qdo.ops.worker_status import details_of
@@ -241,6 +246,33 @@ def test_broken_compressed_lists_are_no_assignments(cut: int) -> None:
     bomb = zlib.compress(b'{"queues": [' + b" " * MAX_INFLATED_BYTES + b"]}")
     assert parse_assignment(bomb) is None
     assert QueueNode.parse(data).fault is not None
+
+
+@pytest.mark.parametrize("item", [b"{}", b"[]", b"1.5", b"0", b'{"a":0}', b'[""]', b'"a"'])
+def test_long_values_hold_some_names_only(item: bytes) -> None:
+    """Parsing anything else, or more names, would stop the event loop for seconds."""
+    items = b",".join([item] * (MAX_INFLATED_BYTES // 8))
+    value = b'{"queues":[],"x":[' + items + b"]}"
+    for data in (value, zlib.compress(value)):
+        assert parse_assignment(data) is None
+        assert WorkerNode.parse(data) == WorkerNode()
+    node = QueueNode.parse(b'{"last":"5","owner":"worker-0000000001",' + value[1:])
+    assert node == QueueNode(fault=node.fault)
+    assert node.fault is not None
+
+
+def test_too_many_names_stay_too_long() -> None:
+    """No worker writes a value that the others cannot read."""
+    node = WorkerNode(tuple(f"{number:x}" for number in range(MAX_LISTED + 2)))
+    assert len(node.encode()) > MAX_VALUE_BYTES
+    most = WorkerNode(node.queues[:MAX_LISTED])
+    assert len(most.encode()) > MAX_VALUE_BYTES or WorkerNode.parse(most.encode()) == most
+
+
+def test_long_lists_hold_quotes_and_backslashes() -> None:
+    """Escapes in names are no structure."""
+    names = {f'["a\\",{{"\\\\": {number:08d}' for number in range(50_000)}
+    assert parse_assignment(encode_queues(names)) == names
 
 
 def test_lone_surrogates_do_not_break_a_node() -> None:

@@ -123,14 +123,19 @@ def test_a_ring_follows_its_file(tmp_path: Path) -> None:
     assert ring.find("encrypt", "new") is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["nonsense", "", "# a heading\n", f"{line(NEW)}\n" + "#\n" * (1 << 20)],
+    ids=["nonsense", "empty", "comment", "large"],
+)
 def test_a_ring_keeps_its_keys_when_the_file_is_bad(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    """It says so once, and takes up the next good file."""
+    """It says so once, and takes up the next good file. A file being copied is empty at first."""
     clock = ManualClock()
     path = write_keys(tmp_path / "keys", OLD)
     ring = KeyRing(path, clock)
-    write_text(tmp_path / "keys", "nonsense")
+    write_text(tmp_path / "keys", text)
     for _ in range(3):
         clock.now += CHECK_SECONDS
         assert ring.in_use("encrypt") == OLD
@@ -145,6 +150,13 @@ def test_a_ring_without_a_key_for_a_purpose_says_so(tmp_path: Path) -> None:
     """A sender must not send in clear instead."""
     with pytest.raises(SettingsError):
         KeyRing(write_keys(tmp_path / "keys", SIGN)).in_use("encrypt")
+
+
+def test_a_process_without_any_key_does_not_start(tmp_path: Path) -> None:
+    """It could neither send nor process."""
+    with pytest.raises(SettingsError) as caught:
+        KeyRing(write_keys(tmp_path / "keys"))
+    assert caught.value.details["name"] == "keys"
 
 
 def test_concurrent_changes_lose_no_key(tmp_path: Path) -> None:

@@ -291,6 +291,15 @@ def test_globs_are_a_list_or_a_text_with_commas(file: Path) -> None:
     assert Settings(**json.loads(json.dumps(dataclasses.asdict(settings)))) == settings
 
 
+@pytest.mark.parametrize("name", ["queues", "exclude"])
+def test_too_many_globs_are_refused(name: str) -> None:
+    """Other workers would take a longer list for every queue."""
+    globs = tuple(f"{number:014}-*" for number in range(1024))
+    Settings(**{name: globs})
+    with pytest.raises(SettingsError, match=f"setting {name}"):
+        Settings(**{name: (*globs, "x")})
+
+
 @pytest.mark.parametrize(
     ("queues", "exclude"), [("*", "*"), ("a*", "x,*"), ("a*,b", "b,a*"), ("a*", "a*")]
 )

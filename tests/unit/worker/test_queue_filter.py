@@ -8,9 +8,9 @@ import pytest
 
 from qdo.app import App
 from qdo.message import Message
-from qdo.queues import QueueFilter
+from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter
 from qdo.settings.settings import Settings
-from qdo.worker.queue_filter import MOST_CHARACTERS, filter_of
+from qdo.worker.queue_filter import filter_of
 
 
 def app_with(*globs: str) -> App:
@@ -45,4 +45,4 @@ def test_too_many_globs_are_not_announced(caplog: pytest.LogCaptureFixture) -> N
         assert not caplog.records
         assert filter_of(app_with(*globs), Settings()) == QueueFilter()
     [record] = caplog.records
-    assert record.args == (400 * 52, MOST_CHARACTERS)
+    assert record.args == (400 * 52, MAX_GLOBS_CHARACTERS)

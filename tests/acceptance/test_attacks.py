@@ -1,0 +1,47 @@
+"""Hostile nodes beside a fleet of real workers: each stops itself only, and says so.
+
+``python -m tests.soak.attacks`` plays all attacks, and measures pauses on an idle machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.soak.attacks import AttackedFleet, attacked_fleet
+from tests.soak.hostile_nodes import TOUCHED, attacks
+
+STANDING = ("queue: deep", "queue: many objects")
+"""Attacks that stop a queue."""
+OTHERS = (
+    "queue: null",
+    "assignment: bomb of objects",
+    "worker: bomb of names",
+    "worker: globs",
+    "ghost candidate",
+    "candidate: deleted",
+    "workers: protected",
+    "loop: swap_shares",
+    "loop: forge_owner",
+)
+
+
+@pytest.fixture(params=["embedded", "zookeeper"])
+def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AttackedFleet]:
+    """A fleet that processes messages."""
+    url = str(request.getfixturevalue(f"{request.param}_url"))
+    with attacked_fleet(tmp_path, url) as fleet:
+        yield fleet
+
+
+@pytest.mark.slow
+def test_attacks_cost_the_touched_queue_only(fleet: AttackedFleet) -> None:
+    """Fences never go back, nothing is lost, and the queue that stands has a reason."""
+    for name in (*STANDING, *OTHERS):
+        found = fleet.play(attacks()[name], seconds=1.0)
+        assert found.violations == [], name
+        assert set(found.reasons) <= {TOUCHED, ""}, name
+        assert TOUCHED in found.reasons or name not in STANDING, name
+    fleet.finish()
