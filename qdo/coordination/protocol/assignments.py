@@ -127,6 +127,10 @@ class Assignments:
         """Return the names of all assigned queues."""
         return {queue for share, _ in self._assigned.values() for queue in share}
 
+    def share(self, worker: str) -> frozenset[str]:
+        """Return the queues assigned to a worker, none if it has no assignment."""
+        return self._assigned.get(worker, (frozenset[str](), 0))[0]
+
     def current(self, workers: Mapping[str, WorkerNode]) -> dict[str, list[str]]:
         """Return the assignment of each worker; without one, the queues in its node."""
         assigned = {name for name in workers if name in self._assigned}

@@ -3,10 +3,9 @@
 It provides balance and liveness, never safety: a published plan is only a wish, and workers take
 queues by compare-and-swap only. Every transaction checks the leader's fence.
 
-It plans at once after a worker is gone, because its queues are orphans, and after new queues
-appear. It plans a moment after a worker joined: a fleet that starts up must not be rebalanced once
-for each worker. It plans from scratch after becoming leader, after every reconnection and once a
-minute, because a missed event would otherwise stall it. On any doubt it resigns.
+It plans at once after a worker is gone and after new queues appear, and a moment after a worker
+joined: a fleet that starts up must not be rebalanced once for each worker. It plans from scratch
+after becoming leader, after every reconnection and once a minute, in case it missed an event.
 """
 
 from __future__ import annotations
@@ -127,7 +126,8 @@ class Rebalancer(Machine):
         if not self.leading or not self._up:
             return INFINITY
         blocked = self._assignments.publishing or self._unread
-        return min(INFINITY if blocked else self._plan_at, self._relist_at, self._reconcile_at)
+        plan_at = INFINITY if blocked else min(self._plan_at, self._roll.judge_at)
+        return min(plan_at, self._relist_at, self._reconcile_at)
 
     def tick(self) -> None:
         now = self._clock()
@@ -138,6 +138,7 @@ class Rebalancer(Machine):
         if now >= self._relist_at:
             self._relist_at = INFINITY
             self._list_queues()
+        self._plan_at = min(self._plan_at, self._roll.judge(self._assignments.share))
         if now >= self._plan_at:
             self._publish()
 
@@ -172,7 +173,6 @@ class Rebalancer(Machine):
 
     def _reconcile(self) -> None:
         """Read everything again, then plan."""
-        self._roll.judge(self._assignments.current(self._roll.workers))
         self._term += 1
         self._assignments.forget()
         self._queue_nodes.relist()

@@ -8,7 +8,7 @@ Otherwise the queues of a foreign node would be nobody's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 
 from qdo.coordination.protocol.machine import NodeRead, Refused, Response
 from qdo.coordination.znodes.layout import is_worker_name
@@ -18,7 +18,8 @@ from qdo.text import pluralize
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS = 60.0
+JUDGE_SECONDS = 2.0
+IDLE_SECONDS = 10.0
 """A worker that claims none of its queues for so long gets none for `ASIDE_SECONDS`."""
 ASIDE_SECONDS = 300.0
 
@@ -28,6 +29,7 @@ class WorkerRoll:
 
     :ivar listed: whether their names are known.
     :ivar workers: the node of each worker, as last read.
+    :ivar judge_at: when `judge` next looks for workers that claim nothing.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -38,6 +40,7 @@ class WorkerRoll:
         self._unable: dict[str, str] = {}
         self._idle_since: dict[str, float] = {}
         self._aside_until: dict[str, float] = {}
+        self.judge_at = 0.0
 
     def clear(self) -> None:
         """Forget the nodes, before everything is read again."""
@@ -115,28 +118,35 @@ class WorkerRoll:
         }
         return claiming or able
 
-    def judge(self, assigned: Mapping[str, Iterable[str]]) -> None:
+    def judge(self, share_of: Callable[[str], Collection[str]]) -> float:
         """Find workers that claim nothing of what is assigned to them and to nobody else.
 
         A worker whose queues are all still owned by others is not to blame.
+
+        :param share_of: returns the queues assigned to a worker.
+        :returns: when to plan: now if one was found, else never.
         """
         now = self._clock()
-        owned = {queue for node in self.workers.values() for queue in node.queues}
-        idle = {
-            name
-            for name, node in self.workers.items()
-            if not node.queues and any(queue not in owned for queue in assigned.get(name, ()))
-        }
-        self._idle_since = {name: self._idle_since.get(name, now) for name in idle}
+        if now < self.judge_at:
+            return float("inf")
+        self.judge_at = now + JUDGE_SECONDS
+        suspects = [name for name, node in self.workers.items() if not node.queues]
+        suspects = [name for name in suspects if share_of(name)]
+        found = False
+        if suspects:
+            owned = {queue for node in self.workers.values() for queue in node.queues}
+            suspects = [name for name in suspects if not owned.issuperset(share_of(name))]
+        self._idle_since = {name: self._idle_since.get(name, now) for name in suspects}
         for name, since in self._idle_since.items():
             if now - since >= IDLE_SECONDS and self._aside_until.get(name, 0.0) <= now:
+                found = True
                 self._aside_until[name] = now + ASIDE_SECONDS
-                count = len(list(assigned[name]))
                 log.warning(
                     "rebalancer: %s has claimed none of its %s for %.0f s; assigning them to other"
                     " workers for %.0f s; check that worker",
                     name,
-                    pluralize(count, "queue"),
+                    pluralize(len(share_of(name)), "queue"),
                     now - since,
                     ASIDE_SECONDS,
                 )
+        return now if found else float("inf")

@@ -11,7 +11,7 @@ from kazoo.protocol.serialization import Create, SetData
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
 from qdo.coordination.client import Client
-from qdo.coordination.protocol import acquisition, assignments, rebalancer, worker_roll
+from qdo.coordination.protocol import acquisition, assignments, rebalancer
 from qdo.coordination.queue_admin import seek
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import parse_assignment
@@ -250,17 +250,14 @@ def test_a_node_without_a_session_gets_no_queues(fleet: MemberFleet, outsider: C
 
 
 def test_a_worker_that_claims_nothing_loses_its_share(
-    fleet: MemberFleet, outsider: Client, monkeypatch: pytest.MonkeyPatch
+    fleet: MemberFleet, outsider: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its queues go to workers that claim what they are granted."""
-    monkeypatch.setattr(worker_roll, "IDLE_SECONDS", 0.5)
-    monkeypatch.setattr("qdo.coordination.protocol.rebalancer.RECONCILE_SECONDS", 0.4)
-    for member, _ in fleet.members:
-        assert member.leader.rebalancer is not None
-        member.leader.rebalancer._reconcile_at = 0.0
+    """Its queues go to workers that claim what they are granted, and the log names it."""
     outsider.create(LAYOUT.worker("worker-9999999999"), b'{"queues": []}', ephemeral=True)
     fleet.create_queues([f"more-{number}" for number in range(6)])
     fleet.wait(lambda: len(fleet.owned()) == len(HEALTHY) + 6, "the workers share all queues")
+    (record,) = [each for each in caplog.records if "worker-9999999999" in str(each.args)]
+    assert record.levelname == "WARNING"
 
 
 def test_a_foreign_name_is_no_obstacle(fleet: MemberFleet, outsider: Client) -> None:
