@@ -195,7 +195,7 @@ def new_key(purpose: Purpose) -> Key:
 def retired(keys: Sequence[Key], id: str, delete: bool) -> list[Key]:
     """Return keys of which one no longer encrypts or signs: it is the last of them, or deleted.
 
-    :raises NotFoundError: there is no such key.
+    :raises NotFoundError: no key has this id.
     :raises UsageError: its purpose would be without a key in use.
     """
     gone = next((key for key in keys if key.id == id), None)

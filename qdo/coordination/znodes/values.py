@@ -114,7 +114,8 @@ def encode_list(value: dict[str, Any]) -> bytes:
     """Return the JSON of a node that lists queues, compressed if it is too long otherwise.
 
     Level 1: it makes 126 KB of 50,000 names like tenant-00001234 in 13 ms, and 1.1 MB of as many
-    UUIDs in 62 ms. Level 6 saves less than 5 % for twice the time.
+    UUIDs in 62 ms. Level 6 saves less than 5 % for twice the time. 512 KiB hold 207,000 such names,
+    or 23,000 UUIDs.
     """
     data = encode(value)
     long = MAX_VALUE_BYTES < len(data) <= MAX_INFLATED_BYTES
