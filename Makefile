@@ -1,6 +1,6 @@
 # make demo   many queues, three worker processes, one of them killed: watch them being shared out
 # make check  what to run while you work, in under a minute: lint, types, and tests without servers
-# make test   everything that must hold: lint, types, tests (ZooKeeper included), documentation
+# make test   everything that must hold: lint, types, tests with their servers, documentation
 # make smoke  an installed qdo on every supported Python that this machine has
 # make soak   real fleets under random faults, four minutes of them
 # make bench  qdo measured beside its peers
@@ -26,7 +26,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test smoke soak audit bench docs lint types clean python zookeeper
+.PHONY: help demo check test smoke soak audit bench docs lint types clean python zookeeper postgresql
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -37,7 +37,7 @@ demo: $(QDO)
 # Every sixteenth fault point and a twentieth of the histories; `make test` runs all of them. dmypy keeps
 # the types of the last run, which takes 2 s instead of 15.
 FILES :=
-QUICK := -m "not zookeeper and not aws and not processes and not slow" \
+QUICK := -m "not zookeeper and not postgresql and not aws and not processes and not slow" \
 	--fault-stride 16 --histories 100 \
 	tests/unit tests/golden tests/simulation tests/contract tests/integration tests/faults
 check: $(STAMP)
@@ -48,8 +48,8 @@ check: $(STAMP)
 
 # The tests come last, so that their own summary closes the output. Three processes run them, the
 # longest first: two leave half of two processors idle, and four starve tests that start processes.
-test: zookeeper lint docs
-	QDO_REQUIRE_ZOOKEEPER=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder \
+test: zookeeper postgresql lint docs
+	QDO_REQUIRE_ZOOKEEPER=1 QDO_REQUIRE_POSTGRESQL=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder \
 		--durations 20
 
 # PYTHONS="3.10 3.13" runs these only, and fails without one of them.
@@ -97,6 +97,9 @@ $(STAMP): $(QDO)
 
 zookeeper:
 	@bash .ci/prepare zookeeper
+
+postgresql:
+	@bash .ci/prepare postgresql
 
 clean:
 	rm -rf $(VENV) .audit .smoke build dist docs/_build *.egg-info .pytest_cache .mypy_cache .dmypy.json .ruff_cache .hypothesis

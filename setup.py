@@ -41,11 +41,13 @@ ENCRYPTION = ["cryptography>=50,<51"]
 HTTP = ["urllib3>=2.6.3,<3"]
 SASL = ["pure-sasl>=0.6.2,<1"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
+POSTGRESQL = ["psycopg[binary]>=3.2,<3.4"]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     *AWS,
     *ENCRYPTION,  # makes certificates for servers of tests, too
     *HTTP,
+    *POSTGRESQL,
     *SASL,
     *SQL,
     "moto[s3,server]>=5.2,<6",
@@ -81,6 +83,7 @@ setup(
         "aws": AWS,
         "encryption": ENCRYPTION,
         "http": HTTP,
+        "postgresql": POSTGRESQL,
         "sasl": SASL,
         "sql": SQL,
         "docs": DOCS,

@@ -20,7 +20,16 @@ from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess, serving
 from tests.support.marks import MARKS, add_marks, longest_first
-from tests.support.shared_servers import SharedZooKeeper, shared, start_zookeeper
+from tests.support.postgresql import commands
+from tests.support.postgresql.server import PostgresqlAddress, PostgresqlDatabase, PostgresqlServer
+from tests.support.shared_servers import (
+    SharedPostgresql,
+    SharedZooKeeper,
+    end_postgresql,
+    shared,
+    start_postgresql,
+    start_zookeeper,
+)
 from tests.support.zookeeper import Ensemble
 
 if TYPE_CHECKING:
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from tests.support.sqs_workers import SqsWorkers
 
 _running: list[Ensemble | SharedZooKeeper] = []
+_running_postgresql: list[PostgresqlServer | SharedPostgresql] = []
 
 # How long an example takes depends on the other processes of the machine, not on qdo.
 hypothesis.settings.register_profile("qdo", deadline=None)
@@ -148,6 +158,47 @@ def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensem
 def zookeeper_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
     """Three ZooKeeper servers; a test that stops one must start it again."""
     yield from _ensemble(tmp_path_factory.mktemp("ensemble"), 3)
+
+
+@pytest.fixture(scope="session")
+def shared_postgresql(shared_folder: Path) -> Iterator[SharedPostgresql]:
+    """One PostgreSQL server for all tests of a run; nothing may stop it."""
+    commands.require()
+    with shared(shared_folder, "postgresql", start_postgresql, end_postgresql) as found:
+        folder = str(Path(found["log"]).parent)
+        server = SharedPostgresql(PostgresqlAddress(found["port"], folder), found["log"])
+        _running_postgresql.append(server)
+        yield server
+        _running_postgresql.remove(server)
+
+
+@pytest.fixture
+def postgresql(shared_postgresql: SharedPostgresql) -> Iterator[PostgresqlDatabase]:
+    """An empty database of the test's own, on the shared server."""
+    address = shared_postgresql.address
+    name = address.create_database()
+    yield PostgresqlDatabase(address, name)
+    address.drop_database(name)
+
+
+@pytest.fixture
+def postgresql_url(postgresql: PostgresqlDatabase) -> str:
+    """The address of that database."""
+    return postgresql.url()
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgresqlServer]:
+    """A durable PostgreSQL server for tests that stop, kill or freeze it; each starts it again."""
+    commands.require()
+    server = PostgresqlServer()
+    _running_postgresql.append(server)
+    try:
+        server.start()
+        yield server
+    finally:
+        _running_postgresql.remove(server)
+        server.close()
 
 
 @pytest.fixture
@@ -278,3 +329,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
     if report.failed and any(name.startswith(("zookeeper", "ensemble")) for name in names):
         for ensemble in _running:
             report.sections.append(("ZooKeeper", ensemble.logs()))
+    if report.failed and any(name.startswith("postgresql") for name in names):
+        for server in _running_postgresql:
+            report.sections.append(("PostgreSQL", server.logs()))

@@ -26,6 +26,7 @@ SPECIAL_VARIABLES = frozenset(
         "QDO_EXECUTOR",  # a worker process passes its settings to a job's process in it
         "QDO_CHURN_DB",  # database with the totals of qdo.programs.churn
         "QDO_REQUIRE_ZOOKEEPER",  # without ZooKeeper tests fail instead of being skipped
+        "QDO_REQUIRE_POSTGRESQL",  # likewise without PostgreSQL
     }
 )
 """Variables with qdo's prefix that are not settings."""

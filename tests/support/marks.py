@@ -2,6 +2,7 @@
 
 ========== =====================================================================
 zookeeper  uses a ZooKeeper server
+postgresql uses a PostgreSQL server
 aws        uses a server that speaks AWS's protocols
 processes  starts processes
 slow       takes more than two seconds; set by hand
@@ -23,6 +24,7 @@ from tests.support.paths import ROOT
 
 MARKS = {
     "zookeeper": "uses a ZooKeeper server",
+    "postgresql": "uses a PostgreSQL server",
     "aws": "uses a server that speaks AWS's protocols",
     "processes": "starts processes",
     "slow": "takes more than two seconds",
@@ -32,17 +34,21 @@ SERVERS = {
     "shared_zookeeper": "zookeeper",
     "zookeeper_ensemble": "zookeeper",
     "secure_zookeeper": "zookeeper",
+    "shared_postgresql": "postgresql",
+    "postgresql_server": "postgresql",
     "moto_server": "aws",
     "sqs_stub": "aws",
     "kinesis_process": "aws",
 }
 """Fixtures that start a server."""
-ONE_PROCESS = ("zookeeper_server", "zookeeper_ensemble", "secure_zookeeper")
+ONE_PROCESS = ("zookeeper_server", "zookeeper_ensemble", "secure_zookeeper", "postgresql_server")
 """Fixtures whose tests run in one xdist process, so that these servers start once a run."""
 REQUESTED = {
     "zookeeper": "zookeeper",
     "zookeeper_url": "zookeeper",
     "ensemble_url": "zookeeper",
+    "postgresql": "postgresql",
+    "postgresql_url": "postgresql",
     "moto": "aws",
     "stub": "aws",
     "sqs": "aws",
@@ -78,7 +84,7 @@ def longest_first(item: pytest.Item) -> int:
         return 1
     if item.get_closest_marker("processes"):
         return 2
-    return 3 if any(map(item.get_closest_marker, ("aws", "zookeeper"))) else 4
+    return 3 if any(map(item.get_closest_marker, ("aws", "zookeeper", "postgresql"))) else 4
 
 
 def marks_of(item: pytest.Item) -> set[str]:

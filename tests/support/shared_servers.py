@@ -11,10 +11,16 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.postgresql.server import (
+    PostgresqlAddress,
+    PostgresqlServer,
+    end_shared,
+    log_tail,
+)
 from tests.support.zookeeper import Ensemble
 
 _started: list[object] = []
@@ -48,11 +54,33 @@ class SharedZooKeeper(NamedTuple):
         return "\n".join(Path(self.log).read_text(errors="replace").splitlines()[-60:])
 
 
+class SharedPostgresql(NamedTuple):
+    """The PostgreSQL server of a test run; nothing stops it before the end."""
+
+    address: PostgresqlAddress
+    log: str
+
+    def logs(self) -> str:
+        """Return the end of the server's log."""
+        return log_tail(Path(self.log))
+
+
+def kill(state: Mapping[str, Any]) -> None:
+    """End a server that has nothing to clean up."""
+    os.kill(state["pid"], signal.SIGKILL)
+
+
 @contextlib.contextmanager
-def shared(folder: Path, name: str, start: Callable[[], Started]) -> Iterator[dict[str, Any]]:
-    """Use a server that is started at most once a run; yield its `port` and `log`.
+def shared(
+    folder: Path,
+    name: str,
+    start: Callable[[], Started],
+    end: Callable[[Mapping[str, Any]], None] = kill,
+) -> Iterator[dict[str, Any]]:
+    """Use a server that is started at most once a run; yield its `port`, `pid` and `log`.
 
     :param folder: one for all processes of the run.
+    :param end: ends the server, whichever process has started it.
     """
     path = folder / f"{name}.json"
     with _locked(path) as state:
@@ -68,7 +96,7 @@ def shared(folder: Path, name: str, start: Callable[[], Started]) -> Iterator[di
         with _locked(path) as state:
             state["users"] -= 1
             if not state["users"]:
-                os.kill(state["pid"], signal.SIGKILL)
+                end(state)
                 state.clear()
 
 
@@ -90,3 +118,19 @@ def start_zookeeper(folder: Path) -> Started:
     ensemble.start()
     (server,) = ensemble.servers
     return Started(server.port, server.pid, str(server.log), ensemble)
+
+
+def start_postgresql() -> Started:
+    """Start one PostgreSQL server, which does not wait for the disk."""
+    server = PostgresqlServer(durable=False)
+    try:
+        server.start()
+    except BaseException:
+        server.close()
+        raise
+    return Started(server.port, server.pid, str(server.log), server)
+
+
+def end_postgresql(state: Mapping[str, Any]) -> None:
+    """End that server, and remove its folder."""
+    end_shared(state["pid"], Path(state["log"]).parent)

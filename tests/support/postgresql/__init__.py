@@ -1,0 +1,1 @@
+"""PostgreSQL for tests: own servers in temporary folders, and PgBouncer in front of them."""
