@@ -41,7 +41,7 @@ ENCRYPTION = ["cryptography>=50,<51"]
 HTTP = ["urllib3>=2.6.3,<3"]
 SASL = ["pure-sasl>=0.6.2,<1"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
-POSTGRESQL = ["psycopg[binary]>=3.2,<3.4"]
+POSTGRESQL = ["psycopg[binary]>=3.3,<3.4"]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     *AWS,
@@ -77,7 +77,7 @@ setup(
     # Nothing but qdo: other projects have a package `workers`, too. The folder of that name is
     # installed as qdo.programs, to which the link qdo/programs points.
     packages=find_packages(include=["qdo", "qdo.*"]),
-    package_data={"qdo": ["py.typed"]},
+    package_data={"qdo": ["py.typed"], "qdo.brokers.postgresql": ["schema.sql"]},
     install_requires=REQUIRES,
     extras_require={
         "aws": AWS,

@@ -194,7 +194,10 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     if reason := name_error(texts["queue"]):
         raise ValueError(f"queue: {reason}")
     numbers = {name: _number(fields[name]) for name in ("position", "attempts", "fence")}
-    dead_at = float(fields["dead_at"])
+    try:
+        dead_at = float(fields["dead_at"])
+    except OverflowError as error:  # an integer of more than 308 digits
+        raise ValueError("dead_at is not a time") from error
     if math.isnan(dead_at):
         raise ValueError("dead_at is not a number")
     return {**texts, **numbers, "dead_at": min(max(0.0, dead_at), LATEST_SECONDS - 1)}

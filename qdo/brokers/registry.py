@@ -13,6 +13,7 @@ from qdo.text import hide_credentials
 
 KINDS = {
     "sqlite": ("sqlite:PATH", "qdo.brokers.embedded.kind"),
+    "postgresql": ("postgresql://USER@HOST/DATABASE", "qdo.brokers.postgresql.kind"),
     "sqs": ("sqs://REGION/PREFIX", "qdo.brokers.sqs.kind"),
     "kinesis": ("kinesis://REGION/STREAM", "qdo.brokers.kinesis.kind"),
 }

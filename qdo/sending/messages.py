@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -181,7 +180,13 @@ def _unix_time(at: Moment) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether a value is a number that is finite as a float."""
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
+    )
+
+
+_MAX_NUMBER = 1e300
 
 
 def _dedup_key(key: Any) -> str:

@@ -60,7 +60,7 @@ def convert(declaration: Declaration, value: Any, origin: str) -> Any:
         return _read_tables(declaration.name, value, origin)
     try:
         result = _READERS[declaration.kind](value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         result = None
     if result is None:
         raise SettingsError(

@@ -20,6 +20,7 @@ from qdo.errors import (
     NotAQdoDatabaseError,
 )
 from qdo.system import files
+from qdo.text import hide_credentials
 
 BUSY_TIMEOUT_SECONDS = 30.0
 _RETRY_SECONDS = (0.001, 0.01)
@@ -186,12 +187,13 @@ def _version(connection: sqlite3.Connection, path: str, kind: Format) -> int:
 def sqlite_address_error(url: str) -> str | None:
     """Return why a ``sqlite:PATH`` is invalid, None if it is valid."""
     path = url.removeprefix("sqlite:")
+    shown = hide_credentials(url)
     if not path or path.endswith("/"):
-        return f"it must name a file as sqlite:PATH, got {url!r}"
+        return f"it must name a file as sqlite:PATH, got {shown!r}"
     if path.startswith("//") or path == ":memory:" or "\0" in path:
-        return f"it must name a file as sqlite:some/path or sqlite:/some/path, got {url!r}"
+        return f"it must name a file as sqlite:some/path or sqlite:/some/path, got {shown!r}"
     if path != path.encode(errors="replace").decode():
-        return f"the path of its file must be UTF-8, got {url!r}; rename the folder or the file"
+        return f"the path of its file must be UTF-8, got {shown!r}; rename the folder or the file"
     return None
 
 

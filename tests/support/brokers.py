@@ -19,6 +19,7 @@ from qdo.brokers.base import Broker, Row
 from qdo.brokers.registry import open_broker
 from qdo.errors import NotFoundError
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
+from tests.support.postgresql.schema import prepared
 
 
 def _sqlite(folder: Path, name: str, request: pytest.FixtureRequest) -> str:
@@ -38,15 +39,20 @@ def _kinesis(folder: Path, name: str, request: pytest.FixtureRequest) -> str:
     return f"kinesis://us-east-1/{name}?endpoint={endpoint}&reads_per_second=5"
 
 
+def _postgresql(folder: Path, name: str, request: pytest.FixtureRequest) -> str:
+    return prepared(request.getfixturevalue("postgresql_url"))
+
+
 ADDRESSES: dict[str, Callable[[Path, str, pytest.FixtureRequest], str]] = {
     "embedded": _sqlite,
+    "postgresql": _postgresql,
     "sqs-standard": partial(_sqs, kind="standard"),
     "sqs-fifo": partial(_sqs, kind="fifo"),
     "kinesis": _kinesis,
 }
 """By kind: a function that returns an address, given a folder and a unique name."""
 KINDS = [*ADDRESSES, "memory"]
-LOGS = ["embedded", "memory"]
+LOGS = ["embedded", "postgresql", "memory"]
 """Brokers whose positions are times, with every feature."""
 MAILBOXES = ["sqs"]
 """Brokers whose messages only the owner of their queue may see."""
@@ -54,11 +60,15 @@ TICK_SECONDS = 0.005
 
 
 @contextlib.contextmanager
-def opening(kind: str, folder: Path, endpoint: str = "") -> Iterator[Callable[..., Broker]]:
+def opening(
+    kind: str, folder: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Broker]]:
     """Give a function that opens a further connection to one broker; closes them in the end.
 
-    :param endpoint: of a server that does as AWS does, for those that need it.
+    :param request: of a test, for fixtures of servers.
     """
+    url = ADDRESSES[kind](folder, "", request) if kind in ("embedded", "postgresql") else ""
+    endpoint = request.getfixturevalue("moto_url") if kind in MAILBOXES else ""
     opened: list[Broker] = []
     store = MemoryStore()
     prefix = f"test-{uuid.uuid4().hex[:12]}"
@@ -69,10 +79,8 @@ def opening(kind: str, folder: Path, endpoint: str = "") -> Iterator[Callable[..
         elif kind == "sqs":
             options = f"endpoint={endpoint}&create=standard&wait_seconds=0"
             opened.append(open_broker(f"sqs://eu-west-1/{prefix}-{app}-?{options}", app))
-        elif kind == "embedded":
-            opened.append(open_broker(f"sqlite:{folder / 'messages.db'}", app))
         else:
-            raise ValueError(f"kind must be one of {[*LOGS, *MAILBOXES]}, got {kind!r}")
+            opened.append(open_broker(url, app))
         return opened[-1]
 
     with _ticking(store) if kind == "memory" else contextlib.nullcontext():

@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 QDO = ROOT / "qdo"
 LAYERS = (
     {"__init__", "_version", "errors", "events", "outcomes", "positions", "text"},
-    {"aws_errors", "backoff"},
+    {"aws_errors", "backoff", "postgresql_errors"},
     {"encoding", "queues", "system"},
     {"coordination", "encryption", "message"},
     {"jobs", "idempotency"},

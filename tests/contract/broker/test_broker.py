@@ -39,7 +39,7 @@ BAD_NAMES = ["", ".", "..", "a/b", "tab\t", "nul\0", "zookeeper", "x" * 201, "\u
 @pytest.fixture(params=LOGS)
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Open further connections to the broker, as other processes would."""
-    with opening(request.param, tmp_path) as connect:
+    with opening(request.param, tmp_path, request) as connect:
         yield connect
 
 

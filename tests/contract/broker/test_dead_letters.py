@@ -24,8 +24,7 @@ START = 1_700_000_000.0
 @pytest.fixture(params=[*LOGS, *MAILBOXES])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Open further connections to the broker, as other processes would."""
-    endpoint = request.getfixturevalue("moto_url") if request.param in MAILBOXES else ""
-    with opening(request.param, tmp_path, endpoint) as connect:
+    with opening(request.param, tmp_path, request) as connect:
         yield connect
 
 

@@ -30,7 +30,7 @@ SOON_SECONDS = LOOK_SECONDS / 2
 @pytest.fixture(params=LOGS)
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Open further connections to the broker, as other processes would."""
-    with opening(request.param, tmp_path) as connect:
+    with opening(request.param, tmp_path, request) as connect:
         yield connect
 
 

@@ -1,0 +1,170 @@
+"""Calls of any number of threads, greenlets and coroutines, handled in groups by a native thread.
+
+The thread takes all calls that arrived while it was busy together: one transaction, or one round
+trip, for all of them. A single call is handled immediately, without a timer.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import queue
+from typing import Any, Generic, TypeVar
+
+from qdo.errors import UsageError
+from qdo.system.native import (
+    LoopSignal,
+    Settable,
+    guarded,
+    inbox,
+    native_lock,
+    signal,
+    start_thread,
+)
+
+W = TypeVar("W")
+
+GROUP_BYTES = 16 * 1024 * 1024
+"""Size at which a group is complete."""
+
+
+class GroupedCall(Generic[W]):
+    """The work of one caller, and its result."""
+
+    __slots__ = ("_done", "_error", "_result", "size", "work")
+
+    def __init__(self, work: W, size: int, done: Settable) -> None:
+        self.work = work
+        self.size = size
+        self._done = done
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def finish(self, result: Any) -> None:
+        """Let the caller continue with a result."""
+        self._result = result
+        self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error where the call was made."""
+        self._error = error
+        self._done.set()
+
+    def outcome(self) -> Any:
+        """Return the result, or raise the error."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class GroupedCalls(abc.ABC, Generic[W]):
+    """The calls of one process to a resource that one native thread uses.
+
+    :param name: name of the thread in errors; it must live as long as its process.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun = 0  # counted by the callers
+        self._ended_calls = 0  # counted by the thread
+        self._pid = os.getpid()
+        self._closed = False
+        self._closing = native_lock()  # so that no call follows the last one
+        self._ended: Settable | None = None
+        self._calls: queue.SimpleQueue[GroupedCall[W] | None] = inbox()
+
+    def start(self) -> None:
+        """Start the thread."""
+        start_thread(guarded(self._name, self._run))
+
+    @property
+    def waiting(self) -> int:
+        """Number of calls that have not ended."""
+        return self._begun - self._ended_calls
+
+    def call(self, work: W, size: int = 0) -> Any:
+        """Let the thread do some work, and return its result.
+
+        :param size: approximate number of bytes that it adds to its group.
+        """
+        done = signal()
+        call = GroupedCall(work, size, done)
+        self._put(call)
+        done.wait()
+        return call.outcome()
+
+    async def acall(self, work: W, size: int = 0) -> Any:
+        """Do the same as `call` for a coroutine, without blocking its event loop.
+
+        With a thread per call, the number of threads would limit the size of a group.
+        """
+        done = LoopSignal()
+        call = GroupedCall(work, size, done)
+        self._put(call)
+        await done.future
+        return call.outcome()
+
+    def _put(self, call: GroupedCall[W]) -> None:
+        if self._pid != os.getpid():
+            raise UsageError(
+                reason="this broker was opened before the process forked; open a broker in each"
+                " process"
+            )
+        with self._closing:
+            if self._closed:
+                raise UsageError(reason="this broker is closed; open a new one")
+            self._begun += 1
+            self._calls.put(call)
+
+    def close(self) -> None:
+        """Finish the pending calls and release the resource. Idempotent."""
+        with self._closing:
+            if self._closed or self._pid != os.getpid():
+                return
+            self._closed = True
+            ended = self._ended = signal()
+            self._calls.put(None)
+        ended.wait()
+
+    # --- on the thread ----------------------------------------------------------------
+
+    @abc.abstractmethod
+    def handle(self, calls: list[GroupedCall[W]]) -> None:
+        """Finish or fail each call; raise nothing."""
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Release the resource: no call follows."""
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        finally:
+            self.release()
+            if self._ended is not None:
+                self._ended.set()
+
+    def _step(self) -> bool:
+        """Handle the next group; return False once closed."""
+        calls, closing = self._take()
+        if calls:
+            self.handle(calls)
+            self._ended_calls += len(calls)
+        return not closing
+
+    def _take(self) -> tuple[list[GroupedCall[W]], bool]:
+        """Wait for a call; return it with the calls queued behind it, and whether to close."""
+        calls: list[GroupedCall[W]] = []
+        size = 0
+        call = self._calls.get()
+        while call is not None:
+            calls.append(call)
+            size += call.size
+            if size > GROUP_BYTES:
+                return calls, False
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return calls, False
+        return calls, True

@@ -1,0 +1,153 @@
+"""The PostgreSQL broker: queues of one app in a schema that processes on many hosts share.
+
+A message is on the server's disk when `send()` returns its id. See `schema` for the order of
+messages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from qdo.brokers.base import Broker, Capabilities, Outgoing
+from qdo.brokers.postgresql.catalog import PostgresqlCatalog
+from qdo.brokers.postgresql.dead_letters import PostgresqlDeadLetters
+from qdo.brokers.postgresql.listener import NotificationListener
+from qdo.brokers.postgresql.reader import Fetches, PostgresqlReader
+from qdo.brokers.postgresql.sending import SendWork, check_text
+from qdo.brokers.postgresql.session import PostgresqlConnection
+from qdo.brokers.postgresql.url import SchemaAddress
+from qdo.brokers.postgresql.writer import PostgresqlWriter
+from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
+from qdo.errors import MessageTooLargeError, QueueNotEmptyError
+from qdo.positions import message_id
+from qdo.queues import check_queue_name
+
+DROP_SECONDS = 10.0
+"""Time between two attempts of a process to drop partitions."""
+_SECOND = 10_000_000
+
+
+class PostgresqlBroker(Broker):
+    """Queues of one app in a schema.
+
+    Safe to use from several threads, or from greenlets once gevent has patched the process.
+
+    :raises PostgresqlError, UsageError: see `session.PostgresqlSession` and `check_format`.
+    """
+
+    capabilities = Capabilities(
+        ordered=True,
+        seekable=True,
+        countable=True,
+        delay=True,
+        peek=True,
+        max_body_bytes=MAX_BODY_BYTES,
+        dedup=True,
+    )
+
+    def __init__(self, address: SchemaAddress, app: str) -> None:
+        self._address = address
+        self._app = app
+        schema = address.schema
+        self._trim = f"SELECT {schema}.trim(%s, %s, %s, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
+        self._drop = f"SELECT {schema}.drop_partitions()"  # nosec B608 # as above
+        self._delete = f"SELECT * FROM {schema}.delete_queue(%s, %s, %s, %s)"  # nosec B608 # as above
+        self._dropped = time.monotonic()
+        self._known_names: set[str] = set()
+        self._listeners: list[NotificationListener] = []
+        self._fetches = Fetches(address, app)
+        try:
+            node = f"SELECT node FROM {schema}.about"  # nosec B608 # as above
+            (self.id_node,) = self._fetches.run(
+                lambda connection: connection.execute(node).fetchone() or (0,)
+            )
+        except BaseException:
+            self._fetches.close()
+            raise
+        self._writer = PostgresqlWriter(address, app, lambda: self.max_queues)
+        self.catalog = PostgresqlCatalog(self._fetches, schema, app)
+        self.dead_letters = PostgresqlDeadLetters(
+            self._fetches, self._writer, schema, app, self.id_node
+        )
+
+    @property
+    def commits(self) -> int:
+        """How many groups of writes this broker object has committed."""
+        return self._writer.commits
+
+    def send(self, message: Outgoing) -> str:
+        return self.send_many((message,))[0]
+
+    def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        size = sum(map(self._checked_size, messages))
+        if not messages:
+            return []
+        if all(message.terms is None for message in messages):
+            return self._ids(self._writer.call(messages, size))
+        return self._writer.run(self._with_options(messages), size)
+
+    async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
+        size = sum(map(self._checked_size, messages))
+        if not messages:
+            return []
+        if all(message.terms is None for message in messages):
+            return self._ids(await self._writer.acall(messages, size))
+        ids: list[str] = await self._writer.acall(self._with_options(messages), size)
+        return ids
+
+    def _with_options(self, messages: Sequence[Outgoing]) -> SendWork:
+        return SendWork(self._address.schema, self._app, messages, self.max_queues)
+
+    def _ids(self, positions: Iterable[int]) -> list[str]:
+        return [message_id(position, self.id_node) for position in positions]
+
+    def reader(self, queue: str, after: int) -> PostgresqlReader:
+        return PostgresqlReader(self._fetches, check_queue_name(queue), after)
+
+    def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
+        listener = NotificationListener(self._address, self._app, wake)
+        self._listeners.append(listener)
+        return listener.stop
+
+    def trim(self, queue: str, last: int, older_than: float) -> int:
+        parameters = (self._app, queue, last, round(older_than * _SECOND))
+        (count,) = self._execute(self._trim, parameters)
+        now = time.monotonic()
+        if now - self._dropped > DROP_SECONDS:
+            self._dropped = now
+            self._execute(self._drop, ())
+        return int(count)
+
+    def delete_queue(self, queue: str, last: int, *, with_messages: bool = False) -> None:
+        counts = self._execute(self._delete, (self._app, queue, last, with_messages))
+        if any(counts):
+            waiting, delayed, dead = counts
+            raise QueueNotEmptyError(
+                queue=queue, waiting=waiting, delayed=delayed, dead_letters=dead
+            )
+
+    def _execute(self, statement: str, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the only row of a statement that changes something."""
+
+        def work(connection: PostgresqlConnection) -> tuple[Any, ...]:
+            return connection.execute(statement, parameters).fetchone() or ()
+
+        return self._writer.run(work)
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.stop()
+        self._writer.close()
+        self._fetches.close()
+
+    def _checked_size(self, message: Outgoing) -> int:
+        """Return the size of a body; raise an error if the message cannot be stored."""
+        if message.queue not in self._known_names:
+            self._known_names.add(check_queue_name(message.queue))
+        check_text(message)
+        size = len(message.body)
+        if size > MAX_BODY_BYTES:
+            raise MessageTooLargeError(queue=message.queue, size=size, limit=MAX_BODY_BYTES)
+        return size

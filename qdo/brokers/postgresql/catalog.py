@@ -1,0 +1,80 @@
+"""The queues of one app in a PostgreSQL schema."""
+
+from __future__ import annotations
+
+from qdo.brokers.catalog import Backlog, QueueCatalog
+from qdo.brokers.postgresql.reader import Fetches
+from qdo.brokers.postgresql.session import PostgresqlConnection
+
+COUNTED = 1_000_000
+"""Waiting messages that are counted; a longer backlog is approximate. Counting takes 0.2 s for as
+many."""
+
+_NEW_NAMES = """
+SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+    ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint),
+    ARRAY(SELECT name FROM {schema}.queues WHERE app = %s
+        AND (xid >= %s OR xid = ANY (%s::bigint[])) ORDER BY name)
+"""
+_COUNT = "SELECT count(*) FROM {schema}.queues WHERE app = %s"
+_BACKLOG = """
+SELECT greatest(trimmed, (SELECT position FROM {schema}.messages WHERE queue = queues.id
+        ORDER BY position DESC LIMIT 1)),
+    (SELECT position FROM {schema}.messages WHERE queue = queues.id
+        AND position > greatest(%(after)s::bigint, trimmed) ORDER BY position LIMIT 1),
+    (SELECT count(*) FROM (SELECT FROM {schema}.messages WHERE queue = queues.id
+        AND position > greatest(%(after)s::bigint, trimmed) LIMIT {most}) AS counted),
+    (SELECT count(*) FROM {schema}.delayed WHERE queue = queues.id)
+FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s
+"""
+
+
+class PostgresqlCatalog(QueueCatalog):
+    """Safe to use from several threads."""
+
+    def __init__(self, fetches: Fetches, schema: str, app: str) -> None:
+        self._fetches = fetches
+        self._app = app
+        self._new_names = _NEW_NAMES.format(schema=schema)
+        self._count = _COUNT.format(schema=schema)
+        self._backlog = _BACKLOG.format(schema=schema, most=COUNTED + 1)
+        self._known: set[str] = set()
+        self._next_xid = 0
+        self._running: list[int] = []
+
+    def names(self) -> list[str]:
+        """Return the names of all queues. Only those that are new are read from the server."""
+        return self._fetches.run(self._read_names)
+
+    def _read_names(self, connection: PostgresqlConnection) -> list[str]:
+        count = len(self._known) + self._add_new(connection)
+        (total,) = connection.execute(self._count, (self._app,)).fetchone() or (0,)
+        if total < count:  # a queue was deleted
+            self._known, self._next_xid, self._running = set(), 0, []
+            self._add_new(connection)
+        return sorted(self._known)
+
+    def _add_new(self, connection: PostgresqlConnection) -> int:
+        """Add the queues of transactions that were not visible before; return their number."""
+        before = len(self._known)
+        found = connection.execute(
+            self._new_names, (self._app, self._next_xid, self._running)
+        ).fetchone()
+        if found is not None:
+            self._next_xid, self._running, names = found
+            self._known.update(names)
+        return len(self._known) - before
+
+    def backlog(self, queue: str, after: int) -> Backlog:
+        parameters = {"app": self._app, "name": queue, "after": after}
+        found = self._fetches.run(
+            lambda connection: connection.execute(self._backlog, parameters).fetchone()
+        )
+        if found is None:
+            return Backlog(count=0, oldest=None, head=0)
+        head, oldest, count, delayed = found
+        exact = count <= COUNTED
+        return Backlog(
+            count=min(count, COUNTED), oldest=oldest, head=head, delayed=delayed,
+            approximate=not exact,
+        )  # fmt: skip

@@ -1,0 +1,173 @@
+"""Dead letters in a table of the PostgreSQL schema."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from qdo.brokers.dead_letters import (
+    DeadLetterEntry,
+    DeadLetterRecord,
+    DeadLetterStore,
+    matches,
+    retried_headers,
+)
+from qdo.brokers.postgresql.reader import Fetches
+from qdo.brokers.postgresql.session import PostgresqlConnection
+from qdo.brokers.postgresql.writer import PostgresqlWriter
+from qdo.positions import message_id
+from qdo.queues import check_queue_name
+
+_STORE = "SELECT {schema}.bury(%s, %s, %s, %b, %s, %s, %s, %s, %s, %s, %s, %s)"
+_OF_APP = "FROM {schema}.dead_letters JOIN {schema}.queues ON queues.id = queue WHERE app = %(app)s"
+_ALL = f"""
+SELECT name, position, body, key, headers, error, traceback, attempts, worker, fence, dead_at
+{_OF_APP} AND (%(queue)s::text IS NULL OR name = %(queue)s)
+  AND (%(position)s::bigint IS NULL OR position = %(position)s) ORDER BY dead_at, position
+"""  # nosec B608 # constants
+_ENTRIES = f"""
+SELECT name, position, key, headers, error, attempts, worker, fence, dead_at, octet_length(body)
+{_OF_APP} AND (%(queue)s::text IS NULL OR name = %(queue)s)
+  AND (%(since)s::float8 IS NULL OR dead_at >= %(since)s)
+  AND (%(until)s::float8 IS NULL OR dead_at <= %(until)s) ORDER BY dead_at, position
+"""  # nosec B608 # constants
+_COUNTS = f"SELECT name, count(*) {_OF_APP} GROUP BY name"  # nosec B608 # constants
+_TAKE = f"""
+SELECT body, key, headers {_OF_APP} AND name = %(queue)s AND position = %(position)s
+FOR UPDATE OF dead_letters
+"""  # nosec B608 # constants
+_MINE = "queue = (SELECT id FROM {schema}.queues WHERE app = %(app)s AND name = %(queue)s)"
+_REMOVE = f"DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND position = %(position)s"  # nosec B608 # constants
+_SURPLUS = f"""
+DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND position <= (
+    SELECT position FROM {{schema}}.dead_letters WHERE {_MINE}
+    ORDER BY position DESC LIMIT 1 OFFSET %(keep)s)
+"""  # nosec B608 # constants
+_EXPIRED = f"DELETE FROM {{schema}}.dead_letters WHERE {_MINE} AND dead_at < %(before)s"  # nosec B608 # constants
+_RESEND = (
+    "SELECT {schema}.append(%(app)s, ARRAY[%(queue)s], ARRAY[%(key)s::text],"
+    " ARRAY[%(headers)s::text], ARRAY[%(body)b::bytea], NULL, NULL)"
+)
+
+
+class PostgresqlDeadLetters(DeadLetterStore):
+    """The dead letters of one app. Safe to use from several threads.
+
+    :param node: see `Broker.id_node`.
+    """
+
+    def __init__(
+        self, fetches: Fetches, writer: PostgresqlWriter, schema: str, app: str, node: int
+    ) -> None:
+        self._fetches = fetches
+        self._writer = writer
+        self._schema = schema
+        self._app = app
+        self._node = node
+
+    def store(self, record: DeadLetterRecord) -> None:
+        check_queue_name(record.queue)
+        values = (
+            self._app,
+            record.queue,
+            record.position,
+            record.body,
+            record.key,
+            record.headers,
+            _storable(record.error),
+            _storable(record.traceback),
+            record.attempts,
+            record.worker,
+            record.fence,
+            record.dead_at or time.time(),
+        )
+        statement = self._sql(_STORE)
+        self._writer.run(lambda connection: connection.execute(statement, values), len(record.body))
+
+    def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
+        found = self._read(_ALL, queue=queue, position=None)
+        return list(itertools.starmap(DeadLetterRecord, found))
+
+    def get(self, queue: str, position: int) -> DeadLetterRecord | None:
+        found = self._read(_ALL, queue=queue, position=position)
+        return DeadLetterRecord(*found[0]) if found else None
+
+    def counts(self) -> dict[str, int]:
+        return dict(self._read(_COUNTS))
+
+    def find(
+        self,
+        queue: str | None = None,
+        *,
+        error: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[DeadLetterEntry]:
+        found = self._read(_ENTRIES, queue=queue, since=since, until=until)
+        entries = itertools.starmap(DeadLetterEntry, found)
+        return [each for each in entries if matches(each, error, None, None)]
+
+    def prune(self, queue: str, *, keep: int | None = None, before: float | None = None) -> int:
+        total = 0
+        if keep is not None:
+            total += self._delete(_SURPLUS, queue=queue, keep=keep)
+        if before is not None:
+            total += self._delete(_EXPIRED, queue=queue, before=before)
+        return total
+
+    def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
+        def work(connection: PostgresqlConnection) -> list[int | None]:
+            with connection.transaction():
+                return [self._retry(connection, *key) for key in keys]
+
+        return self._writer.run(work)
+
+    def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
+        statement = self._sql(_REMOVE)
+
+        def work(connection: PostgresqlConnection) -> list[bool]:
+            with connection.transaction():
+                return [
+                    connection.execute(
+                        statement, {"app": self._app, "queue": queue, "position": position}
+                    ).rowcount
+                    > 0
+                    for queue, position in keys
+                ]
+
+        return self._writer.run(work)
+
+    def _retry(self, connection: PostgresqlConnection, queue: str, position: int) -> int | None:
+        """Send a dead letter again, in the transaction of the connection."""
+        key: dict[str, Any] = {"app": self._app, "queue": queue, "position": position}
+        found = connection.execute(self._sql(_TAKE), key).fetchone()
+        if found is None:
+            return None
+        body, message_key, headers = found
+        again = retried_headers(headers, message_id(position, self._node))
+        message = {**key, "key": message_key, "headers": again, "body": body}
+        (moved,) = connection.execute(self._sql(_RESEND), message).fetchone() or (None,)
+        connection.execute(self._sql(_REMOVE), key)
+        return moved
+
+    def _read(self, query: str, **wanted: Any) -> list[Any]:
+        statement, parameters = self._sql(query), {"app": self._app, **wanted}
+        return self._fetches.run(
+            lambda connection: connection.execute(statement, parameters).fetchall()
+        )
+
+    def _delete(self, query: str, **wanted: Any) -> int:
+        statement, parameters = self._sql(query), {"app": self._app, **wanted}
+        return self._writer.run(
+            lambda connection: connection.execute(statement, parameters).rowcount
+        )
+
+    def _sql(self, text: str) -> str:
+        return text.format(schema=self._schema)
+
+
+def _storable(text: str) -> str:
+    """Return text without what PostgreSQL cannot store: NUL, and stray surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

@@ -1,0 +1,161 @@
+"""Reading queues: the fetches of a process share one connection, which a native thread uses.
+
+Fetches that arrive while the thread is busy become one query. With a thousand queues of one new
+message each, that is a few round trips instead of a thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
+from qdo.brokers.postgresql.schema import check_format, check_server
+from qdo.brokers.postgresql.session import PostgresqlConnection, PostgresqlSession
+from qdo.brokers.postgresql.url import SchemaAddress
+
+T = TypeVar("T")
+Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]
+
+FETCH_BYTES = 32 * 1024 * 1024
+"""Largest size of all bodies in one answer. The first body of a queue may be larger."""
+MAX_FETCHES = 64
+"""Fetches in one query."""
+
+_ONE = """
+SELECT position, body, key, headers FROM {schema}.messages
+WHERE queue = (SELECT id FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s)
+  AND position > greatest(%(after)s::bigint, (
+      SELECT trimmed FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s))
+ORDER BY position LIMIT least(%(limit)s, greatest(1, {bytes} / (
+    SELECT largest FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s)))
+"""
+_MANY = """
+SELECT place, position, body, key, headers
+FROM unnest(%(names)b::text[], %(afters)b::bigint[], %(limits)b::bigint[])
+    WITH ORDINALITY AS wanted(name, after, most, place)
+JOIN {schema}.queues ON app = %(app)s AND queues.name = wanted.name
+CROSS JOIN LATERAL (
+    SELECT position, body, key, headers FROM {schema}.messages
+    WHERE queue = queues.id AND position > greatest(wanted.after, queues.trimmed)
+    ORDER BY position
+    LIMIT least(wanted.most, greatest(1, {bytes} / %(count)s::integer / queues.largest))
+) AS found
+ORDER BY place, position
+"""
+
+
+class Fetch(NamedTuple):
+    """The next rows of a queue."""
+
+    queue: str
+    after: int
+    limit: int
+
+
+Work: TypeAlias = "Fetch | Callable[[PostgresqlConnection], Any]"
+
+
+class Fetches(GroupedCalls[Work]):
+    """The reads of one process for one app."""
+
+    def __init__(self, address: SchemaAddress, app: str) -> None:
+        super().__init__("reader")
+        self._app = app
+        self._address = address
+        self._session = PostgresqlSession(address, self._prepare)
+        self._one = _ONE.format(schema=address.schema, bytes=FETCH_BYTES)
+        self._many = _MANY.format(schema=address.schema, bytes=FETCH_BYTES)
+        self.start()
+
+    def run(self, work: Callable[[PostgresqlConnection], T]) -> T:
+        """Run `work` with the connection and return its result."""
+        result: T = self.call(work)
+        return result
+
+    # --- on the reading thread --------------------------------------------------------
+
+    def _prepare(self, connection: PostgresqlConnection) -> None:
+        check_server(connection, self._address)
+        check_format(connection, self._address)
+
+    def release(self) -> None:
+        self._session.close()
+
+    def handle(self, calls: list[GroupedCall[Work]]) -> None:
+        fetches = [call for call in calls if isinstance(call.work, Fetch)]
+        for start in range(0, len(fetches), MAX_FETCHES):
+            self._fetch(fetches[start : start + MAX_FETCHES])
+        for call in calls:
+            if not isinstance(call.work, Fetch):
+                self._run_one(call, call.work)
+
+    def _fetch(self, calls: list[GroupedCall[Work]]) -> None:
+        wanted: list[Fetch] = [call.work for call in calls]  # type: ignore[misc]
+        fetch = self._fetch_one if len(wanted) == 1 else self._fetch_many
+        try:
+            found = self._session.run(lambda connection: fetch(connection, wanted))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+            for call in calls:
+                call.fail(error)
+            return
+        for call, rows in zip(calls, found, strict=True):
+            call.finish(rows)
+
+    def _fetch_one(
+        self, connection: PostgresqlConnection, wanted: Sequence[Fetch]
+    ) -> Sequence[list[Row]]:
+        (fetch,) = wanted
+        parameters = {
+            "app": self._app, "name": fetch.queue, "after": fetch.after, "limit": fetch.limit
+        }  # fmt: skip
+        with connection.cursor(binary=True) as cursor:
+            return [cursor.execute(self._one, parameters).fetchall()]
+
+    def _fetch_many(
+        self, connection: PostgresqlConnection, wanted: Sequence[Fetch]
+    ) -> Sequence[list[Row]]:
+        parameters = {
+            "app": self._app,
+            "names": [fetch.queue for fetch in wanted],
+            "afters": [fetch.after for fetch in wanted],
+            "limits": [fetch.limit for fetch in wanted],
+            "count": len(wanted),
+        }
+        found: list[list[Row]] = [[] for _ in wanted]
+        with connection.cursor(binary=True) as cursor:
+            for place, *row in cursor.execute(self._many, parameters):
+                found[place - 1].append(tuple(row))
+        return found
+
+    def _run_one(
+        self, call: GroupedCall[Work], work: Callable[[PostgresqlConnection], Any]
+    ) -> None:
+        try:
+            call.finish(self._session.run(work))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+            call.fail(error)
+
+
+class PostgresqlReader:
+    """Reads one queue after a position."""
+
+    __slots__ = ("_after", "_fetches", "_queue")
+
+    def __init__(self, fetches: Fetches, queue: str, after: int) -> None:
+        self._fetches = fetches
+        self._queue = queue
+        self._after = after
+
+    def fetch(self, limit: int) -> Sequence[Row]:
+        """Return the next rows, at most `limit`.
+
+        Returns fewer if large bodies would use too much memory.
+        """
+        rows: Sequence[Row] = self._fetches.call(Fetch(self._queue, self._after, limit))
+        if rows:
+            self._after = rows[-1][0]
+        return rows
+
+    def close(self) -> None:
+        """Do nothing: a reader holds nothing between fetches."""

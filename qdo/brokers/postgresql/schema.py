@@ -1,0 +1,117 @@
+"""The schema of the PostgreSQL broker: an append-only log, and functions that write to it.
+
+**The order of a queue is the order of its commits.** A position that a sender takes before its
+commit would be passed over by a reader that sees a later one first. Therefore:
+
+1. A sender locks the row of its queue, then takes a position that is larger than all others, then
+   inserts the message, and releases the lock after its commit has become visible. So whoever sees
+   a message of a queue sees every message before it.
+2. A transaction of an app keeps its messages in `outgoing`. A deferred trigger sends them as the
+   last step before the commit: nobody waits for a transaction that stays open for an hour.
+3. Positions come from one sequence, which a session lock moves to the present time. Neither a
+   rollback nor a snapshot concerns a sequence: the rule holds at every isolation level, and when
+   the clock of the server was set back. Positions are unique over the schema, and so are the ids
+   that are made from them.
+
+The lock is `FOR NO KEY UPDATE`, which creates no version of the row. Senders to different queues
+only share the sequence, for a few microseconds.
+
+Which queues changed cannot be told from positions: a transaction with a smaller position may
+commit later in another queue. `look` compares snapshots instead: the messages that are new are
+those of transactions which were not visible before.
+
+Progress is not stored here but in the coordinator, so a processed message is neither updated nor
+deleted. `trim` moves the end of the visible part of a queue (`queues.trimmed`); a partition is
+dropped when all its messages are hidden. Autovacuum leaves the partitions alone.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+
+from qdo.brokers.postgresql.session import PostgresqlConnection
+from qdo.brokers.postgresql.url import SchemaAddress
+from qdo.postgresql_errors import (
+    PostgresqlUnsuitableError,
+    SchemaMissingError,
+    SchemaNewerError,
+    SchemaOlderError,
+)
+
+FORMAT = 1
+OLDEST_SERVER = 15
+PARTITION_SECONDS = 3600
+"""Default length of a partition. The space of processed messages is free after the retention time
+and at most two partitions."""
+
+
+def script(schema: str, partition_seconds: int) -> str:
+    """Return the SQL statements that create a schema."""
+    resource = importlib.resources.files("qdo.brokers.postgresql").joinpath("schema.sql")
+    text = resource.read_text(encoding="utf-8")
+    return text.replace("{schema}", schema).replace("{seconds}", str(partition_seconds))
+
+
+def check_server(connection: PostgresqlConnection, address: SchemaAddress) -> None:
+    """Check that a server can hold the schema.
+
+    :raises PostgresqlUnsuitableError: it is too old, or the database has another encoding.
+    """
+    version = connection.info.server_version // 10_000
+    if version < OLDEST_SERVER:
+        raise PostgresqlUnsuitableError(
+            server=address.server,
+            reason=f"its version must be {OLDEST_SERVER} or later, got {version}; upgrade it",
+        )
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise PostgresqlUnsuitableError(
+            server=address.server,
+            reason=f"the encoding of the database must be UTF8, got {encoding}; create another"
+            " with `createdb --encoding UTF8 --template template0 NAME`",
+        )
+
+
+def found_format(connection: PostgresqlConnection, address: SchemaAddress) -> int | None:
+    """Return the format of the schema, None without one."""
+    query = "SELECT to_regclass(%s)"
+    (exists,) = connection.execute(query, (f"{address.schema}.about",)).fetchone() or (None,)
+    if exists is None:
+        return None
+    found = connection.execute(f"SELECT format FROM {address.schema}.about").fetchone()  # nosec B608 # the address allows a-z, 0-9 and _
+    return None if found is None else int(found[0])
+
+
+def check_format(connection: PostgresqlConnection, address: SchemaAddress) -> None:
+    """Check that this version of qdo can use the schema.
+
+    :raises SchemaMissingError, SchemaOlderError, SchemaNewerError: it cannot.
+    """
+    found = found_format(connection, address)
+    if found is None:
+        raise SchemaMissingError(server=address.server, schema=address.schema)
+    if found < FORMAT:
+        raise SchemaOlderError(
+            server=address.server, schema=address.schema, found=found, known=FORMAT
+        )
+    if found > FORMAT:
+        raise SchemaNewerError(
+            path=address.server, schema=address.schema, found=found, known=FORMAT
+        )
+
+
+def create(
+    connection: PostgresqlConnection, address: SchemaAddress, partition_seconds: int
+) -> bool:
+    """Create the schema unless it exists; return whether it was created.
+
+    :raises PostgresqlUnsuitableError, SchemaNewerError: see `check_server`, `check_format`.
+    """
+    check_server(connection, address)
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(7104)")  # two at once: one creates
+        if found_format(connection, address) is None:
+            connection.execute(script(address.schema, partition_seconds), prepare=False)
+            return True
+    check_format(connection, address)
+    return False

@@ -1,0 +1,472 @@
+-- The tables and functions of the PostgreSQL broker, format 1. `schema.py` explains them.
+-- {schema} stands for the quoted name of the schema, {seconds} for the length of a partition.
+
+CREATE SCHEMA IF NOT EXISTS {schema};
+REVOKE ALL ON SCHEMA {schema} FROM PUBLIC;
+
+CREATE TABLE {schema}.about (
+    id integer PRIMARY KEY DEFAULT 1 CHECK (id = 1),
+    format integer NOT NULL,
+    node bigint NOT NULL,
+    partition_ticks bigint NOT NULL CHECK (partition_ticks > 0)
+);
+
+CREATE TABLE {schema}.queues (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    app text NOT NULL,
+    name text NOT NULL,
+    trimmed bigint NOT NULL DEFAULT 0,
+    largest integer NOT NULL DEFAULT 4096,
+    xid bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
+    UNIQUE (app, name)
+) WITH (fillfactor = 70);
+CREATE INDEX queues_by_xid ON {schema}.queues (xid);
+
+CREATE TABLE {schema}.messages (
+    queue bigint NOT NULL,
+    position bigint NOT NULL,
+    xid bigint NOT NULL,
+    key text,
+    headers text,
+    body bytea NOT NULL,
+    PRIMARY KEY (queue, position)
+) PARTITION BY RANGE (position);
+CREATE INDEX messages_by_xid ON {schema}.messages (xid, queue);
+
+CREATE SEQUENCE {schema}.positions;
+
+CREATE TABLE {schema}.outgoing (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    xid bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
+    app text NOT NULL,
+    name text NOT NULL,
+    key text,
+    headers text,
+    body bytea NOT NULL,
+    id text NOT NULL,
+    due bigint,
+    dedup_key text,
+    dedup_ticks bigint,
+    max_queues integer
+);
+CREATE INDEX outgoing_by_xid ON {schema}.outgoing (xid);
+
+CREATE TABLE {schema}.delayed (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    app text NOT NULL,
+    due bigint NOT NULL,
+    queue bigint NOT NULL,
+    key text,
+    headers text,
+    body bytea NOT NULL
+);
+CREATE INDEX delayed_by_due ON {schema}.delayed (app, due, number);
+CREATE INDEX delayed_by_queue ON {schema}.delayed (queue);
+
+CREATE TABLE {schema}.dedup (
+    queue bigint NOT NULL,
+    key text NOT NULL,
+    id text NOT NULL,
+    until bigint NOT NULL,
+    PRIMARY KEY (queue, key)
+);
+CREATE INDEX dedup_by_until ON {schema}.dedup (until);
+
+CREATE TABLE {schema}.dead_letters (
+    queue bigint NOT NULL,
+    position bigint NOT NULL,
+    body bytea NOT NULL,
+    key text,
+    headers text,
+    error text NOT NULL,
+    traceback text NOT NULL,
+    attempts integer NOT NULL,
+    worker text NOT NULL,
+    fence bigint NOT NULL,
+    dead_at double precision NOT NULL,
+    PRIMARY KEY (queue, position)
+);
+CREATE INDEX dead_letters_by_time ON {schema}.dead_letters (dead_at, position);
+
+-- The present as a position: 100 ns intervals since 1582-10-15.
+CREATE FUNCTION {schema}.clock() RETURNS bigint
+LANGUAGE sql VOLATILE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT (extract(epoch FROM clock_timestamp()) * 10000000)::bigint + 122192928000000000
+$$;
+
+-- Reserve consecutive positions and return the first. The caller has locked the queues that get
+-- them. A session lock and a sequence, which no rollback and no snapshot concerns: positions
+-- increase over the whole schema, at any isolation level, even if the clock was set back.
+CREATE FUNCTION {schema}.reserve(count bigint) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    first bigint;
+BEGIN
+    BEGIN
+        PERFORM pg_advisory_lock(7105, '{schema}.positions'::regclass::oid::bigint::integer);
+        SELECT greatest(last_value + 1, {schema}.clock()) INTO first FROM {schema}.positions;
+        PERFORM setval('{schema}.positions', first + count - 1);
+    EXCEPTION WHEN OTHERS OR query_canceled THEN
+        PERFORM pg_advisory_unlock(7105, '{schema}.positions'::regclass::oid::bigint::integer);
+        RAISE;
+    END;
+    PERFORM pg_advisory_unlock(7105, '{schema}.positions'::regclass::oid::bigint::integer);
+    RETURN first;
+END
+$$;
+
+-- Create the partition of a position unless it exists. ATTACH, because CREATE ... PARTITION OF
+-- would wait for all readers and block them.
+CREATE FUNCTION {schema}.add_partition(place bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    ticks bigint := (SELECT partition_ticks FROM {schema}.about);
+    number bigint := place / ticks;
+BEGIN
+    IF to_regclass('{schema}.messages_' || number) IS NOT NULL THEN
+        RETURN;
+    END IF;
+    PERFORM pg_advisory_xact_lock(7106, '{schema}.messages'::regclass::oid::bigint::integer);
+    IF to_regclass('{schema}.messages_' || number) IS NOT NULL THEN
+        RETURN;
+    END IF;
+    EXECUTE format('CREATE TABLE {schema}.messages_%s (LIKE {schema}.messages INCLUDING ALL)'
+        ' WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)', number);
+    EXECUTE format('ALTER TABLE {schema}.messages ATTACH PARTITION {schema}.messages_%s'
+        ' FOR VALUES FROM (%s) TO (%s)', number, number * ticks, (number + 1) * ticks);
+END
+$$;
+
+-- Lock queues in the order of their ids; create those that do not exist. Without `lock_ms`, the
+-- lock timeout of the caller applies.
+CREATE FUNCTION {schema}.lock_queues(
+    of_app text, names text[], max_queues integer, lock_ms integer
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    wanted integer := CASE cardinality(names) WHEN 1 THEN 1
+        ELSE (SELECT count(DISTINCT name) FROM unnest(names) AS name) END;
+    found integer;
+    missing text;
+BEGIN
+    IF lock_ms IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', lock_ms::text, true);
+    END IF;
+    LOOP
+        PERFORM FROM {schema}.queues WHERE app = of_app AND name = ANY (names)
+            ORDER BY id FOR NO KEY UPDATE;
+        GET DIAGNOSTICS found = ROW_COUNT;
+        EXIT WHEN found >= wanted;
+        IF max_queues IS NOT NULL THEN
+            PERFORM pg_advisory_xact_lock(7107, hashtext(of_app));
+            SELECT name INTO missing FROM unnest(names) AS name WHERE NOT EXISTS (
+                SELECT FROM {schema}.queues AS known WHERE app = of_app AND known.name = unnest.name
+            ) LIMIT 1;
+            IF missing IS NOT NULL AND wanted - found > max_queues
+                    - (SELECT count(*) FROM {schema}.queues WHERE app = of_app) THEN
+                RAISE EXCEPTION 'too many queues' USING ERRCODE = 'QD001', DETAIL = missing;
+            END IF;
+        END IF;
+        INSERT INTO {schema}.queues (app, name)
+            SELECT DISTINCT of_app, name FROM unnest(names) AS name ORDER BY name
+            ON CONFLICT DO NOTHING;
+    END LOOP;
+END
+$$;
+
+-- Append messages to their queues; return the position of the first. The others follow it in the
+-- given order.
+CREATE FUNCTION {schema}.append(
+    of_app text, names text[], keys text[], headers text[], bodies bytea[],
+    max_queues integer, lock_ms integer
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    count bigint := cardinality(names);
+    own_xid bigint := pg_current_xact_id()::text::bigint;
+    first bigint;
+BEGIN
+    PERFORM {schema}.lock_queues(of_app, names, max_queues, lock_ms);
+    first := {schema}.reserve(count);
+    PERFORM {schema}.add_partition(first);
+    PERFORM {schema}.add_partition(first + count - 1);
+    INSERT INTO {schema}.messages (queue, position, xid, key, headers, body)
+        SELECT queues.id, first + place - 1, own_xid, given.key, given.head, given.body
+        FROM unnest(names, keys, headers, bodies)
+            WITH ORDINALITY AS given(name, key, head, body, place)
+        JOIN {schema}.queues ON app = of_app AND queues.name = given.name;
+    -- Rare, because sizes are rounded up to powers of two: a new version of the row is dead weight.
+    IF (SELECT max(octet_length(body)) FROM unnest(bodies) AS body) > 4096 THEN
+        UPDATE {schema}.queues SET largest = sizes.size FROM (
+            SELECT name, (2 ^ ceil(log(2, max(octet_length(body)))))::integer AS size
+            FROM unnest(names, bodies) AS given(name, body)
+            WHERE octet_length(body) > 4096 GROUP BY name
+        ) AS sizes WHERE app = of_app AND queues.name = sizes.name AND largest < sizes.size;
+    END IF;
+    RETURN first;
+END
+$$;
+
+-- The id of the message at a position: its UUID version 1.
+CREATE FUNCTION {schema}.message_id(place bigint) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT lpad(to_hex(place & 4294967295), 8, '0')
+        || '-' || lpad(to_hex((place >> 32) & 65535), 4, '0')
+        || '-' || lpad(to_hex(((place >> 48) & 4095) | 4096), 4, '0')
+        || '-8000-' || lpad(to_hex(node), 12, '0') FROM {schema}.about
+$$;
+
+-- Send messages, some with an id of their own, a due time (position), or a deduplication key;
+-- return their ids. A message with a due time has an id.
+CREATE FUNCTION {schema}.send(
+    of_app text, names text[], keys text[], headers text[], bodies bytea[], ids text[],
+    dues bigint[], dedup_keys text[], dedup_ticks bigint[], max_queues integer, lock_ms integer
+) RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    sent text[] := ARRAY[]::text[];
+    now bigint;
+    own bigint;
+    place bigint;
+    known text;
+    id text;
+BEGIN
+    PERFORM {schema}.lock_queues(of_app, names, max_queues, lock_ms);
+    FOR i IN 1 .. cardinality(names) LOOP
+        now := {schema}.clock();
+        SELECT queues.id INTO own FROM {schema}.queues WHERE app = of_app AND name = names[i];
+        IF dedup_keys[i] IS NOT NULL THEN
+            SELECT dedup.id INTO known FROM {schema}.dedup
+                WHERE queue = own AND key = dedup_keys[i] AND until > now;
+            IF FOUND THEN
+                sent := sent || known;
+                CONTINUE;
+            END IF;
+        END IF;
+        id := ids[i];
+        IF dues[i] > now THEN
+            INSERT INTO {schema}.delayed (app, due, queue, key, headers, body)
+                VALUES (of_app, dues[i], own, keys[i], headers[i], bodies[i]);
+        ELSE
+            place := {schema}.append(of_app, names[i:i], keys[i:i], headers[i:i], bodies[i:i],
+                max_queues, NULL);
+            id := coalesce(id, {schema}.message_id(place));
+        END IF;
+        IF dedup_keys[i] IS NOT NULL THEN
+            DELETE FROM {schema}.dedup WHERE (queue, key) IN (
+                SELECT queue, key FROM {schema}.dedup WHERE until <= now ORDER BY until
+                LIMIT 16 FOR UPDATE SKIP LOCKED);
+            INSERT INTO {schema}.dedup (queue, key, id, until)
+                VALUES (own, dedup_keys[i], id, now + dedup_ticks[i])
+                ON CONFLICT (queue, key) DO UPDATE SET id = excluded.id, until = excluded.until;
+        END IF;
+        sent := sent || id;
+    END LOOP;
+    RETURN sent;
+END
+$$;
+
+-- Keep messages until the transaction commits, which then sends them; see `send`.
+CREATE FUNCTION {schema}.stage(
+    of_app text, names text[], keys text[], headers text[], bodies bytea[], ids text[],
+    dues bigint[], dedup_keys text[], dedup_ticks bigint[], max_queues integer
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO {schema}.outgoing
+        (app, name, key, headers, body, id, due, dedup_key, dedup_ticks, max_queues)
+        SELECT of_app, given.*, max_queues
+        FROM unnest(names, keys, headers, bodies, ids, dues, dedup_keys, dedup_ticks) AS given
+$$;
+
+-- The last step of a transaction before its commit, so that it holds its locks for a moment only,
+-- however long it was open. The first message sends all: locks are taken in one order.
+CREATE FUNCTION {schema}.send_staged() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    own_xid bigint := pg_current_xact_id()::text::bigint;
+    sending record;
+BEGIN
+    FOR sending IN
+        SELECT app, max_queues, array_agg(name ORDER BY number) AS names,
+            array_agg(key ORDER BY number) AS keys, array_agg(headers ORDER BY number) AS headers,
+            array_agg(body ORDER BY number) AS bodies, array_agg(id ORDER BY number) AS ids,
+            array_agg(due ORDER BY number) AS dues,
+            array_agg(dedup_key ORDER BY number) AS dedup_keys,
+            array_agg(dedup_ticks ORDER BY number) AS dedup_ticks
+        FROM {schema}.outgoing WHERE xid = own_xid GROUP BY app, max_queues ORDER BY app
+    LOOP
+        PERFORM {schema}.send(sending.app, sending.names, sending.keys, sending.headers,
+            sending.bodies, sending.ids, sending.dues, sending.dedup_keys, sending.dedup_ticks,
+            sending.max_queues, NULL);
+        PERFORM pg_notify({schema}.channel(sending.app), '');
+    END LOOP;
+    DELETE FROM {schema}.outgoing WHERE xid = own_xid;
+    RETURN NULL;
+END
+$$;
+CREATE CONSTRAINT TRIGGER send_staged AFTER INSERT ON {schema}.outgoing
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {schema}.send_staged();
+
+-- The name under which listeners of an app are notified; names of channels have 63 bytes.
+CREATE FUNCTION {schema}.channel(of_app text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT 'qdo_' || md5((SELECT node FROM {schema}.about) || of_app)
+$$;
+
+-- Move due messages into their queues, in order of due time; return their number. Messages beyond
+-- the limits are left for the next call; the first may be larger.
+CREATE FUNCTION {schema}.move_due(of_app text, most integer, most_bytes bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    numbers bigint[];
+BEGIN
+    PERFORM pg_advisory_xact_lock(7108, hashtext(of_app));
+    SELECT array_agg(number) INTO numbers FROM (
+        SELECT number, sum(size) OVER (ORDER BY due, number) - size AS before FROM (
+            SELECT number, due, octet_length(body) AS size FROM {schema}.delayed
+            WHERE app = of_app AND due <= {schema}.clock() ORDER BY due, number LIMIT most
+        ) AS due
+    ) AS sized WHERE before < most_bytes;
+    IF numbers IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM {schema}.append(of_app, array_agg(queues.name ORDER BY due, number),
+            array_agg(key ORDER BY due, number), array_agg(headers ORDER BY due, number),
+            array_agg(body ORDER BY due, number), NULL, NULL)
+        FROM {schema}.delayed JOIN {schema}.queues ON queues.id = queue WHERE number = ANY (numbers);
+    DELETE FROM {schema}.delayed WHERE number = ANY (numbers);
+    RETURN cardinality(numbers);
+END
+$$;
+
+-- Return the queues with messages, or with first messages, of transactions that were not visible
+-- in an earlier snapshot, and the present snapshot: its first transaction that has not begun, and
+-- those in progress. With it the time until the next delayed message is due, in ticks.
+CREATE FUNCTION {schema}.look(
+    of_app text, seen_next bigint, seen_running bigint[],
+    OUT next_xid bigint, OUT running bigint[], OUT names text[], OUT due_ticks bigint
+)
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+        ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint),
+        ARRAY(SELECT name FROM {schema}.queues WHERE app = of_app AND id IN (
+            SELECT queue FROM {schema}.messages WHERE messages.xid >= seen_next
+            UNION SELECT queue FROM {schema}.messages WHERE messages.xid = ANY (seen_running))),
+        (SELECT due - {schema}.clock() FROM {schema}.delayed WHERE app = of_app
+            ORDER BY due LIMIT 1)
+$$;
+
+-- Hide processed messages of a queue that are old enough; return their number.
+CREATE FUNCTION {schema}.trim(of_app text, of_queue text, done bigint, older_ticks bigint)
+RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    upto bigint := least(done, {schema}.clock() - older_ticks);
+    own record;
+    hidden bigint;
+    top bigint;
+BEGIN
+    SELECT id, trimmed INTO own FROM {schema}.queues WHERE app = of_app AND name = of_queue;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    SELECT count(*), max(position) INTO hidden, top FROM {schema}.messages
+        WHERE queue = own.id AND position > own.trimmed AND position <= upto;
+    IF hidden > 0 THEN
+        UPDATE {schema}.queues SET trimmed = top WHERE id = own.id AND trimmed < top;
+    END IF;
+    RETURN hidden;
+END
+$$;
+
+-- Drop the oldest partitions of which every message is hidden; return their names. The lock
+-- timeout keeps a transaction that uses a partition from blocking all others behind the drop.
+CREATE FUNCTION {schema}.drop_partitions() RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET lock_timeout = '200ms' AS $$
+DECLARE
+    ticks bigint := (SELECT partition_ticks FROM {schema}.about);
+    dropped text[] := ARRAY[]::text[];
+    part record;
+    pending boolean;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(7109, '{schema}.messages'::regclass::oid::bigint::integer) THEN
+        RETURN dropped;
+    END IF;
+    PERFORM {schema}.add_partition({schema}.clock() + ticks);
+    FOR part IN
+        SELECT relname, substring(relname FROM '[0-9]+$')::bigint AS number
+        FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+        WHERE inhparent = '{schema}.messages'::regclass ORDER BY 2
+    LOOP
+        EXIT WHEN (part.number + 1) * ticks > {schema}.clock();
+        EXECUTE format('WITH RECURSIVE found(queue) AS ('
+            ' (SELECT queue FROM {schema}.%1$I ORDER BY queue LIMIT 1)'
+            ' UNION ALL SELECT (SELECT queue FROM {schema}.%1$I AS further'
+            '   WHERE further.queue > found.queue ORDER BY queue LIMIT 1)'
+            ' FROM found WHERE found.queue IS NOT NULL)'
+            ' SELECT EXISTS (SELECT FROM found JOIN {schema}.queues ON id = found.queue'
+            '   WHERE trimmed < (SELECT max(position) FROM {schema}.%1$I AS own'
+            '     WHERE own.queue = found.queue))', part.relname) INTO pending;
+        CONTINUE WHEN pending;
+        EXECUTE format('DROP TABLE {schema}.%I', part.relname);
+        dropped := dropped || part.relname::text;
+    END LOOP;
+    RETURN dropped;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN ARRAY[]::text[];
+END
+$$;
+
+-- Store a dead letter unless its position has one.
+CREATE FUNCTION {schema}.bury(
+    of_app text, of_queue text, of_position bigint, body bytea, key text, headers text,
+    error text, traceback text, attempts integer, worker text, fence bigint, dead_at float8
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM {schema}.lock_queues(of_app, ARRAY[of_queue], NULL, NULL);
+    INSERT INTO {schema}.dead_letters
+        SELECT id, of_position, body, key, headers, error, traceback, attempts, worker, fence,
+            dead_at FROM {schema}.queues WHERE app = of_app AND name = of_queue
+        ON CONFLICT DO NOTHING;
+END
+$$;
+
+-- Delete a queue that is empty, or that may be deleted with its messages. Return the number of
+-- waiting and delayed messages and dead letters that keep it from being deleted.
+CREATE FUNCTION {schema}.delete_queue(
+    of_app text, of_queue text, done bigint, with_messages boolean,
+    OUT waiting bigint, OUT later bigint, OUT dead bigint
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    own record;
+BEGIN
+    waiting := 0; later := 0; dead := 0;
+    SELECT id, trimmed INTO own FROM {schema}.queues WHERE app = of_app AND name = of_queue
+        FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF NOT with_messages THEN
+        SELECT count(*) INTO waiting FROM {schema}.messages
+            WHERE queue = own.id AND position > greatest(done, own.trimmed);
+        SELECT count(*) INTO later FROM {schema}.delayed WHERE queue = own.id;
+        SELECT count(*) INTO dead FROM {schema}.dead_letters WHERE queue = own.id;
+        IF waiting + later + dead > 0 THEN
+            RETURN;
+        END IF;
+    END IF;
+    DELETE FROM {schema}.delayed WHERE queue = own.id;
+    DELETE FROM {schema}.dedup WHERE queue = own.id;
+    DELETE FROM {schema}.dead_letters WHERE queue = own.id;
+    DELETE FROM {schema}.queues WHERE id = own.id;
+END
+$$;
+
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
+
+INSERT INTO {schema}.about (format, node, partition_ticks) VALUES (
+    1, (floor(random() * 281474976710656))::bigint | 1099511627776, {seconds}::bigint * 10000000);

@@ -1,0 +1,240 @@
+"""A connection to PostgreSQL, which is opened again when it is lost.
+
+Waiting has a deadline: a frozen server keeps its connections for ever. psycopg waits through
+Python's `select`, which gevent replaces; a native thread must wait with the original.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors, pq
+from psycopg.abc import PQGen
+
+from qdo.brokers.postgresql.url import SchemaAddress
+from qdo.errors import QdoError
+from qdo.postgresql_errors import (
+    PostgresqlBusyError,
+    PostgresqlError,
+    PostgresqlFullError,
+    PostgresqlLoginError,
+    PostgresqlReadOnlyError,
+    PostgresqlRightsError,
+    PostgresqlUnansweredError,
+    PostgresqlUnreachableError,
+    SchemaMissingError,
+)
+from qdo.system.native import original
+from qdo.text import printable
+
+T = TypeVar("T")
+RV = TypeVar("RV")
+
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 30.0
+"""How long a statement may take. The longest write 64 MiB to a slow disk."""
+
+_READ, _WRITE = 1, 2
+"""Bits by which psycopg's generators say what they wait for, and learn what is ready."""
+_RIGHT = re.compile(r"permission denied for (schema|table|function|sequence) (\S+)")
+
+
+def native_poll() -> Any:
+    """Return a poll object whose waiting blocks the native thread, also under gevent."""
+    return original("select", "poll", select.poll)()
+
+
+def loop_poll() -> Any:
+    """Return a poll object that lets other greenlets run under gevent."""
+    return select.poll()
+
+
+def wait_for(poll: Any, fileno: int, wanted: int, deadline: float) -> int:
+    """Wait until a socket can be read or written; return which, 0 after the deadline."""
+    events = (select.POLLIN if wanted & _READ else 0) | (select.POLLOUT if wanted & _WRITE else 0)
+    poll.register(fileno, events)
+    found = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+    if not found:
+        return 0
+    ready = found[0][1]
+    failed = ready & ~(select.POLLIN | select.POLLOUT)
+    can = (_READ if ready & select.POLLIN else 0) | (_WRITE if ready & select.POLLOUT else 0)
+    return can | (wanted if failed else 0)
+
+
+class PostgresqlConnection(psycopg.Connection[Any]):
+    """A connection whose waiting has an end.
+
+    :ivar make_poll: `native_poll` or `loop_poll`.
+    """
+
+    make_poll: Callable[[], Any] = staticmethod(native_poll)
+
+    def wait(self, gen: PQGen[RV], interval: float = 0.0, timeout: float | None = None) -> RV:
+        deadline = time.monotonic() + (ANSWER_SECONDS if timeout is None else timeout)
+        try:
+            wanted: Any = next(gen)
+            while True:
+                ready = wait_for(self.make_poll(), self.pgconn.socket, wanted, deadline)
+                if not ready:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"no answer for {ANSWER_SECONDS:g} s")
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            result: RV = end.value
+            return result
+
+
+def connect(
+    address: SchemaAddress, make_poll: Callable[[], Any] = native_poll
+) -> PostgresqlConnection:
+    """Return a connection to the first server that accepts it.
+
+    :raises psycopg.OperationalError: none does; the reason of the last.
+    """
+    for conninfo in address.conninfos[:-1]:
+        try:
+            return _connect(conninfo, address, make_poll)
+        except psycopg.OperationalError:
+            continue
+    return _connect(address.conninfos[-1], address, make_poll)
+
+
+def _connect(
+    conninfo: str, address: SchemaAddress, make_poll: Callable[[], Any]
+) -> PostgresqlConnection:
+    deadline = time.monotonic() + CONNECT_SECONDS
+    pgconn = pq.PGconn.connect_start(conninfo.encode())
+    state: int = pq.PollingStatus.WRITING
+    while state != pq.PollingStatus.OK:
+        if pgconn.status == pq.ConnStatus.BAD or state == pq.PollingStatus.FAILED:
+            raise psycopg.OperationalError(pgconn.get_error_message(), pgconn=pgconn)
+        wanted = _READ if state == pq.PollingStatus.READING else _WRITE
+        if not wait_for(make_poll(), pgconn.socket, wanted, deadline):
+            pgconn.finish()
+            raise psycopg.OperationalError(f"no answer for {CONNECT_SECONDS:g} s")
+        state = pgconn.connect_poll()
+    pgconn.nonblocking = 1
+    connection = PostgresqlConnection(pgconn)
+    connection.make_poll = make_poll
+    connection.prepare_threshold = None if address.pooled else 1
+    connection.autocommit = True
+    connection.execute("SET jit = off")  # compiling a plan takes longer than running it
+    return connection
+
+
+class PostgresqlSession:
+    """A connection that is opened at first use, and again when it was lost. For one thread.
+
+    :param prepare: called with each new connection.
+    :param make_poll: `native_poll` or `loop_poll`.
+    """
+
+    def __init__(
+        self,
+        address: SchemaAddress,
+        prepare: Callable[[PostgresqlConnection], None] = lambda connection: None,
+        make_poll: Callable[[], Any] = native_poll,
+    ) -> None:
+        self._address = address
+        self._make_poll = make_poll
+        self._prepare = prepare
+        self._connection: PostgresqlConnection | None = None
+
+    def run(self, act: Callable[[PostgresqlConnection], T], *, writes: bool = False) -> T:
+        """Call `act` with the connection and return its result.
+
+        :param writes: it may have stored messages when the connection is lost.
+        :raises PostgresqlError: the server cannot be reached or refuses; see its subclasses.
+        :raises UsageError: the login, a right or the schema is missing.
+        """
+        try:
+            connection = self._open()
+        except psycopg.Error as error:
+            self.close()
+            raise translated(self._address, error) from error
+        try:
+            return act(connection)
+        except psycopg.Error as error:
+            lost = connection.closed or connection.broken
+            read_only = isinstance(error, errors.ReadOnlySqlTransaction)
+            if lost or read_only:
+                self.close()  # another server may be the primary now
+            if lost and writes:
+                reason = _reason(error)
+                raise PostgresqlUnansweredError(
+                    server=self._address.server, reason=reason
+                ) from error
+            raise translated(self._address, error) from error
+
+    def _open(self) -> PostgresqlConnection:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._address, self._make_poll)
+            self._prepare(self._connection)
+        return self._connection
+
+    @property
+    def connection(self) -> PostgresqlConnection | None:
+        """The open connection, None without one."""
+        return self._connection
+
+    def close(self) -> None:
+        """Close the connection; the next call of `run` opens it again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+_KINDS: tuple[tuple[tuple[type[psycopg.Error], ...], type[QdoError]], ...] = (
+    ((errors.InvalidPassword, errors.InvalidAuthorizationSpecification), PostgresqlLoginError),
+    ((errors.ReadOnlySqlTransaction,), PostgresqlReadOnlyError),
+    ((errors.DiskFull,), PostgresqlFullError),
+    ((errors.LockNotAvailable, errors.DeadlockDetected), PostgresqlBusyError),
+)
+_LOGIN = ("password", "authentication", "pg_hba.conf", "role ")
+
+
+def translated(address: SchemaAddress, error: psycopg.Error) -> QdoError:
+    """Return the qdo error for an error of psycopg."""
+    reason, server = _reason(error), address.server
+    for kinds, kind in _KINDS:
+        if isinstance(error, kinds):
+            return kind(server=server, reason=reason)
+    if isinstance(
+        error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedFunction
+    ):
+        return SchemaMissingError(server=server, schema=address.schema)
+    if isinstance(error, errors.InsufficientPrivilege):
+        return _rights_error(address, reason)
+    if error.sqlstate is None and any(word in reason for word in _LOGIN):
+        return PostgresqlLoginError(server=server, reason=reason)  # libpq gives no state at login
+    if error.sqlstate is None and "read-only" in reason:
+        return PostgresqlReadOnlyError(server=server, reason=reason)
+    if error.sqlstate is None or isinstance(error, psycopg.OperationalError):
+        return PostgresqlUnreachableError(server=server, reason=reason)
+    return PostgresqlError(server=server, reason=reason)
+
+
+def _rights_error(address: SchemaAddress, reason: str) -> PostgresqlRightsError:
+    found = _RIGHT.search(reason)
+    kind, name = found.groups() if found else ("schema", address.schema)
+    if kind == "schema":
+        grant = f"GRANT USAGE ON SCHEMA {address.schema} TO ROLE"
+    elif kind == "function":
+        grant = f"GRANT EXECUTE ON FUNCTION {address.schema}.{name} TO ROLE"
+    else:
+        grant = f"GRANT SELECT, INSERT, DELETE ON {address.schema}.{name} TO ROLE"
+    return PostgresqlRightsError(
+        server=address.server, role="this role", reason=reason, remedy=f"`{grant}`"
+    )
+
+
+def _reason(error: psycopg.Error) -> str:
+    """Return the cause as one line."""
+    text = error.diag.message_primary or str(error) or type(error).__name__
+    return printable(" ".join(text.split()))

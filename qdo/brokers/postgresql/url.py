@@ -1,0 +1,104 @@
+"""The address of a PostgreSQL broker: postgresql://USER@HOST:PORT/DATABASE?OPTION=VALUE&..."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from qdo.errors import SettingsError
+from qdo.text import did_you_mean, hide_credentials
+
+_FORM = "postgresql://USER@HOST:PORT/DATABASE"
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_POOLERS = ("none", "transaction")
+_LIBPQ = (
+    "host", "port", "service", "passfile", "connect_timeout", "sslmode", "sslrootcert",
+    "sslcert", "sslkey", "sslcrl", "channel_binding", "target_session_attrs", "krbsrvname",
+    "gssencmode", "keepalives_idle", "keepalives_interval", "keepalives_count",
+    "tcp_user_timeout",
+)  # fmt: skip
+"""Options that libpq reads."""
+_DEFAULTS = {
+    "connect_timeout": "10",
+    "target_session_attrs": "read-write",
+    "tcp_user_timeout": "30000",
+    "application_name": "qdo",
+    "client_encoding": "UTF8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaAddress:
+    """One schema of a database.
+
+    :ivar conninfos: for libpq, without a password: one for each host, in the order of attempts.
+    :ivar schema: name of the schema.
+    :ivar pooled: whether a pooler in transaction mode stands before the server.
+    :ivar server: the database in errors and logs: HOST:PORT/DATABASE.
+    """
+
+    conninfos: tuple[str, ...]
+    schema: str
+    pooled: bool
+    server: str
+
+
+def postgresql_address(url: str) -> SchemaAddress:
+    """Parse a URL ``postgresql://USER@HOST:PORT/DATABASE?...``.
+
+    :raises SettingsError: the URL is not valid; the reason states the valid values.
+    """
+    shown = hide_credentials(url)
+    if not url.startswith("postgresql://"):
+        raise _fault(f"{shown!r} must have the form {_FORM}")
+    try:
+        parts = urlsplit(url)
+        pairs = parse_qsl(
+            parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), errors="strict"
+        )
+    except ValueError as error:
+        raise _fault(f"{shown!r} is not {_FORM}?OPTION=VALUE&...: {error}") from error
+    user, _, hosts = parts.netloc.rpartition("@")
+    if ":" in user or any(name == "password" for name, _ in pairs):
+        raise _fault(
+            f"an address must not contain a password: write {_FORM}, and give the password in "
+            "PGPASSWORD, in ~/.pgpass, or in a service file"
+        )
+    if parts.fragment:
+        raise _fault(f"{shown!r} has a '#': write it as %23, or leave it out")
+    options = _options(pairs)
+    schema, pooler = options.pop("schema", "qdo"), options.pop("pooler", "none")
+    if not _SCHEMA.fullmatch(schema):
+        raise _fault(f"schema must be 1 to 63 of a-z, 0-9 and '_', got {schema!r}")
+    if pooler not in _POOLERS:
+        raise _fault(f"pooler={pooler!r} is not one of {', '.join(_POOLERS)}")
+    database = unquote(parts.path.lstrip("/"))
+    if not database and "service" not in options:
+        raise _fault(f"{shown!r} lacks the database: write {_FORM}")
+    server = f"{hosts or options.get('host') or options.get('service', 'local')}/{database}"
+    query = urlencode({**_DEFAULTS, **options})
+    conninfos = tuple(
+        f"postgresql://{user}{'@' * bool(user)}{host}/{quote(database, safe='')}?{query}"
+        for host in hosts.split(",")
+    )
+    return SchemaAddress(conninfos, schema, pooler == "transaction", server)
+
+
+def _options(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    known = ("schema", "pooler", *_LIBPQ)
+    options: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise _fault(f"unknown option {name!r}{hint}; valid options: {', '.join(known)}")
+        if name in options:
+            raise _fault(f"option {name!r} is given twice")
+        if "\0" in value:
+            raise _fault(f"option {name!r} must not contain NUL")
+        options[name] = value
+    return options
+
+
+def _fault(reason: str) -> SettingsError:
+    return SettingsError(name="broker", reason=reason)

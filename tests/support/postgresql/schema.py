@@ -1,0 +1,18 @@
+"""qdo's schema in a database of a test."""
+
+from __future__ import annotations
+
+from qdo.brokers.postgresql.schema import PARTITION_SECONDS, create
+from qdo.brokers.postgresql.session import connect
+from qdo.brokers.postgresql.url import postgresql_address
+
+
+def prepared(url: str, partition_seconds: int = PARTITION_SECONDS) -> str:
+    """Create the schema of an address, as `qdo broker init` does; return the address."""
+    address = postgresql_address(url)
+    connection = connect(address)
+    try:
+        create(connection, address, partition_seconds)
+    finally:
+        connection.close()
+    return url
