@@ -159,8 +159,8 @@ BEGIN
         EXIT WHEN found >= wanted;
         IF max_queues IS NOT NULL THEN
             PERFORM pg_advisory_xact_lock(7107, hashtext(of_app));
-            SELECT name INTO missing FROM unnest(names) AS name WHERE NOT EXISTS (
-                SELECT FROM {schema}.queues AS known WHERE app = of_app AND known.name = unnest.name
+            SELECT given.name INTO missing FROM unnest(names) AS given(name) WHERE NOT EXISTS (
+                SELECT FROM {schema}.queues AS known WHERE app = of_app AND known.name = given.name
             ) LIMIT 1;
             IF missing IS NOT NULL AND wanted - found > max_queues
                     - (SELECT count(*) FROM {schema}.queues WHERE app = of_app) THEN
