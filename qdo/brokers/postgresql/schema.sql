@@ -266,16 +266,23 @@ BEGIN
 END
 $$;
 
--- Keep messages until the transaction commits, which then sends them; see `send`.
+-- Keep messages until the transaction commits, which then sends them; see `send`. The node tells
+-- this schema from one of the same name in another database.
 CREATE FUNCTION {schema}.stage(
-    of_app text, names text[], keys text[], headers text[], bodies bytea[], ids text[],
+    of_node bigint, of_app text, names text[], keys text[], headers text[], bodies bytea[], ids text[],
     dues bigint[], dedup_keys text[], dedup_ticks bigint[], max_queues integer
 ) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM {schema}.about WHERE node = of_node) THEN
+        RAISE EXCEPTION 'another schema' USING ERRCODE = 'QD002';
+    END IF;
     INSERT INTO {schema}.outgoing
         (app, name, key, headers, body, id, due, dedup_key, dedup_ticks, max_queues)
-        SELECT of_app, given.*, max_queues
-        FROM unnest(names, keys, headers, bodies, ids, dues, dedup_keys, dedup_ticks) AS given
+        SELECT of_app, given.*, stage.max_queues
+        FROM unnest(names, keys, stage.headers, bodies, ids, dues, dedup_keys, stage.dedup_ticks)
+            AS given;
+END
 $$;
 
 -- The last step of a transaction before its commit, so that it holds its locks for a moment only,
