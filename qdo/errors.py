@@ -72,7 +72,7 @@ class BrokerMismatchError(UsageError):
     """the messages of app {app!r} are in the file that a worker on host {first_host} opened as
     {first_address}, and {address} on host {host} is another file; start this worker with the same
     broker; workers on several machines need a broker that they reach over the network, such as
-    SQS. To change to another file, stop all workers of the app and run `qdo broker --reset`"""
+    SQS. To change to another file, stop all workers of the app and run `qdo broker file --reset`"""
 
 
 class NotSettledError(UsageError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qdo.brokers.catalog import QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterStore
@@ -145,6 +145,16 @@ class Broker(abc.ABC):
         import asyncio  # slow to import, and most senders do not need it
 
         return await asyncio.to_thread(self.send_many, messages)
+
+    def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
+        """Store messages if, and only if, a transaction of the app commits; return their ids.
+
+        :param connection: a database connection or session of the app.
+        :raises UnsupportedError: this broker is not a database that apps use.
+        """
+        what = "send in a transaction of the app"
+        remedy = "use a qdo.outbox.Outbox in the app's database"
+        raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     # --- reading ---
 

@@ -11,6 +11,20 @@ from qdo.positions import TIME_POSITIONS, Positions
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerSchema:
+    """The schema of a broker that is a database; each function takes the broker's address.
+
+    :ivar script: returns the SQL statements that create it, given the seconds of a partition.
+    :ivar create: creates or upgrades it; returns whether it changed anything.
+    :ivar grants: returns the SQL statements that let a role be a sender, worker or onlooker.
+    """
+
+    script: Callable[[str, int], str]
+    create: Callable[[str, int], bool]
+    grants: Callable[[str, str, str], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerKind:
     """One kind of broker.
 
@@ -22,6 +36,7 @@ class BrokerKind:
         separate. A message for one part may be received from another.
     :ivar foreign_senders: whether programs other than qdo may send; see `encryption.marks`.
     :ivar dead_letter_remedy: how to limit its dead letters, where qdo does not; else "".
+    :ivar schema: None if opening a broker creates everything that it needs.
     :ivar keeps_dead_letters: whether the broker at an address can store dead letters.
     """
 
@@ -33,6 +48,7 @@ class BrokerKind:
     foreign_senders: bool = False
     keeps_dead_letters: Callable[[str], bool] = lambda url: True
     dead_letter_remedy: str = ""
+    schema: BrokerSchema | None = None
 
 
 def parse_error(parse: Callable[[str], object], url: str) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 
 from qdo.brokers.base import Broker
-from qdo.brokers.kind import BrokerKind
-from qdo.errors import SettingsError
+from qdo.brokers.kind import BrokerKind, BrokerSchema
+from qdo.errors import SettingsError, UnsupportedError
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import name_error
 from qdo.text import hide_credentials
@@ -99,13 +99,27 @@ def dead_letter_remedy(url: str) -> str:
     return "" if kind is None else kind.dead_letter_remedy
 
 
+def schema_of(url: str) -> BrokerSchema:
+    """Return the functions for the schema of the broker at `url`.
+
+    :raises UnsupportedError: this kind of broker creates everything that it needs.
+    """
+    kind = _kind_of(url)
+    if kind is None or kind.schema is None:
+        what, remedy = "create a schema", "workers and senders create what they need"
+        raise UnsupportedError(
+            broker=f"the broker {hide_credentials(url)}", what=what, remedy=remedy
+        )
+    return kind.schema
+
+
 def open_broker(url: str, app: str, max_queues: int | None = None) -> Broker:
     """Open the broker at `url` for one app; create missing files and tables.
 
     :param url: `sqlite:PATH`, a file shared by the processes of this machine,
-        `sqs://REGION/PREFIX` or `kinesis://REGION/STREAM`.
-    :param app: its queues in a file are separate from those of every other app. In SQS the prefix
-        separates apps. Each app reads all of a Kinesis stream.
+        `postgresql://USER@HOST/DATABASE`, `sqs://REGION/PREFIX` or `kinesis://REGION/STREAM`.
+    :param app: its queues in a file or schema are separate from those of every other app. In SQS
+        the prefix separates apps. Each app reads all of a Kinesis stream.
     :param max_queues: see `Broker.max_queues`.
     :raises SettingsError: the scheme is unknown, the address invalid, or the app name impossible.
     :raises DatabaseError: the file cannot be used; see its subclasses.

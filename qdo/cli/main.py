@@ -23,7 +23,7 @@ COMMANDS = {
     "broker": (
         "qdo.cli.commands.broker",
         "broker",
-        "Show the broker file that the workers share.",
+        "Show the broker file that the workers share; prepare a database.",
     ),
     "keys": ("qdo.cli.commands.keys", "keys", "Make, list and retire keys for encrypted bodies."),
     "acl": ("qdo.cli.commands.acl", "acl", "Check and correct the rights on znodes."),

@@ -114,6 +114,7 @@ class Sender:
         at: Moment | None = None,
         dedup_key: str | None = None,
         dedup_seconds: float | None = None,
+        connection: Any = None,
     ) -> str:
         """Store one message and return its id; it is durable when this returns.
 
@@ -124,25 +125,32 @@ class Sender:
         :param at: deliver it at this time: a datetime with a zone, or a Unix time in seconds.
         :param dedup_key: if a message with this key was sent to the queue within the
             `dedup_seconds` of that message (default 300), store nothing and return its id.
+        :param connection: send the message if, and only if, the transaction of this connection
+            commits: a connection of psycopg, or a connection or session of SQLAlchemy, to the
+            database of a PostgreSQL broker.
         :raises QueueNameError: the queue's name must have 1 to 200 characters without "/",
             control characters and emoji; ".", ".." and "zookeeper" are reserved.
         :raises UsageError: the body would not arrive as it is, or a value is invalid.
         :raises MessageTooLargeError: the body is larger than the broker's limit.
-        :raises UnsupportedError: the broker cannot delay or deduplicate.
+        :raises UnsupportedError: the broker cannot delay, deduplicate, or send in a transaction.
         :raises UnreachableError: the broker cannot be reached.
         """
         message = NewMessage(queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds)
-        return self.broker.send_many(self._build_outgoing([message]))[0]
+        return self.send_many([message], connection=connection)[0]
 
-    def send_many(self, messages: Iterable[AnyMessage]) -> list[str]:
+    def send_many(self, messages: Iterable[AnyMessage], *, connection: Any = None) -> list[str]:
         """Store many messages at once, all or none, and return their ids.
 
         :param messages: tuples ``(queue, body)``, ``(queue, body, key)`` or
             ``(queue, body, key, headers)``, dicts with the parameters of `send`, or
             `qdo.NewMessage`; order within a queue is kept.
+        :param connection: as in `send`.
         :raises: as `send`.
         """
-        return self.broker.send_many(self._build_outgoing(messages))
+        outgoing = self._build_outgoing(messages)
+        if connection is not None:
+            return self.broker.send_within(connection, outgoing)
+        return self.broker.send_many(outgoing)
 
     async def asend(
         self,

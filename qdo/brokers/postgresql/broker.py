@@ -15,7 +15,7 @@ from qdo.brokers.postgresql.catalog import PostgresqlCatalog
 from qdo.brokers.postgresql.dead_letters import PostgresqlDeadLetters
 from qdo.brokers.postgresql.listener import NotificationListener
 from qdo.brokers.postgresql.reader import Fetches, PostgresqlReader
-from qdo.brokers.postgresql.sending import SendWork, check_text
+from qdo.brokers.postgresql.sending import SendWork, StageWork, check_text
 from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.brokers.postgresql.writer import PostgresqlWriter
@@ -96,6 +96,14 @@ class PostgresqlBroker(Broker):
             return self._ids(await self._writer.acall(messages, size))
         ids: list[str] = await self._writer.acall(self._with_options(messages), size)
         return ids
+
+    def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
+        for message in messages:
+            self._checked_size(message)
+        if not messages:
+            return []
+        stage = StageWork(self._address, self._app, messages, self.max_queues, self.id_node)
+        return stage.run(connection)
 
     def _with_options(self, messages: Sequence[Outgoing]) -> SendWork:
         return SendWork(self._address.schema, self._app, messages, self.max_queues)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from qdo.brokers.base import Broker
-from qdo.brokers.kind import BrokerKind, parse_error
-from qdo.brokers.postgresql.url import postgresql_address
+from qdo.brokers.kind import BrokerKind, BrokerSchema, parse_error
+from qdo.brokers.postgresql.url import SchemaAddress, postgresql_address
 from qdo.errors import SettingsError
 
 
-def _open(url: str, app: str) -> Broker:
+def _address(url: str) -> SchemaAddress:
     address = postgresql_address(url)  # an invalid one is reported without psycopg, too
     try:
         import psycopg  # noqa: F401 - the extra of this broker
@@ -19,9 +19,44 @@ def _open(url: str, app: str) -> Broker:
             name="broker",
             reason=f"a PostgreSQL broker needs psycopg ({error}): pip install 'qdo[postgresql]'",
         ) from error
+    return address
+
+
+def _open(url: str, app: str) -> Broker:
+    address = _address(url)
     from qdo.brokers.postgresql.broker import PostgresqlBroker
 
     return PostgresqlBroker(address, app)
 
 
-KIND = BrokerKind(open=_open, address_error=partial(parse_error, postgresql_address))
+def _script(url: str, partition_seconds: int) -> str:
+    address = _address(url)
+    from qdo.brokers.postgresql.schema import script
+
+    return script(address.schema, partition_seconds)
+
+
+def _create(url: str, partition_seconds: int) -> bool:
+    address = _address(url)
+    from qdo.brokers.postgresql.schema import create
+    from qdo.brokers.postgresql.session import PostgresqlSession
+
+    session = PostgresqlSession(address)
+    try:
+        return session.run(lambda connection: create(connection, address, partition_seconds))
+    finally:
+        session.close()
+
+
+def _grants(url: str, role: str, kind: str) -> list[str]:
+    address = _address(url)
+    from qdo.brokers.postgresql.schema import grants
+
+    return grants(address.schema, role, kind)
+
+
+KIND = BrokerKind(
+    open=_open,
+    address_error=partial(parse_error, postgresql_address),
+    schema=BrokerSchema(script=_script, create=_create, grants=_grants),
+)

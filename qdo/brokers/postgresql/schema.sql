@@ -159,8 +159,8 @@ BEGIN
         EXIT WHEN found >= wanted;
         IF max_queues IS NOT NULL THEN
             PERFORM pg_advisory_xact_lock(7107, hashtext(of_app));
-            SELECT name INTO missing FROM unnest(names) AS name WHERE NOT EXISTS (
-                SELECT FROM {schema}.queues AS known WHERE app = of_app AND known.name = unnest.name
+            SELECT given.name INTO missing FROM unnest(names) AS given(name) WHERE NOT EXISTS (
+                SELECT FROM {schema}.queues AS known WHERE app = of_app AND known.name = given.name
             ) LIMIT 1;
             IF missing IS NOT NULL AND wanted - found > max_queues
                     - (SELECT count(*) FROM {schema}.queues WHERE app = of_app) THEN
@@ -266,16 +266,23 @@ BEGIN
 END
 $$;
 
--- Keep messages until the transaction commits, which then sends them; see `send`.
+-- Keep messages until the transaction commits, which then sends them; see `send`. The node tells
+-- this schema from one of the same name in another database.
 CREATE FUNCTION {schema}.stage(
-    of_app text, names text[], keys text[], headers text[], bodies bytea[], ids text[],
+    of_node bigint, of_app text, names text[], keys text[], headers text[], bodies bytea[], ids text[],
     dues bigint[], dedup_keys text[], dedup_ticks bigint[], max_queues integer
 ) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM {schema}.about WHERE node = of_node) THEN
+        RAISE EXCEPTION 'another schema' USING ERRCODE = 'QD002';
+    END IF;
     INSERT INTO {schema}.outgoing
         (app, name, key, headers, body, id, due, dedup_key, dedup_ticks, max_queues)
-        SELECT of_app, given.*, max_queues
-        FROM unnest(names, keys, headers, bodies, ids, dues, dedup_keys, dedup_ticks) AS given
+        SELECT of_app, given.*, stage.max_queues
+        FROM unnest(names, keys, stage.headers, bodies, ids, dues, dedup_keys, stage.dedup_ticks)
+            AS given;
+END
 $$;
 
 -- The last step of a transaction before its commit, so that it holds its locks for a moment only,

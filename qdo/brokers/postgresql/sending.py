@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import psycopg
+from psycopg import errors
+
 from qdo.brokers.base import Outgoing
-from qdo.brokers.postgresql.session import PostgresqlConnection
+from qdo.brokers.postgresql.session import PostgresqlConnection, translated
+from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.brokers.postgresql.writer import LOCK_SECONDS, columns
 from qdo.encoding import with_header
 from qdo.errors import UsageError
@@ -18,6 +23,11 @@ _ARRAYS = (
     " %b::text[], %b::bigint[], %b::text[], %b::bigint[]"
 )
 """Names, keys, headers, bodies, ids, dues, deduplication keys and windows."""
+
+
+OTHER_SCHEMA = "QD002"
+"""SQLSTATE of the error that `stage` raises."""
+_NO_SCHEMA = (errors.UndefinedFunction, errors.InvalidSchemaName)
 
 
 class SendWork:
@@ -36,6 +46,64 @@ class SendWork:
     def __call__(self, connection: PostgresqlConnection) -> list[str]:
         (ids,) = connection.execute(self._statement, self._parameters).fetchone() or ([],)
         return list(ids)
+
+
+class StageWork:
+    """Sends messages when a transaction of the app commits; its result is their ids."""
+
+    def __init__(
+        self,
+        address: SchemaAddress,
+        app: str,
+        messages: Sequence[Outgoing],
+        max_queues: int | None,
+        node: int,
+    ) -> None:
+        self._address = address
+        self._statement = f"SELECT {address.schema}.stage(%s, %s, {_ARRAYS}, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
+        arrays = arrays_of(messages, with_ids=True)
+        self._ids: list[str] = arrays[4]
+        self._parameters = (node, app, *arrays, max_queues)
+
+    def run(self, connection: Any) -> list[str]:
+        """Keep the messages in the transaction of a connection; return their ids.
+
+        :raises UsageError: it is not a connection of psycopg, or to another database.
+        """
+        try:
+            _executor(connection)(self._statement, self._parameters)
+        except Exception as error:
+            found = getattr(error, "orig", error)  # SQLAlchemy wraps the errors of psycopg
+            if not isinstance(found, psycopg.Error):
+                raise
+            if found.sqlstate == OTHER_SCHEMA or isinstance(found, _NO_SCHEMA):
+                raise UsageError(
+                    reason="the connection must be to the database of the app's broker, "
+                    f"{self._address.server}, got another; use a qdo.outbox.Outbox there"
+                ) from error
+            raise translated(self._address, found) from error
+        return self._ids
+
+
+def _executor(connection: Any) -> Callable[[str, Any], Any]:
+    """Return the function that executes statements in a connection's transaction."""
+    if isinstance(connection, psycopg.Connection):
+        return connection.execute
+    sqlalchemy: Any = sys.modules.get("sqlalchemy")
+    orm: Any = sys.modules.get("sqlalchemy.orm")
+    if orm is not None and isinstance(connection, orm.Session | orm.scoped_session):
+        connection = connection.connection()
+    if (
+        sqlalchemy is not None
+        and isinstance(connection, sqlalchemy.Connection)
+        and isinstance(connection.connection.driver_connection, psycopg.Connection)
+    ):
+        return connection.exec_driver_sql  # type: ignore[no-any-return]
+    raise UsageError(
+        reason="connection must be a Connection of psycopg 3, or a Session or Connection of "
+        f"SQLAlchemy with postgresql+psycopg://, got {type(connection).__name__}; for an "
+        "AsyncSession use the session from run_sync"
+    )
 
 
 def arrays_of(messages: Sequence[Outgoing], *, with_ids: bool = False) -> tuple[Any, ...]:

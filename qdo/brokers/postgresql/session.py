@@ -205,9 +205,7 @@ def translated(address: SchemaAddress, error: psycopg.Error) -> QdoError:
     for kinds, kind in _KINDS:
         if isinstance(error, kinds):
             return kind(server=server, reason=reason)
-    if isinstance(
-        error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedFunction
-    ):
+    if isinstance(error, errors.InvalidSchemaName):
         return SchemaMissingError(server=server, schema=address.schema)
     if isinstance(error, errors.InsufficientPrivilege):
         return _rights_error(address, reason)

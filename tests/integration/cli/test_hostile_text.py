@@ -48,7 +48,7 @@ CALLS = {
         ("unblock", HOSTILE_NAME, "--retry"),
     ],
     "delete": [("delete", HOSTILE_NAME), ("delete", HOSTILE_NAME, TEXT, "--yes")],
-    "broker": [("broker",)],
+    "broker": [("broker", "file")],
     "keys": [("keys", "list", "--keys", TEXT), ("keys", "retire", "--keys", TEXT, HOSTILE)],
     "acl": [("acl", "check"), ("acl", "check", "--app", HOSTILE), ("acl", "apply")],
     "tree": [("tree",), ("tree", "--app", HOSTILE)],

@@ -70,7 +70,12 @@ def test_a_worker_with_another_broker_file_does_not_start(machines: TwoMachines)
     assert other.wait() == 2, other.output
     assert "registered;" not in other.output
     [line] = [line for line in other.output.splitlines() if line.startswith("qdo-worker: ")]
-    for part in (machines.file(0), machines.file(1), socket.gethostname(), "qdo broker --reset"):
+    for part in (
+        machines.file(0),
+        machines.file(1),
+        socket.gethostname(),
+        "qdo broker file --reset",
+    ):
         assert part in line
     more = machines.start(1, "--broker", machines.file(0))
     more.wait_for_line(r"worker-\d+: registered")
@@ -100,15 +105,15 @@ def test_a_broker_file_is_changed_on_purpose(machines: TwoMachines) -> None:
     machines.send(0, "before")
     first = machines.start(0)
     wait_until(lambda: machines.done() == ["before"], "the message in the first file")
-    refused = machines.qdo("broker", "--reset")
+    refused = machines.qdo("broker", "file", "--reset")
     assert (refused.code, refused.out) == (5, "")
     assert "worker-0000000000" in refused.err
     first.send(signal.SIGTERM)
     assert first.wait() == 0, first.output
-    [item] = json.loads(machines.qdo("broker", "-o", "json").out)["items"]
+    [item] = json.loads(machines.qdo("broker", "file", "-o", "json").out)["items"]
     assert (item["address"], item["host"]) == (machines.file(0), socket.gethostname())
-    assert machines.qdo("broker", "--reset").code == 0
-    assert json.loads(machines.qdo("broker", "-o", "json").out)["items"] == []
+    assert machines.qdo("broker", "file", "--reset").code == 0
+    assert json.loads(machines.qdo("broker", "file", "-o", "json").out)["items"] == []
     machines.send(1, "after")
     machines.start(1).wait_for_line(r"worker-\d+: registered")
     wait_until(lambda: machines.done() == ["before", "after"], "the message in the new file")
@@ -125,5 +130,5 @@ def test_a_deleted_broker_file_is_not_replaced_silently(machines: TwoMachines) -
             each.unlink()
     again = machines.start(0, "--burst")
     assert again.wait() == 2, again.output
-    assert machines.qdo("broker", "--reset").code == 0
+    assert machines.qdo("broker", "file", "--reset").code == 0
     assert machines.start(0, "--burst").wait() == 0

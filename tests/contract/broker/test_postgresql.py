@@ -1,0 +1,148 @@
+"""What the PostgreSQL broker adds to the contract of all brokers."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from qdo.app import App
+from qdo.brokers.base import Broker, Outgoing, SendOptions
+from qdo.brokers.registry import open_broker
+from qdo.errors import QueueLimitError, QueueNotEmptyError, UnsupportedError, UsageError
+from tests.support.postgresql.schema import prepared
+from tests.support.shared_servers import SharedPostgresql
+
+
+@pytest.fixture
+def broker(postgresql_url: str) -> Iterator[Broker]:
+    made = open_broker(prepared(postgresql_url), "app")
+    yield made
+    made.close()
+
+
+def test_the_number_of_queues_is_limited(broker: Broker) -> None:
+    """Existing queues are not concerned; a batch is stored whole or not at all."""
+    broker.max_queues = 2
+    broker.send_many([Outgoing("a", b"1"), Outgoing("b", b"1")])
+    with pytest.raises(QueueLimitError) as raised:
+        broker.send(Outgoing("c", b"1"))
+    assert raised.value.details == {"queue": "c", "limit": 2}
+    with pytest.raises(QueueLimitError):
+        broker.send_many([Outgoing("a", b"2"), Outgoing("c", b"1")])
+    with pytest.raises(QueueLimitError):
+        broker.send(Outgoing("c", b"1", terms=SendOptions(dedup_key="k")))
+    assert broker.catalog.backlog("a", 0).count == 1
+    broker.delete_queue("b", broker.catalog.head("b"))
+    broker.send(Outgoing("c", b"1"))
+    assert broker.catalog.names() == ["a", "c"]
+
+
+def test_a_queue_is_deleted_when_it_is_empty(broker: Broker) -> None:
+    """Or on request; messages of a later queue of the same name are its own."""
+    broker.send(Outgoing("q", b"1"))
+    last = broker.catalog.head("q")
+    broker.send(Outgoing("q", b"2"))
+    with pytest.raises(QueueNotEmptyError) as raised:
+        broker.delete_queue("q", last)
+    assert raised.value.details == {"queue": "q", "waiting": 1, "delayed": 0, "dead_letters": 0}
+    broker.delete_queue("q", last, with_messages=True)
+    assert broker.catalog.names() == []
+    broker.send(Outgoing("q", b"3"))
+    assert [row[1] for row in broker.reader("q", 0).fetch(10)] == [b"3"]
+
+
+def _bodies(app: App, queue: str = "q") -> list[bytes]:
+    return [row[1] for row in app.broker.reader(queue, 0).fetch(100)]
+
+
+@pytest.fixture
+def app(postgresql_url: str) -> Iterator[App]:
+    with App("shop", broker=prepared(postgresql_url)) as made:
+        yield made
+
+
+def _psycopg(postgresql_url: str) -> Any:
+    return psycopg.connect(postgresql_url)
+
+
+def _sqlalchemy(postgresql_url: str) -> Any:
+    url = postgresql_url.replace("postgresql://", "postgresql+psycopg://")
+    return sqlalchemy.create_engine(url, poolclass=NullPool).connect()
+
+
+def _session(postgresql_url: str) -> Any:
+    url = postgresql_url.replace("postgresql://", "postgresql+psycopg://")
+    return Session(sqlalchemy.create_engine(url, poolclass=NullPool))
+
+
+@pytest.mark.parametrize("connect", [_psycopg, _sqlalchemy, _session])
+def test_a_message_is_sent_with_the_transaction(
+    app: App, postgresql_url: str, connect: Callable[[str], Any]
+) -> None:
+    """It exists if, and only if, the transaction commits, with the id that was returned."""
+    with connect(postgresql_url) as connection:
+        app.send("q", 1, connection=connection)
+        connection.rollback()
+        first = app.send("q", 2, key="k", headers={"a": "b"}, connection=connection)
+        app.send_many([("q", 3), ("r", 4)], connection=connection)
+        app.send("q", 0)  # the open transaction holds nobody back
+        assert _bodies(app) == [b"0"]
+        connection.commit()
+    assert _bodies(app) == [b"0", b"2", b"3"]
+    assert _bodies(app, "r") == [b"4"]
+    row = app.broker.reader("q", 0).fetch(2)[1]
+    assert row[2] == "k"
+    assert json.loads(row[3] or "") == {"a": "b", "qdo-id": first}
+
+
+def test_options_hold_within_a_transaction(app: App, postgresql_url: str) -> None:
+    """Delays, and deduplication keys when it commits."""
+    with _psycopg(postgresql_url) as connection:
+        app.send("q", 1, delay_seconds=3600, connection=connection)
+        for number in (2, 3):
+            app.send("q", number, dedup_key="k", connection=connection)
+    assert _bodies(app) == [b"2"]
+    assert app.broker.catalog.backlog("q", 0).delayed == 1
+
+
+def test_listeners_hear_of_the_commit(app: App, postgresql_url: str) -> None:
+    """They are notified when the messages can be read."""
+    heard: queue.Queue[list[str]] = queue.Queue()
+    stop = app.broker.listen(lambda names: heard.put(list(names)))
+    with _psycopg(postgresql_url) as connection:
+        app.send("q", 1, connection=connection)
+    assert heard.get(timeout=4) == ["q"]  # before the next look without a notification
+    stop()
+
+
+def test_other_connections_are_refused(
+    app: App, postgresql_url: str, shared_postgresql: SharedPostgresql
+) -> None:
+    """Of other libraries, and to other databases."""
+    with pytest.raises(UsageError):
+        app.send("q", 1, connection=sqlite3.connect(":memory:"))
+    other = shared_postgresql.address.create_database()
+    for _ in range(2):  # without a schema, then with one
+        with _psycopg(shared_postgresql.address.url(other)) as connection:
+            with pytest.raises(UsageError):
+                app.send("q", 1, connection=connection)
+            connection.rollback()
+        prepared(shared_postgresql.address.url(other))
+    shared_postgresql.address.drop_database(other)
+    assert _bodies(app) == []
+
+
+def test_other_brokers_do_not_send_within_transactions(tmp_path: Path) -> None:
+    """They name the outbox."""
+    with App("shop", broker=f"sqlite:{tmp_path / 'm.db'}") as app, pytest.raises(UnsupportedError):
+        app.send("q", 1, connection=sqlite3.connect(":memory:"))
