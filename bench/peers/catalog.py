@@ -20,6 +20,9 @@ class Rival:
     :ivar messages: number for a throughput run that takes seconds, not minutes.
     :ivar durable: Redis syncs every message to disk, like qdo's embedded broker.
     :ivar judged: qdo must be faster; otherwise the program is only shown.
+    :ivar schema: command that creates its tables; None if its sender or worker does.
+    :ivar sends: whether its sender is measured, too.
+    :ivar batches: whether it can send many messages in one transaction.
     """
 
     name: str
@@ -30,12 +33,22 @@ class Rival:
     messages: int = 20_000
     durable: bool = False
     judged: bool = True
+    schema: tuple[str, ...] | None = None
+    sends: bool = True
+    batches: bool = False
 
     def worker_command(self, python: Path) -> list[str]:
-        return [part.format(bin=python.parent) for part in self.worker]
+        return _located(self.worker, python)
 
     def feed_command(self, python: Path, command: str, count: int) -> list[str]:
-        return [*(part.format(bin=python.parent) for part in self.feed), command, str(count)]
+        return [*_located(self.feed, python), command, str(count)]
+
+    def schema_command(self, python: Path) -> list[str] | None:
+        return None if self.schema is None else _located(self.schema, python)
+
+
+def _located(command: tuple[str, ...], python: Path) -> list[str]:
+    return [part.format(bin=python.parent) for part in command]
 
 
 def _module(name: str) -> tuple[str, ...]:
@@ -56,9 +69,9 @@ def _huey(workers: int, kind: str) -> tuple[str, ...]:
     )
 
 
-def _celery(pool: str, queues: str) -> tuple[str, ...]:
+def _celery(pool: str, queues: str, module: str = "with_celery") -> tuple[str, ...]:
     return (
-        *("{bin}/celery", "-A", "bench.peers.with_celery", "worker", "--loglevel", "WARNING"),
+        *("{bin}/celery", "-A", f"bench.peers.{module}", "worker", "--loglevel", "WARNING"),
         *("--pool", pool, "--concurrency", "1", "--queues", queues),
         *("--without-gossip", "--without-mingle", "--without-heartbeat"),
     )
@@ -176,5 +189,59 @@ KAFKA = (
         _module("with_kafka"),
         "1 agent, JSON",
         messages=50_000,
+    ),
+)
+
+POSTGRESQL = (
+    Rival(
+        "Procrastinate",
+        (
+            *("{bin}/procrastinate", "--log-level", "warning"),
+            *("--app", "bench.peers.with_procrastinate.app", "worker", "--concurrency", "50"),
+            *("--delete-jobs", "successful"),
+        ),
+        _module("with_procrastinate"),
+        "async jobs, concurrency 50, LISTEN, jobs deleted when done",
+        messages=5_000,
+        schema=(*_module("with_procrastinate"), "schema", "0"),
+        batches=True,
+    ),
+    Rival(
+        "PgQueuer",
+        (*_module("with_pgqueuer"), "worker", "10"),
+        _module("with_pgqueuer"),
+        "asyncpg, uvloop, async jobs, default batches of 10",
+        messages=20_000,
+        schema=("{bin}/pgq", "install"),
+        batches=True,
+    ),
+    Rival(
+        "PgQueuer, tuned",
+        (*_module("with_pgqueuer"), "worker", "1000"),
+        _module("with_pgqueuer"),
+        "the same with batches of 1,000",
+        messages=100_000,
+        schema=("{bin}/pgq", "install"),
+        sends=False,
+    ),
+    Rival(
+        "Dramatiq",
+        (
+            *("{bin}/dramatiq", "bench.peers.with_dramatiq_pg"),
+            *("--processes", "1", "--threads", "8"),
+        ),
+        _module("with_dramatiq_pg"),
+        "dramatiq-pg, 1 process of 8 threads, no results",
+        messages=5_000,
+        schema=(*_module("with_dramatiq_pg"), "schema", "0"),
+    ),
+    Rival(
+        "Celery",
+        _celery("solo", "bench-00", "with_celery_postgresql"),
+        _module("with_celery_postgresql"),
+        "SQLAlchemy transport, pool solo, prefetch without limit, results ignored",
+        {"BENCH_PREFETCH": "0"},
+        messages=3_000,
+        schema=(*_module("with_celery_postgresql"), "schema", "0"),
     ),
 )

@@ -2,10 +2,14 @@
 
 Environment variables configure it, so that any worker program can import the module:
 
-- ``BENCH_MODE``: ``count`` (a no-op job; report when the first and the last one ran) or
-  ``time`` (report how long each message took from its sender to its job).
-- ``BENCH_TOTAL``: number of jobs of a complete run.
-- ``BENCH_REPORT``: named pipe that receives one line of JSON once the run is complete.
+- ``BENCH_MODE``: ``count`` (a no-op job; report when the first and the last one ran), ``time``
+  (report how long each message took from its sender to its job), ``tally`` (a no-op job; several
+  processes count) or ``order`` (the same, and count messages that start after a later one of their
+  key).
+- ``BENCH_TOTAL``: number of jobs of a complete run, for ``count`` and ``time``.
+- ``BENCH_REPORT``: named pipe that receives one line of JSON once the run is complete, likewise.
+- ``BENCH_READY``: number of messages that precede a run with ``time``; 1 by default.
+- ``BENCH_TALLIES``: folder for the counts of ``tally`` and ``order``, a file for each process.
 
 Times are CLOCK_MONOTONIC nanoseconds, one clock for all processes of a machine.
 """
@@ -15,15 +19,23 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import mmap
 import os
 import random
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 BODY_BYTES = 100
 WARM_UP = 20
 """Samples dropped at the start of a latency run, because of connections and first imports."""
+BATCH = 1000
+"""Messages of a batch, where a program can send many at once."""
+KEYS = 100
+"""Keys of the messages whose order counts: message `n` has key `n` modulo this."""
 
 _now = time.monotonic_ns
 
@@ -77,20 +89,24 @@ def counting(total: int, done: Callable[[dict[str, Any]], None]) -> Callable[[An
     return job
 
 
-def timing(total: int, done: Callable[[dict[str, Any]], None]) -> Callable[[Any], None]:
+def timing(
+    total: int, done: Callable[[dict[str, Any]], None], ready: int = 1
+) -> Callable[[Any], None]:
     """Return a job that calls `done` with the ages in seconds of `total` messages.
 
-    One message precedes them: its job calls `done` to report that the worker is ready.
+    `ready` messages precede them: the last one's job calls `done` to report that the worker is
+    ready.
     """
     ages: list[float] = []
-    ready = False
+    waiting = ready
 
     def job(value: Any) -> None:
-        nonlocal ready
+        nonlocal waiting
         age = (_now() - value["sent"]) / 1e9
-        if not ready:
-            ready = True
-            done({"ready": True})
+        if waiting:
+            waiting -= 1
+            if not waiting:
+                done({"ready": True})
             return
         ages.append(age)
         if len(ages) == total:
@@ -99,12 +115,54 @@ def timing(total: int, done: Callable[[dict[str, Any]], None]) -> Callable[[Any]
     return job
 
 
+def tallying(folder: Path, ordered: bool = False) -> Callable[[Any], None]:
+    """Return a no-op job that counts in shared memory; see `tallies`.
+
+    Not for several threads at once.
+
+    :param ordered: count messages that start after a later one of their key, too.
+    """
+    path = folder / str(os.getpid())
+    path.write_bytes(bytes(16))
+    with path.open("r+b") as file:
+        counts = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+    number = itertools.count(1).__next__
+    last = [-1] * KEYS
+
+    def job(_: Any) -> None:
+        counts[0] = number()
+
+    def ordered_job(value: Any) -> None:
+        at = value["number"]
+        if at < last[at % KEYS]:
+            counts[1] += 1
+        last[at % KEYS] = at
+        counts[0] = number()
+
+    return ordered_job if ordered else job
+
+
+def tallies(folder: Path) -> tuple[int, int]:
+    """Return the jobs of all processes so far, and those out of order."""
+    found = [memoryview(path.read_bytes()).cast("q") for path in folder.iterdir()]
+    whole = [each for each in found if len(each) == 2]  # a process may be creating its file
+    return sum(each[0] for each in whole), sum(each[1] for each in whole)
+
+
 def from_environment() -> Callable[[Any], None]:
     """Return the job that the environment configures."""
+    mode = os.environ["BENCH_MODE"]
+    if mode in ("tally", "order"):
+        return tallying(Path(os.environ["BENCH_TALLIES"]), mode == "order")
     total = int(os.environ["BENCH_TOTAL"])
     path = os.environ["BENCH_REPORT"]
-    make = {"count": counting, "time": timing}[os.environ["BENCH_MODE"]]
-    return make(total, lambda value: report(path, value))
+
+    def done(value: dict[str, Any]) -> None:
+        report(path, value)
+
+    if mode == "time":
+        return timing(total, done, int(os.environ.get("BENCH_READY", "1")))
+    return {"count": counting}[mode](total, done)
 
 
 def pauses(count: int, seed: int = 1) -> Iterator[float]:
@@ -124,3 +182,39 @@ def send_paced(send: Callable[[dict[str, Any]], object], count: int) -> None:
     for number, pause in enumerate(pauses(count)):
         time.sleep(pause)
         send(stamped(number))
+
+
+def send_for(
+    send: Callable[[Sequence[dict[str, Any]]], object], batch: int, threads: int = 1
+) -> None:
+    """Call `send` with batches for as long as requested, beside other senders.
+
+    Prints a line when it is ready, reads the seconds, and prints the messages per second.
+    """
+    bodies = [body(number) for number in range(batch)]
+    send(bodies)  # connects, and loads what it needs
+    print("ready", flush=True)
+    seconds = float(sys.stdin.readline())
+    rates: list[float] = []
+
+    def keep_sending() -> None:
+        began = time.monotonic()
+        sent, passed = 0, 0.0
+        while passed < seconds:
+            send(bodies)
+            sent += batch
+            passed = time.monotonic() - began
+        rates.append(sent / passed)
+
+    running = [threading.Thread(target=keep_sending) for _ in range(threads)]
+    for each in running:
+        each.start()
+    for each in running:
+        each.join()
+    print(json.dumps({"rate": sum(rates)}), flush=True)
+
+
+def batches(count: int, size: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield `count` bodies in lists of up to `size`."""
+    for start in range(0, count, size):
+        yield [body(number) for number in range(start, min(count, start + size))]

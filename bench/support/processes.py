@@ -166,6 +166,13 @@ def cpu_seconds(pid: int) -> float:
     return sum(_cpu_of_each(pid).values())
 
 
+def server_cpu_seconds(pid: int) -> float:
+    """Return the processor time of `pid`, its living descendants, and its children that ended."""
+    fields = _fields(pid)
+    ended = (int(fields[13]) + int(fields[14])) / _TICKS_PER_SECOND if fields else 0.0
+    return cpu_seconds(pid) + ended
+
+
 def _cpu_of_each(pid: int) -> dict[tuple[int, str], float]:
     """Return the processor time of each process of a tree, by process id and start time."""
     found = {}

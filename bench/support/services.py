@@ -24,6 +24,8 @@ from tests.support.zookeeper import Ensemble
 
 PEERS = ROOT / "bench" / ".venv-peers"
 REQUIREMENTS = ROOT / "bench" / "requirements.txt"
+POSTGRESQL_PEERS = ROOT / "bench" / ".venv-peers-postgresql"
+POSTGRESQL_REQUIREMENTS = ROOT / "bench" / "requirements-postgresql.txt"
 JAVA_OPTIONS = ("-Xms256m", "-Xmx1g")
 """Heap of a production server: it keeps its last 500 transactions in memory, and one that records
 250 queues takes over 100 KB."""
@@ -72,20 +74,21 @@ def _wait_for_port(server: Program, port: int, timeout_seconds: float = 20.0) ->
     raise server.failure(f"opened no port within {timeout_seconds:g} s")
 
 
-def peers_python(folder: Path = PEERS) -> Path:
+def peers_python(folder: Path = PEERS, requirements: Path = REQUIREMENTS) -> Path:
     """Return the Python of the peers' virtual environment, which is created at first use.
 
     :param folder: of the environment; without `requirements.stamp` it is created or completed.
+    :param requirements: what it contains.
     """
     python = folder / "bin" / "python"
     stamp = folder / "requirements.stamp"
-    wanted = REQUIREMENTS.read_text()
+    wanted = requirements.read_text()
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
     say(f"installing the programs qdo is compared with into {folder}")
     venv.create(folder, with_pip=True)
     subprocess.run(
-        [str(python), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS)],
+        [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)],
         check=True,
         stdout=sys.stderr,
     )
@@ -93,9 +96,9 @@ def peers_python(folder: Path = PEERS) -> Path:
     return python
 
 
-def peer_names() -> list[str]:
+def peer_names(requirements: Path = REQUIREMENTS) -> list[str]:
     """Return the names of the packages that qdo is compared with."""
-    lines = REQUIREMENTS.read_text().splitlines()
+    lines = requirements.read_text().splitlines()
     return [re.split(r"[\[<>=]", line)[0] for line in lines if not line.startswith("#")]
 
 
