@@ -248,5 +248,6 @@ def _dialect(session: SqlSession) -> str:
         return session.get_bind().dialect.name
     raise UsageError(
         reason="the session must be a Session or Connection of SQLAlchemy, or a connection of "
-        f"psycopg 3 or sqlite3, got {type(session).__name__}; for an AsyncSession use the session from run_sync"
+        f"psycopg 3 or sqlite3, got {type(session).__name__}; for an AsyncSession use the session "
+        "from run_sync"
     )
