@@ -155,8 +155,8 @@ class HttpCalls:
                     continue
                 raise self._unreachable(error) from error
             except BaseException:
-                # Also for gevent's Timeout and GreenletExit, which are not Exceptions: a late answer
-                # must not reach the next request.
+                # Also for Timeout and GreenletExit of gevent, which are not Exceptions: a late
+                # answer must not reach the next request.
                 connection.close()
                 raise
             if response.will_close or len(self._idle) >= self._connections:
