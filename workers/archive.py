@@ -83,9 +83,13 @@ def name_of(queue: str, span: Span, day: str) -> str:
 def span_of(name: str) -> Span | None:
     """Return the span in a file name, None if the file is not an archive file."""
     last, _, first = name.rpartition("/")[2].removesuffix(SUFFIX).partition("-")
-    if name.endswith(SUFFIX) and last.isdecimal() and first.isdecimal():
+    if name.endswith(SUFFIX) and _is_position(last) and _is_position(first):
         return Span(int(first), int(last))
     return None
+
+
+def _is_position(digits: str) -> bool:
+    return digits.isascii() and digits.isdecimal() and len(digits) <= WIDE_DIGITS
 
 
 def _digits(position: int) -> str:

@@ -238,8 +238,14 @@ def test_names_of_other_files() -> None:
     """Files that are not archive files are skipped."""
     span = Span(1, 2)
     assert span_of(name_of("q", span, "2025-01-01")) == span
-    for name in ("q/2026-08-01/readme", "q/2026-08-01/x-y.jsonl.gz", "q/2026-08-01/1.jsonl.gz"):
-        assert span_of(name) is None
+    for name in (
+        "readme",
+        "x-y.jsonl.gz",
+        "1.jsonl.gz",
+        f"{'9' * 5000}-1.jsonl.gz",  # Python converts 4,300 digits at most
+        "٣-٣.jsonl.gz",
+    ):
+        assert span_of(f"q/2026-08-01/{name}") is None
 
 
 # --- folders --------------------------------------------------------------------------
