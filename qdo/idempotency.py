@@ -12,9 +12,9 @@ write. There are two kinds of proof:
   a new position, such as a dead letter that is sent again. The table grows; old rows can be
   deleted by age.
 
-Both work in a transaction of the app: in a SQLAlchemy session or connection, or in a connection
-of the standard library's sqlite3. The SQL is common to SQLite and PostgreSQL. SQLAlchemy is only
-imported for its own sessions (``pip install 'qdo[sql]'``).
+Both work in a transaction of the app: in a SQLAlchemy session or connection, in a connection of
+psycopg 3, or in one of the standard library's sqlite3. The SQL is common to SQLite and PostgreSQL.
+SQLAlchemy is only imported for its own sessions (``pip install 'qdo[sql]'``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import enum
 import re
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -30,7 +31,8 @@ from qdo.errors import UnsupportedError, UsageError
 from qdo.message import Message
 
 SqlSession: TypeAlias = Any
-"""A SQLAlchemy `Session` or `Connection`, or a `sqlite3.Connection`, in a transaction."""
+"""A SQLAlchemy `Session` or `Connection`, a `psycopg.Connection`, or a `sqlite3.Connection`, in a
+transaction."""
 
 DIALECTS = ("sqlite", "postgresql")
 MAX_NAME = 200
@@ -217,6 +219,9 @@ def _execute(session: SqlSession, statement: str, parameters: Parameters) -> Any
     """Execute a statement in any kind of session; return its cursor or result."""
     if isinstance(session, sqlite3.Connection):
         return session.execute(statement, dict(parameters))
+    psycopg: Any = sys.modules.get("psycopg")
+    if psycopg is not None and isinstance(session, psycopg.Connection):
+        return session.execute(_PARAMETER.sub(r"%(\1)s", statement), dict(parameters))
     from sqlalchemy import text
 
     dialect = _dialect(session)
@@ -230,6 +235,9 @@ def _execute(session: SqlSession, statement: str, parameters: Parameters) -> Any
     return session.execute(text(statement), dict(parameters))
 
 
+_PARAMETER = re.compile(r":(\w+)")
+
+
 def _dialect(session: SqlSession) -> str:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
@@ -240,5 +248,6 @@ def _dialect(session: SqlSession) -> str:
         return session.get_bind().dialect.name
     raise UsageError(
         reason="the session must be a Session or Connection of SQLAlchemy, or a connection of "
-        f"sqlite3, got {type(session).__name__}; for an AsyncSession use the session from run_sync"
+        f"psycopg 3 or sqlite3, got {type(session).__name__}; for an AsyncSession use the session "
+        "from run_sync"
     )

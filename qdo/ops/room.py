@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from qdo.brokers.base import Broker
-from qdo.coordination.bulk_reads import read_children
-from qdo.coordination.client import Client
-from qdo.coordination.znodes.layout import Layout
 
 
-def crowded_out(
-    client: Client | None, layout: Layout, broker: Broker | None, names: Collection[str]
-) -> dict[str, str]:
-    """Return why queues are not processed, by queue; reads nothing if `names` is empty.
+def crowded_out(broker: Broker | None, nodes: int, names: Collection[str]) -> dict[str, str]:
+    """Return why queues are not processed, by queue.
 
+    :param nodes: number of queues that have a node.
     :param names: queues that have no node.
     """
     limit = None if broker is None else broker.max_queues
-    if client is None or limit is None or not names:
+    if limit is None or nodes < limit:
         return {}
-    nodes = read_children(client, [layout.queues]).get(layout.queues, ())
-    if len(nodes) < limit:
-        return {}
-    reason = f"the app has {len(nodes)} queues, and max_queues is {limit}; see `qdo delete`"
+    reason = f"the app has {nodes} queues, and max_queues is {limit}; see `qdo delete`"
     return dict.fromkeys(names, reason)

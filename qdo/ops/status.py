@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
-from qdo.brokers.ahead import check_head
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
-from qdo.coordination.bulk_reads import NodeValue, read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.errors import PositionAheadError, QdoError
-from qdo.ops.backlogs import ask
-from qdo.ops.room import crowded_out
-from qdo.ops.worker_status import component_nodes, details_of
-from qdo.queues import QueueFilter, why_untaken
-from qdo.text import one_line
-
-MOST_SECONDS = 1e12
-"""A longer lag was written by another program."""
+from qdo.errors import QdoError
+from qdo.ops.snapshot import NEW, Snapshot, is_finished, read_snapshot
+from qdo.queues import why_untaken
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +20,8 @@ class QueueStatus:
     """The owner and the progress of a queue.
 
     :ivar owner: worker in its node, None if the queue is free.
-    :ivar owner_gone: that worker is no longer registered: the queue is free as well.
+    :ivar owner_gone: that worker is no longer registered: the queue is free as well. None if it
+        is unknown, because the workers cannot be listed.
     :ivar last: position up to which everything is done, 0 before the first message.
     :ivar position: the broker's own position for it, None if its positions are times.
     :ivar backlog: messages after `last`; None if the broker does not know the queue, cannot
@@ -45,6 +34,8 @@ class QueueStatus:
     :ivar fault: why the queue is not processed: its node cannot be read, for instance.
     :ivar error: why the broker did not return the backlog.
     :ivar untaken: why no registered worker takes this queue, None if one does.
+    :ivar unclaimed: which worker it is assigned to that has not claimed it, None if it has an
+        owner or is not assigned.
     :ivar waits_for: queues that must be finished before this one may begin.
     :ivar marks: failure record of the failing message; it tells whether the queue is blocked.
     :ivar also_blocking: failure records of further messages that wait for an operator.
@@ -52,7 +43,7 @@ class QueueStatus:
 
     queue: str
     owner: str | None
-    owner_gone: bool
+    owner_gone: bool | None
     last: int
     backlog: int | None
     oldest: int | None
@@ -62,6 +53,7 @@ class QueueStatus:
     marks: FailureRecord | None = None
     also_blocking: tuple[FailureRecord, ...] = ()
     untaken: str | None = None
+    unclaimed: str | None = None
     position: str | None = None
     approximate: bool = False
     behind_seconds: float | None = None
@@ -74,46 +66,12 @@ class Statuses:
     """The status of queues, by name.
 
     :ivar unasked: how many backlogs were not requested from the broker, to save requests.
-    :ivar dead_letters_error: why the dead letters of all queues are unknown.
+    :ivar unread: what could not be read about the queues, with the reason.
     """
 
     queues: list[QueueStatus]
     unasked: int = 0
-    dead_letters_error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything that was read about the queues of an app; `assemble` makes statuses of it.
-
-    :ivar names: the queues to report.
-    :ivar nodes: their queue nodes, with faults; and those of the queues they wait for.
-    :ivar workers: registered workers; None without a coordinator.
-    :ivar filters: the different filters of the workers that stay.
-    :ivar listed: queues that the broker lists.
-    :ivar dead_letters: number of dead letters by queue; or the error of the request.
-    :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
-    :ivar lags: seconds by queue, as reported by workers.
-    :ivar faults: by queue, why it is not processed, as reported by workers.
-    :ivar parents: by queue, the queues that must be finished first.
-    :ivar unasked: number of backlogs that were not requested.
-    :ivar countable: the broker can count messages.
-    :ivar end: text of the position of a finished queue, None if queues never finish.
-    """
-
-    names: Sequence[str]
-    nodes: Mapping[str, QueueNode]
-    workers: Collection[str]
-    filters: Collection[QueueFilter]
-    listed: Collection[str]
-    dead_letters: Mapping[str, int] | QdoError
-    backlogs: Mapping[str, Backlog | QdoError | None]
-    lags: Mapping[str, float]
-    faults: Mapping[str, str]
-    parents: Mapping[str, Sequence[str]]
-    unasked: int
-    countable: bool
-    end: str | None
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 def queue_statuses(
@@ -127,80 +85,26 @@ def queue_statuses(
 
     Includes every queue that has a node or a message. A queue that is finished, or that the
     broker no longer has, is included only while it has dead letters. Without `client` owners and
-    positions are unknown, without `broker` messages are.
+    positions are unknown, without `broker` messages are. So is what the account may not read: see
+    `Statuses.unread`.
 
     :param budget: maximum number of backlogs to request from the broker, those of the queues
         that most probably need attention first; None: the broker's own limit.
     :raises CoordinatorUnreachableError: the connection is lost.
     :raises UnreachableError: the broker cannot be read.
+    :raises NodeRefusedError: the account may read nothing about the app.
     """
     return assemble(read_snapshot(client, layout, broker, glob, budget))
 
 
-def read_snapshot(
-    client: Client | None, layout: Layout, broker: Broker | None, glob: str, budget: int | None
-) -> Snapshot:
-    """Read everything that the statuses of the matching queues need; see `queue_statuses`."""
-    nodes = _queue_nodes(client, layout, glob) if client else {}
-    workers = _names(client, layout.workers) if client else frozenset()
-    listed = frozenset(broker.catalog.names_to_show()) if broker else frozenset()
-    stored = frozenset(_matching(listed, glob))
-    counted = _dead_letters(broker) if broker else {}
-    dead = {} if isinstance(counted, QdoError) else counted
-    end = broker.capabilities.end_position_text if broker else None
-    if broker is not None:
-        nodes = {name: _with_fault(name, node, broker) for name, node in nodes.items()}
-    over = {
-        name
-        for name, node in nodes.items()
-        if not dead.get(name) and _is_over(node, name, stored, end)
-    }
-    names = sorted(stored.union(nodes, _matching(dead, glob)) - over)
-    whole = [name for name in names if name in stored and nodes.get(name, _NEW).fault is None]
-    backlogs = _backlogs(broker, whole, nodes, workers, budget) if broker else {}
-    components = [dict(details_of(read.data)) for read in _components(client, layout)]
-    parents: dict[str, Sequence[str]] = {}
-    if client is not None and broker is not None and end is not None:
-        parents = {
-            name: broker.catalog.parents(name)
-            for name in names
-            if name in listed and name not in nodes
-        }
-        others = {each for found in parents.values() for each in found if each not in nodes}
-        nodes = {**nodes, **_read_queue_nodes(client, layout, others)}
-    return Snapshot(
-        names=names,
-        nodes=nodes,
-        workers=workers,
-        filters=_filters(client, layout, workers) if client else (),
-        listed=listed,
-        dead_letters=counted,
-        backlogs=backlogs,
-        lags=_lags(components) if broker and broker.capabilities.doorbell else {},
-        faults=_faults(components)
-        | crowded_out(client, layout, broker, [name for name in names if name not in nodes]),
-        parents=parents,
-        unasked=len(whole) - len(backlogs),
-        countable=broker is not None and broker.capabilities.countable,
-        end=end,
-    )
-
-
 def assemble(snapshot: Snapshot) -> Statuses:
     """Return the statuses of a snapshot; reads nothing."""
-    dead = snapshot.dead_letters
-    return Statuses(
-        [_queue_status(name, snapshot) for name in snapshot.names],
-        snapshot.unasked,
-        str(dead) if isinstance(dead, QdoError) else None,
-    )
-
-
-_NEW = QueueNode()
+    queues = [_queue_status(name, snapshot) for name in snapshot.names]
+    return Statuses(queues, snapshot.unasked, snapshot.unread)
 
 
 def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
-    node = snapshot.nodes.get(queue, _NEW)
+    node = snapshot.nodes.get(queue, NEW)
     answer = snapshot.backlogs.get(queue)
     backlog = answer if isinstance(answer, Backlog) else None
     lag = snapshot.lags.get(queue)
@@ -208,16 +112,17 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     return QueueStatus(
         queue=queue,
         owner=node.owner or None,
-        owner_gone=bool(node.owner) and node.owner not in snapshot.workers,
+        owner_gone=_is_gone(node.owner, snapshot.workers),
         last=node.last,
         backlog=backlog.count if backlog and snapshot.countable else None,
         oldest=backlog.oldest if backlog else None,
-        dead_letters=None if isinstance(dead, QdoError) else dead.get(queue, 0),
+        dead_letters=None if dead is None else dead.get(queue, 0),
         fault=node.fault or (backlog.fault if backlog else None) or snapshot.faults.get(queue),
         delayed=backlog.delayed if backlog else 0,
         marks=node.failure,
         also_blocking=tuple(each for each in node.blocking if each is not node.failure),
         untaken=why_untaken(queue, snapshot.filters),
+        unclaimed=snapshot.unclaimed.get(queue),
         position=node.position,
         approximate=backlog is not None and backlog.approximate,
         behind_seconds=lag if backlog is None or lag is not None else backlog.behind_seconds,
@@ -228,120 +133,13 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     )
 
 
+def _is_gone(owner: str, workers: Collection[str] | None) -> bool | None:
+    if owner and workers is None:
+        return None
+    return bool(owner) and owner not in (workers or ())
+
+
 def _is_pending(parent: str, snapshot: Snapshot) -> bool:
     """Return whether a queue exists and is not finished yet."""
     exists = parent in snapshot.nodes or parent in snapshot.listed
-    return exists and not _is_finished(snapshot.nodes.get(parent), snapshot.end)
-
-
-def _with_fault(name: str, node: QueueNode, broker: Broker) -> QueueNode:
-    """Return a node whose fault is the reason why the queue is not processed."""
-    node = node.checked(broker.positions)
-    finished = _is_finished(node, broker.capabilities.end_position_text)
-    if node.fault is None and finished and broker.catalog.is_reopened(name):
-        return replace(node, fault="it was finished, but a queue of the same name was created")
-    if node.deleted and node.fault is None and not finished:
-        return replace(node, fault="it is marked as deleted")
-    return node
-
-
-def _dead_letters(broker: Broker) -> Mapping[str, int] | QdoError:
-    """Return the number of dead letters by queue, or the error: they hide no queue."""
-    try:
-        return broker.dead_letters.counts()
-    except QdoError as error:
-        return error
-
-
-def _is_over(node: QueueNode, name: str, stored: Collection[str], end: str | None) -> bool:
-    """Return whether nothing but the node is left of a queue.
-
-    A finished queue is over even before a leader has marked it as deleted.
-    """
-    return (node.deleted and name not in stored) or (
-        _is_finished(node, end) and not node.owner and node.fault is None
-    )
-
-
-def _is_finished(node: QueueNode | None, end: str | None) -> bool:
-    return node is not None and end is not None and node.position == end
-
-
-def _filters(client: Client, layout: Layout, workers: Iterable[str]) -> set[QueueFilter]:
-    """Return the different filters of the workers that stay."""
-    nodes = read_nodes(client, [layout.worker(name) for name in workers])
-    parsed = [WorkerNode.parse(node.data) for node in nodes]
-    return {node.filter for node in parsed if not node.draining}
-
-
-def _queue_nodes(client: Client, layout: Layout, glob: str) -> dict[str, QueueNode]:
-    return _read_queue_nodes(client, layout, _matching(_names(client, layout.queues), glob))
-
-
-def _read_queue_nodes(client: Client, layout: Layout, names: Iterable[str]) -> dict[str, QueueNode]:
-    found = read_nodes(client, [layout.queue(name) for name in names])
-    return {
-        read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused) for read in found
-    }
-
-
-def _components(client: Client | None, layout: Layout) -> list[NodeValue]:
-    return component_nodes(client, layout) if client else []
-
-
-def _lags(components: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the lag of queues in seconds, as workers report it for queues that have one."""
-    found: dict[str, float] = {}
-    for component in components:
-        behind = component.get("behind")
-        if isinstance(behind, dict):
-            found.update(
-                (queue, float(seconds))
-                for queue, seconds in behind.items()
-                if isinstance(seconds, (int, float)) and 0 <= seconds < MOST_SECONDS
-            )
-    return found
-
-
-def _faults(components: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return why queues are not processed, as workers report it."""
-    found: dict[str, str] = {}
-    for component in components:
-        faults = component.get("faults")
-        if isinstance(faults, dict):
-            found.update((queue, one_line(reason)) for queue, reason in faults.items())
-    return found
-
-
-def _backlogs(
-    broker: Broker,
-    names: list[str],
-    nodes: Mapping[str, QueueNode],
-    workers: Collection[str],
-    budget: int | None,
-) -> dict[str, Backlog | QdoError | None]:
-    answers = ask(broker, names, nodes, workers, budget)
-    return {
-        name: _reached(broker, name, nodes.get(name, _NEW), each) for name, each in answers.items()
-    }
-
-
-def _reached(
-    broker: Broker, queue: str, node: QueueNode, answer: Backlog | QdoError | None
-) -> Backlog | QdoError | None:
-    """Return a backlog whose fault tells that the recorded position is in the future, if it is."""
-    if isinstance(answer, Backlog) and answer.fault is None:
-        try:
-            done = broker.positions.resume_after(node.last, node.position)
-            check_head(broker, queue, done, answer.head)
-        except PositionAheadError as error:
-            return replace(answer, fault=str(error))
-    return answer
-
-
-def _names(client: Client, path: str) -> frozenset[str]:
-    return frozenset(read_children(client, [path]).get(path, ()))
-
-
-def _matching(names: Iterable[str], glob: str) -> Iterable[str]:
-    return (name for name in names if fnmatch.fnmatchcase(name, glob))
+    return exists and not is_finished(snapshot.nodes.get(parent), snapshot.end)

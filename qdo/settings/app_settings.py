@@ -46,8 +46,8 @@ class AppSettings:
     )
     broker: str = setting(
         "sqlite:qdo-data/messages.db",
-        "where messages are stored: sqlite:PATH, sqs://REGION/PREFIX?OPTION=VALUE&... or "
-        "kinesis://REGION/STREAM?OPTION=VALUE&...",
+        "where messages are stored: sqlite:PATH, postgresql://USER@HOST/DATABASE, "
+        "sqs://REGION/PREFIX?OPTION=VALUE&... or kinesis://REGION/STREAM?OPTION=VALUE&...",
         checks.broker_url,
     )
     coordinator: str = setting(

@@ -32,6 +32,7 @@ _CORRUPT = 11
 _FULL = 13
 _CANTOPEN = 14
 _NOTADB = 26
+_NOT_TEXT = "Could not decode to UTF-8"
 _CODES_BY_TEXT = {
     "database is locked": _BUSY,
     "disk I/O error": _IOERR,
@@ -236,8 +237,16 @@ def is_busy(error: sqlite3.Error) -> bool:
     return error_code(error) == _BUSY
 
 
+class DamagedRowError(sqlite3.DatabaseError):
+    """A row has values that no program of qdo stored: damage that SQLite cannot notice."""
+
+    sqlite_errorcode = _CORRUPT
+
+
 def error_code(error: sqlite3.Error) -> int:
     """Return SQLite's primary result code, 0 if it is unknown."""
+    if str(error).startswith(_NOT_TEXT):  # an error of the sqlite3 module, without a code
+        return _CORRUPT
     code = getattr(error, "sqlite_errorcode", None)  # Python 3.11 and later
     return _CODES_BY_TEXT.get(str(error), 0) if code is None else code & 0xFF
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.base import Broker, Outgoing, SendOptions
+from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.embedded.schema import MESSAGES
 from qdo.brokers.registry import open_broker
 from qdo.errors import (
@@ -22,6 +25,7 @@ from qdo.errors import (
     DatabaseNewerError,
     DatabaseReplacedError,
     NotAQdoDatabaseError,
+    QueueNotEmptyError,
 )
 from qdo.system.sqlite import Format, open_database
 from tests.support.paths import ROOT
@@ -108,6 +112,115 @@ def test_a_damaged_schema_is_reported(path: str) -> None:
     with pytest.raises(DatabaseCorruptError) as caught:
         connect(path)
     assert caught.value.details["path"] == path
+
+
+COLUMNS = {
+    "file": ("node",),
+    "queues": ("name", "head", "sent", "largest", "delayed"),
+    "messages": ("position", "number", "body", "key", "headers"),
+    "delayed": ("due", "id", "key", "headers", "body"),
+    "dedup": ("id",),
+    "dead_letters": (
+        *("position", "body", "key", "headers", "error", "traceback", "attempts", "worker"),
+        *("fence", "dead_at"),
+    ),
+}
+"""Columns with a type that SQLite does not enforce."""
+
+
+def use_everything(path: str) -> list[Exception]:
+    """Call each operation of a broker; return the errors."""
+    try:
+        broker = connect(path)
+    except Exception as error:  # noqa: BLE001 - the test judges it
+        return [error]
+    soon = SendOptions(due=1.0, dedup_key="d", dedup_seconds=60.0)
+    late = SendOptions(due=4e9)
+    operations: list[Callable[[], object]] = [
+        lambda: broker.catalog.names(),
+        lambda: broker.catalog.backlog("q", 0),
+        lambda: broker.reader("q", 0).fetch(10),
+        lambda: broker.dead_letters.records(),
+        lambda: broker.dead_letters.find(),
+        lambda: broker.dead_letters.counts(),
+        lambda: broker.dead_letters.prune("q", keep=0, before=9e9),
+        lambda: broker.listen(lambda _: None)(),
+        lambda: broker.send(Outgoing("q", b"2")),
+        lambda: broker.send(Outgoing("q", b"3", terms=soon)),
+        lambda: broker.send(Outgoing("q", b"3", terms=late)),
+        lambda: broker.dead_letters.retry([("q", 7)]),
+        lambda: broker.trim("q", 2**62, 0.0),
+        lambda: broker.delete_queue("q", 0),
+    ]
+    errors: list[Exception] = []
+    for operation in operations:
+        try:
+            operation()
+        except Exception as error:  # noqa: BLE001 - likewise
+            errors.append(error)
+    broker.close()
+    return errors
+
+
+@pytest.fixture
+def filled(path: str) -> str:
+    """A file with a row in each table."""
+    broker = connect(path)
+    now = time.time()
+    broker.send_many(
+        [
+            Outgoing("q", b"1", "k", "{}"),
+            Outgoing("q", b"2", "k", "{}", SendOptions(dedup_key="d", dedup_seconds=60.0)),
+            Outgoing("q", b"3", "k", "{}", SendOptions(due=now + 1000)),
+        ]
+    )
+    letter = DeadLetterRecord("q", 7, b"1", "k", "{}", "no", "", 1, "w", 1, 1.0)
+    broker.dead_letters.store(letter)
+    broker.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE delayed SET due = 1")  # is due
+        connection.commit()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [(table, each) for table, names in COLUMNS.items() for each in names]
+)
+def test_a_value_of_another_type_is_damage(
+    filled: str, table: str, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite returns it as it is; every operation that reads it names the file."""
+    with contextlib.closing(sqlite3.connect(filled)) as connection:
+        other = "TEXT" if column == "body" else "BLOB"
+        connection.execute(f"UPDATE {table} SET {column} = CAST({column} AS {other})")
+        connection.commit()
+    errors = use_everything(filled)
+    logged = (each for record in caplog.records for each in record.args or ())
+    errors += [each for each in logged if isinstance(each, Exception)]
+    corrupt = [error for error in errors if isinstance(error, DatabaseCorruptError)]
+    assert {error.details["path"] for error in corrupt} == {filled}
+    others = [error for error in errors if error not in corrupt]
+    assert all(isinstance(error, QueueNotEmptyError) for error in others), others
+
+
+def test_text_that_is_not_utf8_is_damage(filled: str) -> None:
+    """The sqlite3 module reports it without a code."""
+    with contextlib.closing(sqlite3.connect(filled)) as connection:
+        connection.execute("UPDATE messages SET key = CAST(x'ff' AS TEXT)")
+        connection.commit()
+    broker = connect(filled)
+    with pytest.raises(DatabaseCorruptError):
+        broker.reader("q", 0).fetch(10)
+    broker.close()
+
+
+def test_a_row_that_every_file_has_is_missing(filled: str) -> None:
+    """The node of the file: without it there are no ids."""
+    with contextlib.closing(sqlite3.connect(filled)) as connection:
+        connection.execute("DELETE FROM file")
+        connection.commit()
+    with pytest.raises(DatabaseCorruptError):
+        connect(filled)
 
 
 # --- files that go away -------------------------------------------------------------

@@ -155,7 +155,9 @@ class HttpCalls:
                     continue
                 raise self._unreachable(error) from error
             except BaseException:
-                connection.close()  # a late answer must not reach another request
+                # Also for gevent's Timeout and GreenletExit, which are not Exceptions: a late answer
+                # must not reach the next request.
+                connection.close()
                 raise
             if response.will_close or len(self._idle) >= self._connections:
                 connection.close()

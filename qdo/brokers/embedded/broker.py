@@ -17,6 +17,7 @@ from qdo.brokers.embedded.delayed import DelayScheduler, send_with_options
 from qdo.brokers.embedded.deletion import check_empty, delete
 from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.listener import LOOK_SECONDS, CommitListener
+from qdo.brokers.embedded.query import INTEGER, Query
 from qdo.brokers.embedded.reader import EmbeddedReader
 from qdo.brokers.embedded.schema import MESSAGES
 from qdo.brokers.embedded.transaction import Transaction
@@ -36,6 +37,7 @@ RETIRE_CHUNK = 1000
 AHEAD_SECONDS = 3600.0
 """Done messages dated further ahead are logged: they cannot be deleted for a long time."""
 
+_NODE = Query("SELECT node FROM file", INTEGER)
 _RETIRE = """
 DELETE FROM messages
 WHERE queue = (SELECT id FROM queues WHERE app = :app AND name = :queue) AND position IN (
@@ -75,7 +77,7 @@ class EmbeddedBroker(Broker):
             self._reading = open_database(path, MESSAGES)
             try:
                 with translated(path):
-                    (self.id_node,) = self._reading.execute("SELECT node FROM file").fetchone()
+                    (self.id_node,) = _NODE.only(self._reading)
                 self.identity = f"{self.id_node:012x}"
                 self._watch = ReplacedFileCheck(path)
                 self._writer = Writer(

@@ -6,16 +6,24 @@ import sqlite3
 
 from qdo.brokers.catalog import Backlog, QueueCatalog
 from qdo.brokers.embedded.fork_guard import unforked
+from qdo.brokers.embedded.query import INTEGER, MAYBE_INTEGER, TEXT, Query
 from qdo.system.sqlite import translated
 
-_NAMES = "SELECT name FROM queues WHERE app = ? ORDER BY name"
-_BACKLOG = """
+_NAMES = Query("SELECT name FROM queues WHERE app = ? ORDER BY name", TEXT)
+_BACKLOG = Query(
+    """
 SELECT queues.head, queues.sent, queues.delayed, first.position, first.number FROM queues
 LEFT JOIN messages AS first ON first.queue = queues.id AND first.position = (
     SELECT position FROM messages
     WHERE queue = queues.id AND position > :after ORDER BY position LIMIT 1)
 WHERE queues.app = :app AND queues.name = :queue
-"""
+""",
+    INTEGER,
+    INTEGER,
+    INTEGER,
+    MAYBE_INTEGER,
+    MAYBE_INTEGER,
+)
 
 
 class EmbeddedCatalog(QueueCatalog):
@@ -28,13 +36,13 @@ class EmbeddedCatalog(QueueCatalog):
 
     def names(self) -> list[str]:
         with unforked, translated(self._path):
-            return [name for (name,) in self._reading.execute(_NAMES, (self._app,)).fetchall()]
+            return [name for (name,) in _NAMES.all(self._reading, (self._app,))]
 
     def backlog(self, queue: str, after: int) -> Backlog:
         with unforked, translated(self._path):
-            found = self._reading.execute(
-                _BACKLOG, {"app": self._app, "queue": queue, "after": after}
-            ).fetchone()
+            found = _BACKLOG.first(
+                self._reading, {"app": self._app, "queue": queue, "after": after}
+            )
         if found is None:
             return Backlog(count=0, oldest=None, head=0)
         head, sent, delayed, oldest, number = found

@@ -16,6 +16,7 @@ from qdo.brokers.dead_letters import (
     retried_headers,
 )
 from qdo.brokers.embedded.fork_guard import unforked
+from qdo.brokers.embedded.query import BLOB, INTEGER, MAYBE_TEXT, REAL, TEXT, Query
 from qdo.brokers.embedded.transaction import Transaction
 from qdo.brokers.embedded.writer import Writer
 from qdo.positions import message_id
@@ -27,49 +28,90 @@ INSERT INTO dead_letters (queue, position, body, key, headers,
                           error, traceback, attempts, worker, fence, dead_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, position) DO NOTHING
 """
-_ALL = """
+_ALL = Query(
+    """
 SELECT queues.name, position, body, key, headers,
        error, traceback, attempts, worker, fence, dead_at
 FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
 WHERE queues.app = :app AND (:queue IS NULL OR queues.name = :queue)
   AND (:position IS NULL OR position = :position)
 ORDER BY dead_at, position
-"""
-_ENTRIES = """
+""",
+    TEXT,
+    INTEGER,
+    BLOB,
+    MAYBE_TEXT,
+    MAYBE_TEXT,
+    TEXT,
+    TEXT,
+    INTEGER,
+    TEXT,
+    INTEGER,
+    REAL,
+)
+_ENTRIES = Query(
+    """
 SELECT queues.name, position, key, headers,
        error, attempts, worker, fence, dead_at, length(body)
 FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
 WHERE queues.app = :app AND (:queue IS NULL OR queues.name = :queue)
   AND (:since IS NULL OR dead_at >= :since) AND (:until IS NULL OR dead_at <= :until)
 ORDER BY dead_at, position
-"""
-_COUNTS = """
+""",
+    TEXT,
+    INTEGER,
+    MAYBE_TEXT,
+    MAYBE_TEXT,
+    TEXT,
+    INTEGER,
+    TEXT,
+    INTEGER,
+    REAL,
+    INTEGER,
+)
+_COUNTS = Query(
+    """
 SELECT queues.name, count(*) FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
 WHERE queues.app = ? GROUP BY dead_letters.queue
-"""
-_TAKE = """
+""",
+    TEXT,
+    INTEGER,
+)
+_TAKE = Query(
+    """
 SELECT dead_letters.queue, body, key, headers
 FROM dead_letters JOIN queues ON queues.id = dead_letters.queue
 WHERE queues.app = ? AND queues.name = ? AND position = ?
-"""
+""",
+    INTEGER,
+    BLOB,
+    MAYBE_TEXT,
+    MAYBE_TEXT,
+)
 _REMOVE = "DELETE FROM dead_letters WHERE queue = ? AND position = ?"
 _DISCARD = """
 DELETE FROM dead_letters
 WHERE queue = (SELECT id FROM queues WHERE app = ? AND name = ?) AND position = ?
 """
-_SURPLUS = """
+_SURPLUS = Query(
+    """
 SELECT position FROM dead_letters
 WHERE queue = :queue AND position <= (SELECT position FROM dead_letters WHERE queue = :queue
                                       ORDER BY position DESC LIMIT 1 OFFSET :keep)
 LIMIT :chunk
-"""
+""",
+    INTEGER,
+)
 # By time: `dead_at` is behind the body, and reading it from every row of a queue would be slow.
-_EXPIRED = """
+_EXPIRED = Query(
+    """
 SELECT position FROM dead_letters INDEXED BY dead_letters_by_time
 WHERE dead_at < :before AND queue = :queue
 LIMIT :chunk
-"""
-_QUEUE_ID = "SELECT id FROM queues WHERE app = ? AND name = ?"
+""",
+    INTEGER,
+)
+_QUEUE_ID = Query("SELECT id FROM queues WHERE app = ? AND name = ?", INTEGER)
 PRUNED_AT_ONCE = 1000
 """Number of dead letters that one transaction deletes: other processes wait for its end."""
 
@@ -120,12 +162,12 @@ class EmbeddedDeadLetters(DeadLetterStore):
     def _read(self, queue: str | None, position: int | None) -> list[DeadLetterRecord]:
         wanted = {"app": self._app, "queue": queue, "position": position}
         with unforked, translated(self._path):
-            found = self._reading.execute(_ALL, wanted).fetchall()
+            found = _ALL.all(self._reading, wanted)
         return list(itertools.starmap(DeadLetterRecord, found))
 
     def counts(self) -> dict[str, int]:
         with unforked, translated(self._path):
-            return dict(self._reading.execute(_COUNTS, (self._app,)).fetchall())
+            return dict(_COUNTS.all(self._reading, (self._app,)))
 
     def find(
         self,
@@ -137,14 +179,14 @@ class EmbeddedDeadLetters(DeadLetterStore):
     ) -> list[DeadLetterEntry]:
         wanted = {"app": self._app, "queue": queue, "since": since, "until": until}
         with unforked, translated(self._path):
-            found = self._reading.execute(_ENTRIES, wanted).fetchall()
+            found = _ENTRIES.all(self._reading, wanted)
         # SQLite would compare errors in any case for ASCII only.
         entries = itertools.starmap(DeadLetterEntry, found)
         return [each for each in entries if matches(each, error, None, None)]
 
     def prune(self, queue: str, *, keep: int | None = None, before: float | None = None) -> int:
         with unforked, translated(self._path):
-            found = self._reading.execute(_QUEUE_ID, (self._app, queue)).fetchone()
+            found = _QUEUE_ID.first(self._reading, (self._app, queue))
             if found is None:
                 return 0
             (number,) = found
@@ -156,12 +198,12 @@ class EmbeddedDeadLetters(DeadLetterStore):
             total += self._delete(queue, _EXPIRED, wanted)
         return total
 
-    def _delete(self, queue: str, query: str, wanted: Mapping[str, object]) -> int:
+    def _delete(self, queue: str, query: Query, wanted: Mapping[str, object]) -> int:
         total = 0
         while True:
             # Without the write lock: most calls find nothing.
             with unforked, translated(self._path):
-                found = self._reading.execute(query, wanted).fetchall()
+                found = query.all(self._reading, wanted)
             if not found:
                 return total
             total += sum(self.discard([(queue, position) for (position,) in found]))
@@ -177,7 +219,7 @@ class EmbeddedDeadLetters(DeadLetterStore):
 
 def _retry(transaction: Transaction, queue: str, position: int, node: int) -> int | None:
     execute = transaction.connection.execute
-    found = execute(_TAKE, (transaction.app, queue, position)).fetchone()
+    found = _TAKE.first(transaction.connection, (transaction.app, queue, position))
     if found is None:
         return None
     queue_id, body, key, headers = found

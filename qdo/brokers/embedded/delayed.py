@@ -7,6 +7,7 @@ exactly one of the two tables.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sqlite3
 import time
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.embedded.fork_guard import unforked
+from qdo.brokers.embedded.query import BLOB, INTEGER, MAYBE_TEXT, TEXT, Query
 from qdo.brokers.embedded.transaction import Transaction
 from qdo.brokers.embedded.writer import Writer
 from qdo.encoding import with_header
@@ -38,23 +40,32 @@ LOOK_PAUSE_SECONDS = 0.01
 listening to a busy sender 8 % more expensive."""
 _SECOND = 10_000_000
 
-_SENT = "SELECT id FROM dedup WHERE queue = ? AND key = ? AND until > ?"
+_SENT = Query("SELECT id FROM dedup WHERE queue = ? AND key = ? AND until > ?", TEXT)
 _REMEMBER = "INSERT OR REPLACE INTO dedup (queue, key, id, until) VALUES (?, ?, ?, ?)"
 _TRIM = """
 DELETE FROM dedup WHERE (queue, key) IN (
     SELECT queue, key FROM dedup WHERE until <= ? ORDER BY until LIMIT ?)
 """
-_NEXT = "SELECT due FROM delayed WHERE app = ? ORDER BY due LIMIT 1"
+_NEXT = Query("SELECT due FROM delayed WHERE app = ? ORDER BY due LIMIT 1", INTEGER)
 _STORE = """
 INSERT INTO delayed (app, due, queue, id, key, headers, body) VALUES (?, ?, ?, ?, ?, ?, ?)
 """
 _COUNT = "UPDATE queues SET delayed = delayed + ? WHERE id = ?"
-_DUE = """
+_DUE = Query(
+    """
 SELECT delayed.number, delayed.queue, queues.name, delayed.id,
        delayed.key, delayed.headers, delayed.body
 FROM delayed JOIN queues ON queues.id = delayed.queue
 WHERE delayed.app = ? AND delayed.due <= ? ORDER BY delayed.due, delayed.number LIMIT ?
-"""
+""",
+    INTEGER,
+    INTEGER,
+    TEXT,
+    TEXT,
+    MAYBE_TEXT,
+    MAYBE_TEXT,
+    BLOB,
+)
 _REMOVE = "DELETE FROM delayed WHERE number = ?"
 
 
@@ -72,7 +83,7 @@ def _send(transaction: Transaction, message: Outgoing, node: int) -> str:
     queue = transaction.queue_id(message.queue)
     execute = transaction.connection.execute
     now = transaction.now()
-    sent = execute(_SENT, (queue, options.dedup_key, now)).fetchone()
+    sent = _SENT.first(transaction.connection, (queue, options.dedup_key, now))
     if sent is not None:
         return str(sent[0])
     execute(_TRIM, (now, TRIM))
@@ -96,7 +107,7 @@ def _delay(transaction: Transaction, message: Outgoing, due: int) -> str:
     """Store a delayed message. It has no position yet, so its id is random."""
     queue = transaction.queue_id(message.queue)
     execute = transaction.connection.execute
-    earliest = execute(_NEXT, (transaction.app,)).fetchone()
+    earliest = _NEXT.first(transaction.connection, (transaction.app,))
     # Listeners sleep until the earliest due time: only an earlier message needs to wake them.
     transaction.rings = transaction.rings or earliest is None or due < earliest[0]
     identifier = new_id()
@@ -137,13 +148,13 @@ def move_due(transaction: Transaction, now: int) -> int:
 def _take(transaction: Transaction, now: int) -> list[_Due]:
     taken: list[_Due] = []
     size = 0
-    found = transaction.connection.execute(_DUE, (transaction.app, now, MOVE_MESSAGES))
-    for row in found:
-        taken.append(_Due(*row))
-        size += len(taken[-1].body)
-        if size > MOVE_BYTES:
-            break
-    found.close()
+    found = _DUE.each(transaction.connection, (transaction.app, now, MOVE_MESSAGES))
+    with contextlib.closing(found):  # before the rows are deleted
+        for row in found:
+            taken.append(_Due(*row))
+            size += len(taken[-1].body)
+            if size > MOVE_BYTES:
+                break
     return taken
 
 
@@ -198,7 +209,7 @@ class DelayScheduler:
         """Find the next due time; return the seconds until then, None without one."""
         self._look_at = now + LOOK_PAUSE_SECONDS
         with unforked, translated(self._path):
-            found = self._connection.execute(_NEXT, (self._app,)).fetchone()
+            found = _NEXT.first(self._connection, (self._app,))
         self._next = None if found is None else found[0]
         return self._left()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from qdo.brokers.embedded.query import INTEGER, Query
 from qdo.brokers.embedded.transaction import Transaction
 from qdo.errors import QueueNotEmptyError
 
-_FIND = "SELECT id, head, delayed FROM queues WHERE app = ? AND name = ?"
-_WAITING = "SELECT count(*) FROM messages WHERE queue = ? AND position > ?"
-_DEAD = "SELECT count(*) FROM dead_letters WHERE queue = ?"
+_FIND = Query(
+    "SELECT id, head, delayed FROM queues WHERE app = ? AND name = ?", INTEGER, INTEGER, INTEGER
+)
+_WAITING = Query("SELECT count(*) FROM messages WHERE queue = ? AND position > ?", INTEGER)
+_DEAD = Query("SELECT count(*) FROM dead_letters WHERE queue = ?", INTEGER)
 _KEEP_HEAD = """
 INSERT INTO queues (app, name, head, sent, largest) VALUES ('', 'deleted', ?, 0, 0)
 ON CONFLICT (app, name) DO UPDATE SET head = max(head, excluded.head)
@@ -25,13 +28,13 @@ _DELETE = (
 
 def check_empty(transaction: Transaction, queue: str, last: int) -> None:
     """Raise QueueNotEmptyError if a queue has messages after `last`, or dead letters."""
-    execute = transaction.connection.execute
-    found = execute(_FIND, (transaction.app, queue)).fetchone()
+    connection = transaction.connection
+    found = _FIND.first(connection, (transaction.app, queue))
     if found is None:
         return
     number, _, delayed = found
-    (waiting,) = execute(_WAITING, (number, last)).fetchone()
-    (dead,) = execute(_DEAD, (number,)).fetchone()
+    (waiting,) = _WAITING.only(connection, (number, last))
+    (dead,) = _DEAD.only(connection, (number,))
     if waiting or delayed or dead:
         raise QueueNotEmptyError(queue=queue, waiting=waiting, delayed=delayed, dead_letters=dead)
 
@@ -41,7 +44,7 @@ def delete(transaction: Transaction, queue: str, last: int, with_messages: bool)
     if not with_messages:
         check_empty(transaction, queue, last)
     execute = transaction.connection.execute
-    found = execute(_FIND, (transaction.app, queue)).fetchone()
+    found = _FIND.first(transaction.connection, (transaction.app, queue))
     if found is None:
         return
     number, head, _ = found

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from qdo.brokers.embedded.fork_guard import unforked
+from qdo.brokers.embedded.query import INTEGER, MAYBE_INTEGER, TEXT, Query
 from qdo.errors import DatabaseError
 from qdo.system.files import Rights
 from qdo.system.native import guarded
@@ -21,8 +22,10 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 """Time between looks without a wakeup: a sender may die between commit and wakeup."""
 
-_CHANGED = "SELECT head, app, name FROM queues WHERE head > ? ORDER BY head"
-_NEWEST = "SELECT max(head) FROM queues"
+_CHANGED = Query(
+    "SELECT head, app, name FROM queues WHERE head > ? ORDER BY head", INTEGER, TEXT, TEXT
+)
+_NEWEST = Query("SELECT max(head) FROM queues", MAYBE_INTEGER)
 
 
 class CommitListener:
@@ -56,7 +59,7 @@ class CommitListener:
         self._pipe = WakeupPipe(wakeups, Rights.of(path))
         try:
             with unforked:
-                (newest,) = connection.execute(_NEWEST).fetchone()
+                (newest,) = _NEWEST.only(connection)
         except sqlite3.Error as error:
             self._pipe.close()
             raise translate(path, error) from error
@@ -108,7 +111,7 @@ class CommitListener:
         names: list[str] = []
         try:
             with unforked:
-                changed = self._connection.execute(_CHANGED, (self._seen,)).fetchall()
+                changed = _CHANGED.all(self._connection, (self._seen,))
         except sqlite3.Error as error:
             raise translate(self._path, error) from error
         for head, app, name in changed:

@@ -6,19 +6,25 @@ import sqlite3
 from collections.abc import Sequence
 
 from qdo.brokers.embedded.fork_guard import unforked
+from qdo.brokers.embedded.query import BLOB, INTEGER, MAYBE_TEXT, Query
 from qdo.system.sqlite import ReplacedFileCheck, translate
 
 FETCH_BYTES = 32 * 1024 * 1024
 """Largest size of all bodies in one fetch. The first body may be larger."""
 
-_FIND = "SELECT id, largest FROM queues WHERE app = ? AND name = ?"
-_LARGEST = "SELECT largest FROM queues WHERE id = ?"
-_FETCH = (
+_FIND = Query("SELECT id FROM queues WHERE app = ? AND name = ?", INTEGER)
+_LARGEST = Query("SELECT largest FROM queues WHERE id = ?", INTEGER)
+_FETCH = Query(
     "SELECT position, body, key, headers FROM messages"
-    " WHERE queue = ? AND position > ? ORDER BY position LIMIT ?"
+    " WHERE queue = ? AND position > ? ORDER BY position LIMIT ?",
+    INTEGER,
+    BLOB,
+    MAYBE_TEXT,
+    MAYBE_TEXT,
 )
-_SIZES = (
-    "SELECT length(body) FROM messages WHERE queue = ? AND position > ? ORDER BY position LIMIT ?"
+_SIZES = Query(
+    "SELECT length(body) FROM messages WHERE queue = ? AND position > ? ORDER BY position LIMIT ?",
+    INTEGER,
 )
 
 Rows = Sequence[tuple[int, bytes, "str | None", "str | None"]]
@@ -66,22 +72,25 @@ class EmbeddedReader:
         """Do nothing: a reader holds nothing between fetches."""
 
     def _fetch(self, limit: int) -> Rows:
-        execute = self._connection.execute
+        connection = self._connection
         if self._id is None:
-            found = execute(_FIND, (self._app, self._name)).fetchone()
+            found = _FIND.first(connection, (self._app, self._name))
             if found is None:
                 return []
-            self._id = found[0]
-        (largest,) = execute(_LARGEST, (self._id,)).fetchone()
-        if largest * limit > FETCH_BYTES:
+            (self._id,) = found
+        found = _LARGEST.first(connection, (self._id,))
+        if found is None:
+            self._id = None  # the queue was deleted
+            return []
+        if found[0] * limit > FETCH_BYTES:
             limit = self._fitting(limit)
-        return execute(_FETCH, (self._id, self._after, limit)).fetchall()
+        return _FETCH.all(connection, (self._id, self._after, limit))
 
     def _fitting(self, limit: int) -> int:
         """Return how many of the next `limit` rows fit; SQLite knows sizes without reading."""
         size = 0
         count = 0
-        for (length,) in self._connection.execute(_SIZES, (self._id, self._after, limit)):
+        for (length,) in _SIZES.each(self._connection, (self._id, self._after, limit)):
             size += length
             if size > FETCH_BYTES and count:
                 break

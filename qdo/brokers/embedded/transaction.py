@@ -7,12 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qdo.brokers.base import Outgoing
+from qdo.brokers.embedded.query import INTEGER, MAYBE_INTEGER, Query
 from qdo.errors import QueueLimitError
 
-_FIND_QUEUE = "SELECT id, head, sent, largest FROM queues WHERE app = ? AND name = ?"
+_FIND_QUEUE = Query(
+    "SELECT id, head, sent, largest FROM queues WHERE app = ? AND name = ?",
+    INTEGER,
+    INTEGER,
+    INTEGER,
+    INTEGER,
+)
 _ADD_QUEUE = "INSERT INTO queues (app, name, head, sent, largest) VALUES (?, ?, 0, 0, 0)"
-_LARGEST_ID = "SELECT coalesce(max(id), 0) FROM queues"
-_COUNT_QUEUES = "SELECT count(*) FROM queues WHERE app = ?"
+_NEWEST = Query("SELECT max(head) FROM queues", MAYBE_INTEGER)
+_LARGEST_ID = Query("SELECT coalesce(max(id), 0) FROM queues", INTEGER)
+_COUNT_QUEUES = Query("SELECT count(*) FROM queues WHERE app = ?", INTEGER)
 _TOUCH_QUEUE = "UPDATE queues SET head = ?, sent = ?, largest = ? WHERE id = ?"
 _ADD_MESSAGE = (
     "INSERT INTO messages (queue, position, number, body, key, headers) VALUES (?, ?, ?, ?, ?, ?)"
@@ -90,7 +98,7 @@ class Transaction:
 
     def _next_position(self) -> int:
         if self._newest is None:
-            (newest,) = self.connection.execute("SELECT max(head) FROM queues").fetchone()
+            (newest,) = _NEWEST.only(self.connection)
             self._newest = newest or 0
         # Positions increase even if the clock was set back: order matters more than time.
         return max(self._clock(), self._newest + 1)
@@ -98,11 +106,11 @@ class Transaction:
     def _tail(self, name: str) -> _Tail:
         tail = self._tails.get(name)
         if tail is None:
-            found = self.connection.execute(_FIND_QUEUE, (self._app, name)).fetchone()
+            found = _FIND_QUEUE.first(self.connection, (self._app, name))
             if found is None:
                 self._check_room(name)
                 self.connection.execute(_ADD_QUEUE, (self._app, name))
-                found = self.connection.execute(_FIND_QUEUE, (self._app, name)).fetchone()
+                found = _FIND_QUEUE.only(self.connection, (self._app, name))
             tail = self._tails[name] = _Tail(*found)
         return tail
 
@@ -111,9 +119,9 @@ class Transaction:
         if self._max_queues is None:
             return
         # Counting takes 10 ms for 100,000 queues. There are never more than the largest id.
-        (largest,) = self.connection.execute(_LARGEST_ID).fetchone()
+        (largest,) = _LARGEST_ID.only(self.connection)
         if largest < self._max_queues:
             return
-        (count,) = self.connection.execute(_COUNT_QUEUES, (self._app,)).fetchone()
+        (count,) = _COUNT_QUEUES.only(self.connection, (self._app,))
         if count >= self._max_queues:
             raise QueueLimitError(queue=queue, limit=self._max_queues)

@@ -27,6 +27,7 @@ from qdo.brokers.kinesis.requests import (
 from qdo.brokers.kinesis.url import KinesisAddress
 from qdo.encoding import unreadable
 from qdo.positions import position_of_time
+from qdo.system.pacing import paced
 from qdo.text import describe
 
 SUMMARY_SECONDS = 60.0
@@ -187,7 +188,7 @@ def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> l
                 pack(sequence, each.subsequence, arrival),
                 *_content(each.data, key_of(each.partition_key)),
             )
-            for each in unpacked
+            for each in paced(unpacked)
         ]
     except Exception as error:  # noqa: BLE001 - one record must not stop its shard
         return [(pack(sequence, 0, arrival), data, key, unreadable(describe(error)))]

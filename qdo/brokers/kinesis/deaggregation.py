@@ -10,7 +10,8 @@ When a record goes to another shard, it sends again the messages in it whose has
 different shard. Like KCL, this module drops the misplaced copies.
 
 Everybody who may write to the stream can write such a record, so its content is checked against
-the limits of Kinesis before anything is made of it.
+the limits of Kinesis before anything is made of it. 100,000 messages take half a second and more,
+in which the other queues of the process go on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from qdo.brokers.kinesis.codec import MAX_KEY
 from qdo.errors import SettingsError
+from qdo.system.pacing import paced
 
 try:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -82,7 +84,7 @@ def unpack(data: bytes, hash_keys: tuple[int, int] | None) -> list[Unpacked] | N
 def _messages(
     records: Any, keys: list[str], hashes: list[int | None], hash_keys: tuple[int, int] | None
 ) -> Iterator[Unpacked]:
-    for number, each in enumerate(records):
+    for number, each in enumerate(paced(records)):
         key = _entry(keys, each.partition_key_index, "partition key")
         stated = None
         if hashes and each.HasField("explicit_hash_key_index"):

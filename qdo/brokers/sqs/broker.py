@@ -95,6 +95,7 @@ class SqsBroker(Broker):
             if self.objects is not None:
                 self.objects.check()
         except BaseException:
+            # Nobody else can close a broker that was never returned, also if Ctrl-C ends a probe.
             self.close()
             raise
 

@@ -98,7 +98,9 @@ class DeadLetterReceiver:
         try:
             self._fill(received)
         except BaseException:
-            self.release(received)  # other consumers need not wait for the timeout
+            # Also after Ctrl-C: otherwise nobody sees these letters for up to 12 hours. A release
+            # that fails returns its error instead of raising it, so the first error stays.
+            self.release(received)
             raise
         return received
 

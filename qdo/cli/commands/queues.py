@@ -82,14 +82,15 @@ def _report_gaps(statuses: status.Statuses) -> None:
             "a request; failing queues, queues without a worker and those longest without "
             "progress come first; --budget N requests more"
         )
-    if statuses.dead_letters_error is not None:
-        print_message(f"dead letters are unknown: {statuses.dead_letters_error}")
-    if unread or statuses.dead_letters_error is not None:
+    for what, reason in statuses.unread.items():
+        print_message(f"cannot read {what}: {reason}")
+    if unread or statuses.unread:
+        missing = [f"{join_some(unread)}, see ERROR"] if unread else []
         raise PartialFailureError(
             done=len(found) - len(unread),
             total=len(found),
             what="backlogs were read",
-            rest=f"{join_some(unread)}, see ERROR" if unread else "the number of dead letters",
+            rest="; ".join([*missing, *statuses.unread]),
         )
 
 
@@ -100,8 +101,8 @@ def _owner(item: dict[str, Any]) -> str | None:
         return f"{owner} (gone)" if item["owner_gone"] else owner
     if item["waits_for"]:
         return f"waits for {', '.join(item['waits_for'])}"
-    untaken: str | None = item["untaken"]
-    return untaken
+    reason: str | None = item["untaken"] or item["unclaimed"]
+    return reason
 
 
 def _count(backlog: int | None, approximate: bool) -> str | int | None:
@@ -132,6 +133,7 @@ def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
         "owner": each.owner,
         "owner_gone": each.owner_gone,
         "untaken": each.untaken,
+        "unclaimed": each.unclaimed,
         "waits_for": each.waits_for,
         "last": str(each.last) if each.last else "",
         "last_time": format_last(each.last),

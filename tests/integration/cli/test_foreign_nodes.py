@@ -109,6 +109,68 @@ def test_queues_shows_each_with_its_reason(cli: Run, client: Client) -> None:
     assert cli("queues").code == 0
 
 
+@pytest.mark.parametrize(
+    ("folder", "missing"),
+    [
+        (LAYOUT.queues, "the list of queues in the coordinator"),
+        (LAYOUT.workers, "the list of workers"),
+        (f"{LAYOUT.components}/worker", "the reports of workers"),
+    ],
+)
+def test_queues_shows_the_rest_beside_a_protected_folder(
+    cli: Run, client: Client, folder: str, missing: str
+) -> None:
+    """What cannot be read is named with its path, and the exit code says that it is partial."""
+    client.set(LAYOUT.queue("good"), QueueNode(last=5, owner="worker-0000000000").encode())
+    client.set_acls(folder, NOBODY)
+    ended = cli("queues", "-o", "json")
+    assert ended.code == 4
+    assert folder in ended.err
+    assert missing in ended.err
+    items = {item["queue"]: item for item in json.loads(ended.out)["items"]}
+    assert (items["good"]["last"], items["good"]["backlog"]) == ("5", 1)
+    assert items["good"]["owner_gone"] is (None if folder == LAYOUT.workers else False)
+    # Only the coordinator has this queue.
+    assert ("deep" in items) is (folder != LAYOUT.queues)
+    assert cli("queues").code == 4
+
+
+def test_queues_is_rejected_if_nothing_can_be_read(cli: Run, client: Client) -> None:
+    """As for the account of another app."""
+    for folder in (LAYOUT.queues, LAYOUT.workers, f"{LAYOUT.components}/worker"):
+        client.set_acls(folder, NOBODY)
+    ended = cli("queues")
+    assert ended.code == 5
+    assert LAYOUT.queues in ended.err
+
+
+def test_queues_names_a_worker_that_claims_nothing(cli: Run, client: Client) -> None:
+    """A foreign node gets queues until the rebalancer notices; a worker has a process."""
+    session = client.client_id[0]
+    process = f"{LAYOUT.components}/worker/host-0"
+    assert client.get(process)[1].ephemeralOwner == session
+    name = "worker-0000000000"
+    assigned = json.dumps({"queues": ["good", "null", "deep"]}).encode()
+    client.set(LAYOUT.assignment(name), assigned)
+
+    def reasons() -> dict[str, str | None]:
+        items = json.loads(cli("queues", "-o", "json").out)["items"]
+        return {item["queue"]: item["unclaimed"] for item in items}
+
+    found = reasons()
+    assert found["good"] == found["null"] == f"assigned to {name}, not claimed yet"
+    assert found["deep"] is found["ahead"] is None  # one has a fault, the other is not assigned
+    for each in client.get_children(f"{LAYOUT.components}/worker"):
+        client.delete(f"{LAYOUT.components}/worker/{each}")
+    found = reasons()
+    assert found["null"] is not None
+    assert found["null"].startswith(f"assigned to {name}")
+    assert found["null"] != f"assigned to {name}, not claimed yet"
+    assert found["null"] in cli("queues").out
+    client.set(LAYOUT.queue("null"), QueueNode(owner=name).encode())
+    assert reasons()["null"] is None
+
+
 def test_workers_names_those_that_get_no_queues(cli: Run, client: Client) -> None:
     """A node without a session is not a worker, and a protected one gets no queues."""
     ended = cli("workers", "-o", "json")

@@ -15,6 +15,7 @@ from gevent import subprocess as cooperative_processes
 
 from qdo.message import Message
 from qdo.settings.settings import Settings
+from qdo.settings.values import PASSWORD_VARIABLE
 from qdo.system.processes import descendants, memory_bytes
 from qdo.system.python import module_argv
 from qdo.system.stop_flag import SIGN
@@ -38,6 +39,18 @@ LOOK_SHARE = 0.02
 _sockets: Any = cooperative_sockets
 _processes: Any = cooperative_processes
 _MIB = 1 << 20
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return the environment for a job, without the password of the coordinator.
+
+    Its code, and the programs that it starts, would get the rights of the worker. Only senders
+    with a doorbell connect to the coordinator.
+    """
+    kept = dict(os.environ)
+    if not settings.doorbell:
+        kept.pop(PASSWORD_VARIABLE, None)
+    return kept
 
 
 class ProcessExited(Exception):
@@ -72,7 +85,7 @@ class JobProcess:
             self._process = _processes.Popen(
                 [*ARGV, process_title(f"job {queues}", settings, target)],
                 stdin=_processes.DEVNULL,
-                env={**os.environ, VARIABLE: json.dumps(parameters)},
+                env={**_environment(settings), VARIABLE: json.dumps(parameters)},
                 pass_fds=(theirs.fileno(), sign),
             )
         except BaseException:

@@ -95,6 +95,8 @@ def act(message, context):
         if os.fork() == 0:
             return "the copy"
         os.wait()
+    elif what == "environment":
+        say("environment", *sorted(os.environ))
     elif what == "stopping":
         say("waiting", os.getpid())
         while not message.stopping:
@@ -234,6 +236,23 @@ def test_outcomes_cross_the_border(shop: Shop) -> None:
     letter = engine.broker.dead_letters.records()[1]
     assert 'raise OwnError("one", "two")' in letter.traceback
     assert len(shop.said("enter")) == 1
+
+
+@pytest.mark.parametrize("doorbell", [False, True])
+def test_a_job_gets_no_password(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, doorbell: bool
+) -> None:
+    """Unless it sends with a doorbell, for which it needs an account; the rest is handed on."""
+    monkeypatch.setenv("QDO_COORDINATOR_PASSWORD", "secret")
+    monkeypatch.setenv("KEPT", "yes")
+    engine = shop.open(doorbell=doorbell).engine
+    engine.send("plain", "environment")
+    engine.start("plain")
+    until(lambda: len(shop.done("plain")) == 1)
+    (names,) = shop.said("environment")
+    assert "KEPT" in names
+    assert ("QDO_COORDINATOR_PASSWORD" in names) is doorbell
+    assert os.environ["QDO_COORDINATOR_PASSWORD"] == "secret"
 
 
 @pytest.mark.slow

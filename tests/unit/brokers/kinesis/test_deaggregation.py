@@ -6,6 +6,7 @@ import base64
 import hashlib
 from typing import Any
 
+import gevent
 import pytest
 from aws_kinesis_agg.aggregator import RecordAggregator
 
@@ -14,6 +15,7 @@ from qdo.brokers.kinesis.deaggregation import hash_key, is_aggregated, unpack
 from qdo.brokers.kinesis.requests import GetIterator, GetRecords, StartPosition
 from qdo.brokers.kinesis.shard_poller import ShardPoller
 from qdo.encoding import unreadable_reason
+from qdo.system import pacing
 
 EVERYTHING = (0, 2**128 - 1)
 
@@ -162,6 +164,19 @@ def test_a_response_takes_a_limited_amount_of_memory() -> None:
     assert poll.next(0.0) == GetIterator("AT_SEQUENCE_NUMBER", sequence=2)
     poll.iterator_received("second")
     assert poll.next(0.0) == GetRecords("second", 1)
+
+
+def test_other_greenlets_run_while_a_record_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """99,000 messages take up to a second of a worker's event loop, which serves other queues."""
+    monkeypatch.setattr(pacing, "time", gevent)  # as in a process that gevent has patched
+    many = answer([sealed(field(1, b"k") + 99_000 * field(3, b"\x08\x00\x1a\x00"))])
+    parsing = gevent.spawn(parse_records, many, EVERYTHING)
+    turns = 0
+    while not parsing.dead:
+        turns += 1
+        gevent.sleep(0)
+    assert len(parsing.get().rows) == 99_000
+    assert turns >= 2 * 99_000 // pacing.STRIDE  # unpacked, and decoded
 
 
 def test_the_hash_key_is_that_of_kinesis() -> None:

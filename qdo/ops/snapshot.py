@@ -1,0 +1,249 @@
+"""Reads everything that the status of queues needs."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qdo.brokers.ahead import check_head
+from qdo.brokers.base import Broker
+from qdo.brokers.catalog import Backlog
+from qdo.coordination.bulk_reads import read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.errors import NodeRefusedError, PositionAheadError, QdoError
+from qdo.ops.backlogs import ask
+from qdo.ops.fleet_nodes import NO_NODES, FleetNodes, read_fleet_nodes, unclaimed_queues
+from qdo.ops.room import crowded_out
+from qdo.ops.worker_status import details_of
+from qdo.queues import QueueFilter
+from qdo.text import one_line
+
+MOST_SECONDS = 1e12
+"""A longer lag was written by another program."""
+
+NEW = QueueNode()
+"""Of a queue that has no node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that was read about the queues of an app.
+
+    :ivar names: the queues to report.
+    :ivar nodes: their queue nodes, with faults; and those of the queues they wait for.
+    :ivar workers: registered workers; None if they are unknown.
+    :ivar filters: the different filters of the workers that stay.
+    :ivar unclaimed: by queue, which worker it is assigned to that has not claimed it.
+    :ivar listed: queues that the broker lists.
+    :ivar dead_letters: number of dead letters by queue; None if it is unknown.
+    :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
+    :ivar lags: seconds by queue, as reported by workers.
+    :ivar faults: by queue, why it is not processed, as reported by workers.
+    :ivar parents: by queue, the queues that must be finished first.
+    :ivar unasked: number of backlogs that were not requested.
+    :ivar unread: what could not be read, with the reason.
+    :ivar countable: the broker can count messages.
+    :ivar end: text of the position of a finished queue, None if queues never finish.
+    """
+
+    names: Sequence[str]
+    nodes: Mapping[str, QueueNode]
+    workers: Collection[str] | None
+    filters: Collection[QueueFilter]
+    unclaimed: Mapping[str, str]
+    listed: Collection[str]
+    dead_letters: Mapping[str, int] | None
+    backlogs: Mapping[str, Backlog | QdoError | None]
+    lags: Mapping[str, float]
+    faults: Mapping[str, str]
+    parents: Mapping[str, Sequence[str]]
+    unasked: int
+    unread: Mapping[str, str]
+    countable: bool
+    end: str | None
+
+
+def read_snapshot(
+    client: Client | None, layout: Layout, broker: Broker | None, glob: str, budget: int | None
+) -> Snapshot:
+    """Read everything that the statuses of the matching queues need; see `queue_statuses`."""
+    fleet = _fleet(client, layout)
+    unread = dict(fleet.unread)
+    listed = frozenset(broker.catalog.names_to_show()) if broker else frozenset()
+    stored = frozenset(_matching(listed, glob))
+    counted = _dead_letters(broker, unread) if broker else {}
+    dead = counted or {}
+    end = broker.capabilities.end_position_text if broker else None
+    # Queue nodes may be readable although their folder cannot be listed.
+    named = listed.union(dead) if fleet.queues is None else fleet.queues
+    nodes = _read_queue_nodes(client, layout, _matching(named, glob))
+    if broker is not None:
+        nodes = {name: _with_fault(name, node, broker) for name, node in nodes.items()}
+    over = {
+        name
+        for name, node in nodes.items()
+        if not dead.get(name) and is_over(node, name, stored, end)
+    }
+    names = sorted(stored.union(nodes, _matching(dead, glob)) - over)
+    whole = [name for name in names if name in stored and nodes.get(name, NEW).fault is None]
+    workers = None if fleet.workers is None else frozenset(fleet.workers)
+    backlogs = _backlogs(broker, whole, nodes, workers or (), budget) if broker else {}
+    parents = _parents(client, broker, [name for name in names if name not in nodes], listed)
+    others = {each for found in parents.values() for each in found if each not in nodes}
+    components = [dict(details_of(read.data)) for read in fleet.components or ()]
+    nodeless = [name for name in names if name not in nodes]
+    return Snapshot(
+        names=names,
+        nodes={**nodes, **_read_queue_nodes(client, layout, others)},
+        workers=workers,
+        filters=fleet.filters(),
+        unclaimed=_unclaimed(client, layout, fleet, names, nodes),
+        listed=listed,
+        dead_letters=counted,
+        backlogs=backlogs,
+        lags=_lags(components) if broker and broker.capabilities.doorbell else {},
+        faults=_faults(components) | crowded_out(broker, len(fleet.queues or ()), nodeless),
+        parents=parents,
+        unasked=len(whole) - len(backlogs),
+        unread=unread,
+        countable=broker is not None and broker.capabilities.countable,
+        end=end,
+    )
+
+
+def _fleet(client: Client | None, layout: Layout) -> FleetNodes:
+    """Return the nodes of the app's workers.
+
+    :raises NodeRefusedError: the account may list nothing at all.
+    """
+    if client is None:
+        return NO_NODES
+    fleet = read_fleet_nodes(client, layout)
+    if fleet.queues is None and fleet.workers is None and fleet.components is None:
+        raise NodeRefusedError(path=layout.queues, account=client.access.account_name())
+    return fleet
+
+
+def _read_queue_nodes(
+    client: Client | None, layout: Layout, names: Iterable[str]
+) -> dict[str, QueueNode]:
+    found = read_nodes(client, [layout.queue(name) for name in names]) if client else []
+    return {
+        read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused) for read in found
+    }
+
+
+def _unclaimed(
+    client: Client | None,
+    layout: Layout,
+    fleet: FleetNodes,
+    names: Iterable[str],
+    nodes: Mapping[str, QueueNode],
+) -> dict[str, str]:
+    if client is None or fleet.workers is None:
+        return {}
+    read = ((name, nodes.get(name, NEW)) for name in names)
+    free = {name for name, node in read if not node.fault and node.owner not in fleet.workers}
+    return unclaimed_queues(client, layout, fleet, free)
+
+
+def _parents(
+    client: Client | None, broker: Broker | None, names: Iterable[str], listed: Collection[str]
+) -> dict[str, Sequence[str]]:
+    """Return the queues that must be finished before others, by the names of the others."""
+    if client is None or broker is None or broker.capabilities.end_position_text is None:
+        return {}
+    return {name: broker.catalog.parents(name) for name in names if name in listed}
+
+
+def _with_fault(name: str, node: QueueNode, broker: Broker) -> QueueNode:
+    """Return a node whose fault is the reason why the queue is not processed."""
+    node = node.checked(broker.positions)
+    finished = is_finished(node, broker.capabilities.end_position_text)
+    if node.fault is None and finished and broker.catalog.is_reopened(name):
+        return replace(node, fault="it was finished, but a queue of the same name was created")
+    if node.deleted and node.fault is None and not finished:
+        return replace(node, fault="it is marked as deleted")
+    return node
+
+
+def _dead_letters(broker: Broker, unread: dict[str, str]) -> Mapping[str, int] | None:
+    """Return the number of dead letters by queue; an error hides no queue."""
+    try:
+        return broker.dead_letters.counts()
+    except QdoError as error:
+        unread["the number of dead letters"] = str(error)
+        return None
+
+
+def is_over(node: QueueNode, name: str, stored: Collection[str], end: str | None) -> bool:
+    """Return whether nothing but the node is left of a queue.
+
+    A finished queue is over even before a leader has marked it as deleted.
+    """
+    return (node.deleted and name not in stored) or (
+        is_finished(node, end) and not node.owner and node.fault is None
+    )
+
+
+def is_finished(node: QueueNode | None, end: str | None) -> bool:
+    """Return whether a queue is finished, as the shards of Kinesis are after a reshard."""
+    return node is not None and end is not None and node.position == end
+
+
+def _lags(components: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the lag of queues in seconds, as workers report it for queues that have one."""
+    found: dict[str, float] = {}
+    for component in components:
+        behind = component.get("behind")
+        if isinstance(behind, dict):
+            found.update(
+                (queue, float(seconds))
+                for queue, seconds in behind.items()
+                if isinstance(seconds, (int, float)) and 0 <= seconds < MOST_SECONDS
+            )
+    return found
+
+
+def _faults(components: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return why queues are not processed, as workers report it."""
+    found: dict[str, str] = {}
+    for component in components:
+        faults = component.get("faults")
+        if isinstance(faults, dict):
+            found.update((queue, one_line(reason)) for queue, reason in faults.items())
+    return found
+
+
+def _backlogs(
+    broker: Broker,
+    names: list[str],
+    nodes: Mapping[str, QueueNode],
+    workers: Collection[str],
+    budget: int | None,
+) -> dict[str, Backlog | QdoError | None]:
+    answers = ask(broker, names, nodes, workers, budget)
+    return {
+        name: _reached(broker, name, nodes.get(name, NEW), each) for name, each in answers.items()
+    }
+
+
+def _reached(
+    broker: Broker, queue: str, node: QueueNode, answer: Backlog | QdoError | None
+) -> Backlog | QdoError | None:
+    """Return a backlog whose fault tells that the recorded position is in the future, if it is."""
+    if isinstance(answer, Backlog) and answer.fault is None:
+        try:
+            done = broker.positions.resume_after(node.last, node.position)
+            check_head(broker, queue, done, answer.head)
+        except PositionAheadError as error:
+            return replace(answer, fault=str(error))
+    return answer
+
+
+def _matching(names: Iterable[str], glob: str) -> Iterable[str]:
+    return (name for name in names if fnmatch.fnmatchcase(name, glob))
