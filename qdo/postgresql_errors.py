@@ -30,8 +30,8 @@ class PostgresqlFullError(PostgresqlError):
 
 
 class PostgresqlBusyError(PostgresqlError):
-    """PostgreSQL at {server} waited too long for a lock ({reason}), so nothing of this call was
-    stored; find the transaction that holds it in pg_stat_activity"""
+    """PostgreSQL at {server} gave up a statement ({reason}), so nothing of this call was stored;
+    find the transaction that holds its lock in pg_stat_activity"""
 
 
 class PostgresqlLoginError(UsageError):

@@ -189,7 +189,8 @@ def send_for(
 ) -> None:
     """Call `send` with batches for as long as requested, beside other senders.
 
-    Prints a line when it is ready, reads the seconds, and prints the messages per second.
+    Prints a line when it is ready, reads the seconds, and prints the messages per second. Then
+    waits for its end, with its connections, whose costs at the server are being read.
     """
     bodies = [body(number) for number in range(batch)]
     send(bodies)  # connects, and loads what it needs
@@ -212,6 +213,7 @@ def send_for(
     for each in running:
         each.join()
     print(json.dumps({"rate": sum(rates)}), flush=True)
+    sys.stdin.readline()
 
 
 def batches(count: int, size: int) -> Iterator[list[dict[str, Any]]]:

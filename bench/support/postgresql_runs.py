@@ -30,6 +30,7 @@ NO_SYNC = {"PGOPTIONS": "-c synchronous_commit=off"}
 
 QDO = "qdo"
 SENDER = (sys.executable, "-m", "bench.support.postgresql_sender")
+INIT = (sys.executable, "-c", "from qdo.cli.main import main; main()", "broker", "init")
 
 
 def qdo_rival(
@@ -52,7 +53,7 @@ def qdo_rival(
         how,
         environment or {},
         messages,
-        schema=(*SENDER, "schema", "0"),
+        schema=INIT,
         batches=True,
     )
 
@@ -66,7 +67,7 @@ def bare_rival(name: str, how: str, messages: int, batch: int, queues: int) -> R
         how,
         {"BENCH_QUEUES": str(queues)},
         messages,
-        schema=(*SENDER, "schema", "0"),
+        schema=INIT,
     )
 
 
@@ -271,7 +272,7 @@ def sender_load(
             stack.enter_context(
                 Program(
                     rival.feed_command(python, "blast", batch),
-                    environment={**stage.environment, "BENCHSENDER": str(number)},
+                    environment={**stage.environment, "BENCH_SENDER": str(number)},
                     talk=True,
                 )
             )

@@ -1,6 +1,6 @@
 """qdo's senders on PostgreSQL, with the commands of the other programs in `bench.peers`.
 
-``python -m bench.support.postgresql_sender fill|send|blast|ready|stream|list|schema COUNT``: the
+``python -m bench.support.postgresql_sender fill|send|blast|ready|stream|list COUNT``: the
 broker is ``BENCH_POSTGRESQL``. ``BENCH_QUEUES`` queues get messages in turn. ``BENCH_KEYED=1``
 sends to one queue, by key. A sender of ``blast`` has a queue of its own, or the one in
 ``BENCH_QUEUE``.
@@ -17,7 +17,6 @@ from typing import Any
 
 import qdo
 from bench.peers import common as tally
-from tests.support.postgresql.schema import prepared
 
 APP = "bench"
 CHUNK = 10_000
@@ -82,9 +81,6 @@ COMMANDS = {"fill": fill, "blast": blast, "stream": stream, "list": list_queues}
 
 def main(command: str, count: int) -> None:
     """Run a command; ``ready`` sends one message to each queue, ``send`` sends with pauses."""
-    if command == "schema":
-        prepared(os.environ["BENCH_POSTGRESQL"], int(os.environ.get("BENCH_PARTITION", "3600")))
-        return
     names = [tally.queue_name(number) for number in range(QUEUES)]
     with qdo.App(APP, broker=os.environ["BENCH_POSTGRESQL"]) as app:
         if command in COMMANDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from bench.latency import LatencyPlan, LatencyResult, measure, measure_disk, timing
 from bench.peers.catalog import Rival
@@ -22,7 +23,8 @@ def send_entries(bench: Bench) -> Iterator[tuple[Rival, int, int]]:
         qdo_rival(QDO, "a queue for each sender", 0),
         qdo_rival("qdo, one queue", "all senders to one queue", 0, (), {"BENCH_QUEUE": "shared"}),
     ]
-    for rival in [each for each in own if bench.wanted(QDO)] + list(bench.peers):
+    peers = [replace(each, how="") for each in bench.peers]  # that of their workers
+    for rival in [each for each in own if bench.wanted(QDO)] + peers:
         if rival.sends:
             sizes = BATCHES if rival.batches else (1,)
             yield from ((rival, senders, size) for size in sizes for senders in SENDERS)

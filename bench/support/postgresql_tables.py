@@ -8,7 +8,15 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.support.postgresql_runs import QDO, SENDER, Bench, StagedDatabase, qdo_rival, staged
+from bench.support.postgresql_runs import (
+    INIT,
+    QDO,
+    SENDER,
+    Bench,
+    StagedDatabase,
+    qdo_rival,
+    staged,
+)
 from bench.support.processes import Program
 from bench.support.statistics import Goal
 
@@ -84,10 +92,10 @@ def run_retention(bench: Bench) -> list[Sizes]:
     environment = {
         "BENCH_QUEUES": str(QUEUES),
         "BENCH_PACE": str(given.pace),
-        "BENCH_PARTITION": str(PARTITION_SECONDS),
         "QDO_RETENTION_SECONDS": str(RETENTION_SECONDS),
     }
-    rival = qdo_rival(QDO, "", given.messages, (), environment)
+    schema = (*INIT, "--partition-seconds", str(PARTITION_SECONDS))
+    rival = replace(qdo_rival(QDO, "", given.messages, (), environment), schema=schema)
     with staged(bench.server, rival, bench.python) as stage:
         tallies = stage.folder / "tallies"
         tallies.mkdir()

@@ -128,9 +128,14 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
     # --- on the thread ----------------------------------------------------------------
 
+    @property
+    def kept(self) -> int:
+        """Number of calls that `handle` has kept: it is called again, if need be without others."""
+        return 0
+
     @abc.abstractmethod
     def handle(self, calls: list[GroupedCall[W]]) -> None:
-        """Finish or fail each call; raise nothing."""
+        """Finish, fail or keep each call; raise nothing."""
 
     @abc.abstractmethod
     def release(self) -> None:
@@ -138,7 +143,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
     def _run(self) -> None:
         try:
-            while self._step():
+            while self._step() or self.kept:
                 pass
         finally:
             self.release()
@@ -147,16 +152,23 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
     def _step(self) -> bool:
         """Handle the next group; return False once closed."""
-        calls, closing = self._take()
-        if calls:
+        kept = self.kept
+        calls, closing = self._take(wait=not kept)
+        if calls or kept:
             self.handle(calls)
-            self._ended_calls += len(calls)
+            self._ended_calls += len(calls) + kept - self.kept
         return not closing
 
-    def _take(self) -> tuple[list[GroupedCall[W]], bool]:
-        """Wait for a call; return it with the calls queued behind it, and whether to close."""
+    def _take(self, *, wait: bool) -> tuple[list[GroupedCall[W]], bool]:
+        """Return the calls that are queued, and whether to close.
+
+        :param wait: for a call, if none is queued.
+        """
         calls: list[GroupedCall[W]] = []
         size = 0
+        closing = self._ended is not None  # read first: no call is queued after that
+        if not wait and self._calls.empty():
+            return calls, closing
         call = self._calls.get()
         while call is not None:
             calls.append(call)

@@ -18,7 +18,7 @@ from qdo.brokers.postgresql.reader import Fetches, PostgresqlReader
 from qdo.brokers.postgresql.sending import SendWork, StageWork, check_text
 from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.url import SchemaAddress
-from qdo.brokers.postgresql.writer import PostgresqlWriter
+from qdo.brokers.postgresql.writer import UNKNOWN, Change, PostgresqlWriter
 from qdo.encoding import MAX_STORED_BODY_BYTES as MAX_BODY_BYTES
 from qdo.errors import MessageTooLargeError, QueueNotEmptyError
 from qdo.positions import message_id
@@ -86,7 +86,8 @@ class PostgresqlBroker(Broker):
             return []
         if all(message.terms is None for message in messages):
             return self._ids(self._writer.call(messages, size))
-        return self._writer.run(self._with_options(messages), size)
+        ids: list[str] = self._writer.call(self._change(messages), size)
+        return ids
 
     async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
         size = sum(map(self._checked_size, messages))
@@ -94,7 +95,7 @@ class PostgresqlBroker(Broker):
             return []
         if all(message.terms is None for message in messages):
             return self._ids(await self._writer.acall(messages, size))
-        ids: list[str] = await self._writer.acall(self._with_options(messages), size)
+        ids: list[str] = await self._writer.acall(self._change(messages), size)
         return ids
 
     def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
@@ -105,8 +106,10 @@ class PostgresqlBroker(Broker):
         stage = StageWork(self._address, self._app, messages, self.max_queues, self.id_node)
         return stage.run(connection)
 
-    def _with_options(self, messages: Sequence[Outgoing]) -> SendWork:
-        return SendWork(self._address.schema, self._app, messages, self.max_queues)
+    def _change(self, messages: Sequence[Outgoing]) -> Change:
+        """Return the sending of messages with options."""
+        work = SendWork(self._address.schema, self._app, messages, self.max_queues)
+        return Change(work, frozenset(message.queue for message in messages))
 
     def _ids(self, positions: Iterable[int]) -> list[str]:
         return [message_id(position, self.id_node) for position in positions]
@@ -121,7 +124,7 @@ class PostgresqlBroker(Broker):
 
     def trim(self, queue: str, last: int, older_than: float) -> int:
         parameters = (self._app, queue, last, round(older_than * _SECOND))
-        (count,) = self._execute(self._trim, parameters)
+        (count,) = self._execute(self._trim, parameters, queue)
         now = time.monotonic()
         if now - self._dropped > DROP_SECONDS:
             self._dropped = now
@@ -129,20 +132,26 @@ class PostgresqlBroker(Broker):
         return int(count)
 
     def delete_queue(self, queue: str, last: int, *, with_messages: bool = False) -> None:
-        counts = self._execute(self._delete, (self._app, queue, last, with_messages))
+        counts = self._execute(self._delete, (self._app, queue, last, with_messages), queue)
         if any(counts):
             waiting, delayed, dead = counts
             raise QueueNotEmptyError(
                 queue=queue, waiting=waiting, delayed=delayed, dead_letters=dead
             )
 
-    def _execute(self, statement: str, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the only row of a statement that changes something."""
+    def _execute(
+        self, statement: str, parameters: tuple[Any, ...], queue: str | None = None
+    ) -> tuple[Any, ...]:
+        """Return the only row of a statement that changes something.
+
+        :param queue: the only queue that it may lock.
+        """
 
         def work(connection: PostgresqlConnection) -> tuple[Any, ...]:
             return connection.execute(statement, parameters).fetchone() or ()
 
-        return self._writer.run(work)
+        queues = UNKNOWN if queue is None else frozenset({queue})
+        return self._writer.run(work, queues=queues)
 
     def close(self) -> None:
         for listener in self._listeners:

@@ -84,7 +84,11 @@ class PostgresqlDeadLetters(DeadLetterStore):
             record.dead_at or time.time(),
         )
         statement = self._sql(_STORE)
-        self._writer.run(lambda connection: connection.execute(statement, values), len(record.body))
+        self._writer.run(
+            lambda connection: connection.execute(statement, values),
+            len(record.body),
+            frozenset({record.queue}),
+        )
 
     def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
         found = self._read(_ALL, queue=queue, position=None)

@@ -3,6 +3,10 @@
 A notification says only that something was sent. `look` then returns the queues that changed since
 the listener's last look, so nothing is missed whatever becomes of notifications: a sender may die
 between its commit and its notification, and a pooler in transaction mode delivers none.
+
+Looks compare ids of transactions. A server that crashed, or a standby that took over, gives ids
+again that a look has already seen. After each new connection or start of the server, the listener
+therefore wakes all queues once.
 """
 
 from __future__ import annotations
@@ -14,7 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from qdo.brokers.postgresql.session import PostgresqlConnection, PostgresqlSession, loop_poll
+from qdo.brokers.postgresql.session import (
+    PostgresqlConnection,
+    PostgresqlSession,
+    loop_poll,
+    with_lock_timeout,
+)
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.errors import QdoError
 from qdo.system.native import guarded
@@ -26,6 +35,8 @@ LOOK_SECONDS = 5.0
 POLL_SECONDS = 0.1
 """The same behind a pooler, which delivers no notifications."""
 RETRY_SECONDS = 1.0
+MOVE_LOCK_SECONDS = 0.5
+"""How long due messages wait for the locks of their queues; the listener looks again meanwhile."""
 MOVE_MESSAGES = 1000
 MOVE_BYTES = 8 * 1024 * 1024
 """Limits of one transaction that moves due messages, because it locks their queues."""
@@ -47,12 +58,18 @@ class NotificationListener:
         self._wake = wake
         self._pooled = address.pooled
         schema = address.schema
-        self._look_statement = f"SELECT * FROM {schema}.look(%s, %s, %s::bigint[])"  # nosec B608 # the address allows a-z, 0-9 and _
+        self._look_statement = (
+            "SELECT look.*, pg_postmaster_start_time()::text"
+            f" FROM {schema}.look(%s, %s, %s::bigint[])"  # nosec B608 # the address allows a-z, 0-9 and _
+        )
+        self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s"  # nosec B608 # as above
         self._move_statement = f"SELECT {schema}.move_due(%s, %s, %s)"  # nosec B608 # as above
         self._channel_statement = f"SELECT {schema}.channel(%s)"  # nosec B608 # as above
         self._session = PostgresqlSession(address, self._prepare, loop_poll)
-        self._next_xid: int | None = None
+        self._next_xid = 2**62
         self._running: list[int] = []
+        self._server_start: str | None = None
+        self._reconnected = False
         self._stopping = False
         try:
             self._pause = self._step()  # due messages must be readable when this returns
@@ -79,6 +96,7 @@ class NotificationListener:
     # --- on the listening thread ------------------------------------------------------
 
     def _prepare(self, connection: PostgresqlConnection) -> None:
+        self._reconnected = True
         if not self._pooled:
             (channel,) = connection.execute(self._channel_statement, (self._app,)).fetchone() or (
                 "",
@@ -114,18 +132,27 @@ class NotificationListener:
 
     def _look(self, connection: PostgresqlConnection) -> int | None:
         """Wake the queues that changed; return the ticks until the next message is due."""
-        first = self._next_xid is None
-        seen = (2**62, []) if self._next_xid is None else (self._next_xid, self._running)
-        found = connection.execute(self._look_statement, (self._app, *seen)).fetchone()
+        seen = (self._app, self._next_xid, self._running)
+        found = connection.execute(self._look_statement, seen).fetchone()
         if found is None:
             return None
-        self._next_xid, self._running, names, due = found
-        if names and not first and not self._stopping:
+        before = self._server_start
+        self._next_xid, self._running, names, due, self._server_start = found
+        if self._reconnected or self._server_start != before:
+            if before is not None:
+                names = [name for (name,) in connection.execute(self._names_statement, seen[:1])]
+            else:  # the first look: its caller reads all queues by itself
+                names = []
+        if names and not self._stopping:
             self._wake(names)
+        self._reconnected = False
         return None if due is None else int(due)
 
     def _move(self, connection: PostgresqlConnection) -> None:
-        connection.execute(self._move_statement, (self._app, MOVE_MESSAGES, MOVE_BYTES))
+        limits = (self._app, MOVE_MESSAGES, MOVE_BYTES)
+        with_lock_timeout(
+            connection, lambda each: each.execute(self._move_statement, limits), MOVE_LOCK_SECONDS
+        )
 
     def _wait(self, seconds: float) -> None:
         """Wait for a notification, the end or a time."""

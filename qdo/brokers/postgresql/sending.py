@@ -12,7 +12,7 @@ from psycopg import errors
 from qdo.brokers.base import Outgoing
 from qdo.brokers.postgresql.session import PostgresqlConnection, translated
 from qdo.brokers.postgresql.url import SchemaAddress
-from qdo.brokers.postgresql.writer import LOCK_SECONDS, columns
+from qdo.brokers.postgresql.writer import columns
 from qdo.encoding import with_header
 from qdo.errors import UsageError
 from qdo.positions import new_id, position_now, position_of_time
@@ -41,7 +41,7 @@ class SendWork:
     ) -> None:
         self._statement = f"SELECT {schema}.send(%s, {_ARRAYS}, %s, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
         arrays = arrays_of(messages)
-        self._parameters = (app, *arrays, max_queues, round(LOCK_SECONDS * 1000))
+        self._parameters = (app, *arrays, max_queues, None)
 
     def __call__(self, connection: PostgresqlConnection) -> list[str]:
         (ids,) = connection.execute(self._statement, self._parameters).fetchone() or ([],)

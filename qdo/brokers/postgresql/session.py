@@ -41,7 +41,9 @@ ANSWER_SECONDS = 30.0
 
 _READ, _WRITE = 1, 2
 """Bits by which psycopg's generators say what they wait for, and learn what is ready."""
-_RIGHT = re.compile(r"permission denied for (schema|table|function|sequence) (\S+)")
+_RIGHT = re.compile(r"permission denied for (schema|table|function|database) (\S+)")
+_TABLE_RIGHTS = {"dead_letters": "SELECT, UPDATE, DELETE"}
+"""Rights that the role of a worker needs on tables; on others it needs SELECT."""
 
 
 def native_poll() -> Any:
@@ -128,6 +130,15 @@ def _connect(
     return connection
 
 
+def with_lock_timeout(
+    connection: PostgresqlConnection, act: Callable[[PostgresqlConnection], T], seconds: float
+) -> T:
+    """Call `act` in a transaction that waits for no lock longer than `seconds`."""
+    with connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = {round(seconds * 1000)}")
+        return act(connection)
+
+
 class PostgresqlSession:
     """A connection that is opened at first use, and again when it was lost. For one thread.
 
@@ -156,7 +167,6 @@ class PostgresqlSession:
         try:
             connection = self._open()
         except psycopg.Error as error:
-            self.close()
             raise translated(self._address, error) from error
         try:
             return act(connection)
@@ -170,12 +180,20 @@ class PostgresqlSession:
                 raise PostgresqlUnansweredError(
                     server=self._address.server, reason=reason
                 ) from error
-            raise translated(self._address, error) from error
+            raise translated(self._address, error, connection.info.user) from error
 
     def _open(self) -> PostgresqlConnection:
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._address, self._make_poll)
-            self._prepare(self._connection)
+            connection = connect(self._address, self._make_poll)
+            try:
+                self._prepare(connection)
+            except BaseException as error:
+                connection.close()
+                if isinstance(error, psycopg.Error):
+                    role = connection.info.user
+                    raise translated(self._address, error, role) from error
+                raise
+            self._connection = connection
         return self._connection
 
     @property
@@ -194,42 +212,75 @@ _KINDS: tuple[tuple[tuple[type[psycopg.Error], ...], type[QdoError]], ...] = (
     ((errors.InvalidPassword, errors.InvalidAuthorizationSpecification), PostgresqlLoginError),
     ((errors.ReadOnlySqlTransaction,), PostgresqlReadOnlyError),
     ((errors.DiskFull,), PostgresqlFullError),
-    ((errors.LockNotAvailable, errors.DeadlockDetected), PostgresqlBusyError),
+    (
+        (
+            errors.LockNotAvailable,
+            errors.DeadlockDetected,
+            errors.SerializationFailure,
+            errors.QueryCanceled,
+        ),
+        PostgresqlBusyError,
+    ),
 )
-_LOGIN = ("password", "authentication", "pg_hba.conf", "role ")
+_LOGIN = re.compile(
+    "password|authentication|pg_hba.conf|role .* (does not exist|is not permitted to log in)"
+)
+"""Errors at login: libpq gives them no SQLSTATE."""
 
 
-def translated(address: SchemaAddress, error: psycopg.Error) -> QdoError:
-    """Return the qdo error for an error of psycopg."""
+def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> QdoError:
+    """Return the qdo error for an error of psycopg.
+
+    :param role: the role that is logged in; "" if unknown.
+    """
     reason, server = _reason(error), address.server
     for kinds, kind in _KINDS:
         if isinstance(error, kinds):
             return kind(server=server, reason=reason)
-    if isinstance(error, errors.InvalidSchemaName):
+    if isinstance(
+        error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedFunction
+    ):
         return SchemaMissingError(server=server, schema=address.schema)
     if isinstance(error, errors.InsufficientPrivilege):
-        return _rights_error(address, reason)
-    if error.sqlstate is None and any(word in reason for word in _LOGIN):
-        return PostgresqlLoginError(server=server, reason=reason)  # libpq gives no state at login
-    if error.sqlstate is None and "read-only" in reason:
-        return PostgresqlReadOnlyError(server=server, reason=reason)
-    if error.sqlstate is None or isinstance(error, psycopg.OperationalError):
+        return _rights_error(address, reason, role)
+    if error.sqlstate is None:
+        return _login_error(address, error, reason)
+    if isinstance(error, psycopg.OperationalError):
         return PostgresqlUnreachableError(server=server, reason=reason)
     return PostgresqlError(server=server, reason=reason)
 
 
-def _rights_error(address: SchemaAddress, reason: str) -> PostgresqlRightsError:
+def _login_error(address: SchemaAddress, error: psycopg.Error, reason: str) -> QdoError:
+    """Return the qdo error for an error that libpq itself reports."""
+    server, pgconn = address.server, error.pgconn
+    if _RIGHT.search(reason) and pgconn is not None:
+        return _rights_error(address, reason, (pgconn.user or b"").decode())
+    if _LOGIN.search(reason):
+        return PostgresqlLoginError(server=server, reason=reason)
+    if "read-only" in reason:
+        return PostgresqlReadOnlyError(server=server, reason=reason)
+    return PostgresqlUnreachableError(server=server, reason=reason)
+
+
+def _rights_error(address: SchemaAddress, reason: str, role: str) -> PostgresqlRightsError:
     found = _RIGHT.search(reason)
     kind, name = found.groups() if found else ("schema", address.schema)
     if kind == "schema":
-        grant = f"GRANT USAGE ON SCHEMA {address.schema} TO ROLE"
+        right = f"USAGE ON SCHEMA {address.schema}"
     elif kind == "function":
-        grant = f"GRANT EXECUTE ON FUNCTION {address.schema}.{name} TO ROLE"
+        right = f"EXECUTE ON FUNCTION {address.schema}.{name}"
+    elif kind == "database":
+        right = f"CONNECT ON DATABASE {name}"
     else:
-        grant = f"GRANT SELECT, INSERT, DELETE ON {address.schema}.{name} TO ROLE"
+        right = f"{_TABLE_RIGHTS.get(name, 'SELECT')} ON {address.schema}.{name}"
+    remedy = f"`GRANT {right} TO {_quoted(role) if role else 'ROLE'}`"
     return PostgresqlRightsError(
-        server=address.server, role="this role", reason=reason, remedy=f"`{grant}`"
+        server=address.server, role=role or "this role", reason=reason, remedy=remedy
     )
+
+
+def _quoted(role: str) -> str:
+    return role if re.fullmatch("[a-z_][a-z0-9_]*", role) else '"' + role.replace('"', '""') + '"'
 
 
 def _reason(error: psycopg.Error) -> str:

@@ -1,0 +1,217 @@
+"""A transaction of another program holds the lock of a queue: only calls for that queue wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from qdo.brokers.base import Broker, Outgoing, SendOptions
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.postgresql import writer
+from qdo.brokers.postgresql.listener import RETRY_SECONDS
+from qdo.brokers.registry import open_broker
+from qdo.positions import position_now
+from qdo.postgresql_errors import PostgresqlBusyError
+from tests.support.brokers import rows
+from tests.support.postgresql.pgbouncer import PgBouncer
+from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlDatabase
+from tests.support.processes import wait_until
+
+SHORT_SECONDS = 1.2
+SLACK_SECONDS = 1.0
+"""For busy machines."""
+
+
+@pytest.fixture
+def broker(postgresql: PostgresqlDatabase) -> Iterator[Broker]:
+    found = open_broker(prepared(postgresql.url()), "app")
+    for queue in ("blocked", "free"):
+        found.send(Outgoing(queue, b"first"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def holder(postgresql: PostgresqlDatabase, broker: Broker) -> Iterator[psycopg.Connection[Any]]:
+    """A transaction that holds the lock of a queue."""
+    with psycopg.connect(postgresql.conninfo()) as connection:
+        connection.execute("SELECT FROM qdo.queues WHERE name = 'blocked' FOR UPDATE")
+        yield connection
+        connection.rollback()
+
+
+def waiting(database: PostgresqlDatabase) -> bool:
+    """Return whether a session waits for a lock."""
+    with database.connect() as connection:
+        found = connection.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone()
+    return found is not None
+
+
+def timed(act: Callable[[], object]) -> float:
+    began = time.monotonic()
+    act()
+    return time.monotonic() - began
+
+
+def test_other_queues_go_on_while_one_is_locked(
+    postgresql: PostgresqlDatabase,
+    broker: Broker,
+    holder: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight blocked calls fail together; they do not hold others back one after another."""
+    monkeypatch.setattr(writer, "LOCK_SECONDS", SHORT_SECONDS)
+    with ThreadPoolExecutor(8) as pool:
+        began = time.monotonic()
+        calls = [pool.submit(broker.send, Outgoing("blocked", b"no")) for _ in range(8)]
+        wait_until(lambda: waiting(postgresql), "a call waits for the lock")
+        slowest = 0.0
+        while not all(call.done() for call in calls):
+            slowest = max(slowest, timed(lambda: broker.send(Outgoing("free", b"x"))))
+        took = time.monotonic() - began
+    assert [type(call.exception()) for call in calls] == [PostgresqlBusyError] * 8
+    assert slowest < writer.GROUP_LOCK_SECONDS + SLACK_SECONDS
+    assert took < SHORT_SECONDS + 2 * writer.GROUP_LOCK_SECONDS + SLACK_SECONDS
+    holder.rollback()
+    assert len(rows(broker, "blocked")) == 1
+
+
+def test_calls_that_waited_are_sent_once_when_the_lock_is_free(
+    postgresql: PostgresqlDatabase, broker: Broker, holder: psycopg.Connection[Any]
+) -> None:
+    bodies = [b"%d" % number for number in range(20)]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        calls = [pool.submit(broker.send, Outgoing("blocked", body)) for body in bodies]
+        wait_until(lambda: waiting(postgresql), "a call waits for the lock")
+        broker.send(Outgoing("free", b"second"))
+        holder.rollback()
+        ids = {call.result() for call in calls}
+    assert len(ids) == len(bodies)
+    assert sorted(row.body for row in rows(broker, "blocked")) == sorted([*bodies, b"first"])
+
+
+def letter(queue: str) -> DeadLetterRecord:
+    return DeadLetterRecord(queue, 1, b"bad", None, None, "error", "", 1, "worker", 1, 1.0)
+
+
+CHANGES: dict[str, Callable[[Broker, str], object]] = {
+    "delayed": lambda broker, queue: broker.send(
+        Outgoing(queue, b"later", terms=SendOptions(due=time.time() + 3600))
+    ),
+    "trim": lambda broker, queue: broker.trim(queue, position_now(), 0.0),
+    "dead-letter": lambda broker, queue: broker.dead_letters.store(letter(queue)),
+    "delete": lambda broker, queue: broker.delete_queue(queue, 0, with_messages=True),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_a_locked_queue_holds_no_other_back(
+    name: str,
+    broker: Broker,
+    holder: psycopg.Connection[Any],
+    postgresql: PostgresqlDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer, "LOCK_SECONDS", SHORT_SECONDS)
+    _check_change(CHANGES[name], broker, postgresql)
+
+
+def test_a_locked_queue_behind_a_pooler_holds_no_other_back(
+    broker: Broker,
+    holder: psycopg.Connection[Any],
+    postgresql: PostgresqlDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The time-out belongs to the transaction: it does not stay with the server's connection."""
+    monkeypatch.setattr(writer, "LOCK_SECONDS", SHORT_SECONDS)
+    pooler = PgBouncer(postgresql.server, settings={"default_pool_size": "1"})
+    try:
+        pooler.start()
+        pooled = open_broker(pooler.address.url(postgresql.name, pooler="transaction"), "app")
+        try:
+            _check_change(CHANGES["trim"], pooled, postgresql)
+        finally:
+            pooled.close()
+        with psycopg.connect(pooler.address.url(postgresql.name)) as connection:
+            assert connection.execute("SHOW lock_timeout").fetchone() == ("0",)
+    finally:
+        pooler.close()
+
+
+def _check_change(
+    change: Callable[[Broker, str], object], broker: Broker, database: PostgresqlDatabase
+) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        blocked: Future[object] = pool.submit(change, broker, "blocked")
+        wait_until(lambda: waiting(database), "the change waits for the lock")
+        while not blocked.done():
+            took = timed(lambda: broker.send(Outgoing("free", b"x")))
+            assert took < writer.GROUP_LOCK_SECONDS + SLACK_SECONDS
+        assert isinstance(blocked.exception(), PostgresqlBusyError)
+        change(broker, "free")
+
+
+def test_due_messages_of_a_locked_queue_stop_no_wake_up(
+    postgresql: PostgresqlDatabase, broker: Broker, holder: psycopg.Connection[Any]
+) -> None:
+    """The listener gives the lock up and looks for messages of other queues."""
+    woken: list[str] = []
+    news = threading.Event()
+
+    def wake(queues: object) -> None:
+        woken.extend(queues)  # type: ignore[call-overload]
+        news.set()
+
+    holder.rollback()
+    broker.send(Outgoing("blocked", b"later", terms=SendOptions(due=time.time() + 0.3)))
+    broker.listen(wake)
+    holder.execute("SELECT FROM qdo.queues WHERE name = 'blocked' FOR UPDATE")
+    for _ in range(2):
+        wait_until(lambda: waiting(postgresql), "the due message waits for the lock")
+        news.clear()
+        broker.send(Outgoing("free", b"x"))
+        assert news.wait(writer.GROUP_LOCK_SECONDS + RETRY_SECONDS + SLACK_SECONDS)
+    assert "blocked" not in woken
+    holder.rollback()
+    wait_until(lambda: "blocked" in woken, "the due message has arrived")
+
+
+def test_closing_a_broker_ends_calls_that_wait(
+    postgresql: PostgresqlDatabase,
+    broker: Broker,
+    holder: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer, "LOCK_SECONDS", SHORT_SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(broker.send, Outgoing("blocked", b"no"))
+        wait_until(lambda: waiting(postgresql), "the call waits for the lock")
+        broker.close()
+        assert isinstance(call.exception(), PostgresqlBusyError)
+
+
+def test_a_statement_timeout_of_the_server_is_told(
+    postgresql: PostgresqlDatabase, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is stored, the connection stays, and the next send succeeds."""
+    monkeypatch.setattr(writer, "LOCK_SECONDS", SHORT_SECONDS)
+    with postgresql.connect() as connection:
+        connection.execute(f"ALTER DATABASE {postgresql.name} SET statement_timeout = '100ms'")
+    impatient = open_broker(postgresql.url(), "app")
+    try:
+        with psycopg.connect(postgresql.conninfo()) as connection:
+            connection.execute("SELECT FROM qdo.queues WHERE name = 'blocked' FOR UPDATE")
+            with pytest.raises(PostgresqlBusyError) as caught:
+                impatient.send(Outgoing("blocked", b"no"))
+        assert "statement timeout" in caught.value.details["reason"]
+        impatient.send(Outgoing("blocked", b"second"))
+    finally:
+        impatient.close()
+    assert [row.body for row in rows(broker, "blocked")] == [b"first", b"second"]
