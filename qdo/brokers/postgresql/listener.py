@@ -70,6 +70,7 @@ class NotificationListener:
         self._running: list[int] = []
         self._server_start: str | None = None
         self._reconnected = False
+        self._noticed = False
         self._stopping = False
         try:
             self._pause = self._step()  # due messages must be readable when this returns
@@ -97,11 +98,16 @@ class NotificationListener:
 
     def _prepare(self, connection: PostgresqlConnection) -> None:
         self._reconnected = True
+        # The server sends a notification that arrives during a statement with its result.
+        connection.add_notify_handler(self._notice)
         if not self._pooled:
             (channel,) = connection.execute(self._channel_statement, (self._app,)).fetchone() or (
                 "",
             )
             connection.execute(f'LISTEN "{channel}"')
+
+    def _notice(self, _: object) -> None:
+        self._noticed = True
 
     def _run(self) -> None:
         try:
@@ -132,6 +138,7 @@ class NotificationListener:
 
     def _look(self, connection: PostgresqlConnection) -> int | None:
         """Wake the queues that changed; return the ticks until the next message is due."""
+        self._noticed = False
         seen = (self._app, self._next_xid, self._running)
         found = connection.execute(self._look_statement, seen).fetchone()
         if found is None:
@@ -156,6 +163,8 @@ class NotificationListener:
 
     def _wait(self, seconds: float) -> None:
         """Wait for a notification, the end or a time."""
+        if self._noticed:
+            return
         poll = loop_poll()
         poll.register(self._pipe[0], select.POLLIN)
         connection = self._session.connection

@@ -156,6 +156,7 @@ class PostgresqlSession:
         self._make_poll = make_poll
         self._prepare = prepare
         self._connection: PostgresqlConnection | None = None
+        self._role = ""
 
     def run(self, act: Callable[[PostgresqlConnection], T], *, writes: bool = False) -> T:
         """Call `act` with the connection and return its result.
@@ -167,7 +168,7 @@ class PostgresqlSession:
         try:
             connection = self._open()
         except psycopg.Error as error:
-            raise translated(self._address, error) from error
+            raise translated(self._address, error, self._role) from error
         try:
             return act(connection)
         except psycopg.Error as error:
@@ -180,18 +181,16 @@ class PostgresqlSession:
                 raise PostgresqlUnansweredError(
                     server=self._address.server, reason=reason
                 ) from error
-            raise translated(self._address, error, connection.info.user) from error
+            raise translated(self._address, error, self._role) from error
 
     def _open(self) -> PostgresqlConnection:
         if self._connection is None or self._connection.closed:
             connection = connect(self._address, self._make_poll)
+            self._role = connection.info.user
             try:
                 self._prepare(connection)
-            except BaseException as error:
+            except BaseException:
                 connection.close()
-                if isinstance(error, psycopg.Error):
-                    role = connection.info.user
-                    raise translated(self._address, error, role) from error
                 raise
             self._connection = connection
         return self._connection

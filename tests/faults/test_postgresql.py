@@ -1,0 +1,341 @@
+"""PostgreSQL is killed, shut down or frozen: nothing is lost, and all resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+
+from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.postgresql import listener as listener_module
+from qdo.brokers.postgresql import session
+from qdo.brokers.registry import open_broker
+from qdo.errors import UnreachableError
+from qdo.postgresql_errors import (
+    PostgresqlUnansweredError,
+    PostgresqlUnreachableError,
+)
+from tests.support.postgresql.proxy import cutting
+from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
+from tests.support.processes import Proc, wait_until
+
+QUEUES = [f"q{number}" for number in range(4)]
+LOST = (PostgresqlUnansweredError, PostgresqlUnreachableError)
+
+
+@pytest.fixture
+def database(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlDatabase]:
+    """A database with the schema, on the server that tests may kill."""
+    address = postgresql_server.address
+    found = PostgresqlDatabase(address, address.create_database())
+    prepared(found.url())
+    yield found
+    address.drop_database(found.name)
+
+
+@pytest.fixture
+def broker(database: PostgresqlDatabase) -> Iterator[Broker]:
+    with contextlib.closing(open_broker(database.url(), "app")) as found:
+        yield found
+
+
+class Traffic:
+    """Senders of one queue each, and a reader that reads only queues it was woken for."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.sent: dict[str, list[int]] = {queue: [] for queue in QUEUES}
+        self.read: dict[str, list[int]] = {queue: [] for queue in QUEUES}
+        self.errors: list[Exception] = []
+        self._broker = broker
+        self._over = threading.Event()
+        self._woken: set[str] = set()
+        self._news = threading.Condition()
+        self._readers = {queue: broker.reader(queue, 0) for queue in QUEUES}
+        broker.listen(self._wake)
+        self._threads = [threading.Thread(target=self._send, args=(queue,)) for queue in QUEUES]
+        self._consumer = threading.Thread(target=self._consume)
+        for thread in (*self._threads, self._consumer):
+            thread.start()
+
+    def wait(self, count: int) -> None:
+        """Wait until each sender has sent `count` further messages."""
+        goals = {queue: len(sent) + count for queue, sent in self.sent.items()}
+        wait_until(
+            lambda: all(len(self.sent[queue]) >= goal for queue, goal in goals.items()),
+            "the senders go on",
+        )
+
+    def end(self) -> None:
+        """Stop sending; wait until everything that was sent has been read, in order."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        wait_until(
+            lambda: all(set(self.sent[queue]) <= set(self.read[queue]) for queue in QUEUES),
+            "everything has been read",
+        )
+        with self._news:
+            self._news.notify()
+        self._consumer.join()
+        for queue in QUEUES:
+            assert self.read[queue] == sorted(set(self.read[queue]))
+            assert self.sent[queue] == sorted(self.sent[queue])
+
+    def _send(self, queue: str) -> None:
+        number = 0
+        while not self._over.is_set():
+            number += 1
+            try:
+                self._broker.send(Outgoing(queue, b"%d" % number))
+            except UnreachableError as error:
+                self.errors.append(error)
+                self._over.wait(0.02)
+            else:
+                self.sent[queue].append(number)
+
+    def _wake(self, queues: Iterable[str]) -> None:
+        with self._news:
+            self._woken.update(queues)
+            self._news.notify()
+
+    def _consume(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._woken or self._over.is_set(), 0.05)
+                woken, self._woken = self._woken, set()
+            if not woken and self._over.is_set() and self._complete():
+                return
+            for queue in woken:
+                try:
+                    found = self._readers[queue].fetch(1000)
+                except UnreachableError:
+                    self._wake([queue])
+                    continue
+                self.read[queue] += [int(body) for _, body, *_ in found]
+
+    def _complete(self) -> bool:
+        alive = any(thread.is_alive() for thread in self._threads)
+        return not alive and all(set(self.sent[q]) <= set(self.read[q]) for q in QUEUES)
+
+
+def _terminate(server: PostgresqlServer) -> None:
+    with server.address.connect() as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+
+
+def _kill(server: PostgresqlServer) -> None:
+    server.kill()
+    server.start()
+
+
+INCIDENTS: dict[str, Callable[[PostgresqlServer], None]] = {
+    "kill": _kill,
+    "immediate": lambda server: server.restart("immediate"),
+    "fast": lambda server: server.restart("fast"),
+    "terminate": _terminate,
+}
+
+
+@pytest.mark.parametrize("name", INCIDENTS)
+def test_what_was_sent_survives_and_is_read(
+    name: str, postgresql_server: PostgresqlServer, broker: Broker
+) -> None:
+    """Twice: senders get errors, and everything whose id they got is read in order."""
+    traffic = Traffic(broker)
+    for _ in range(2):
+        traffic.wait(10)
+        INCIDENTS[name](postgresql_server)
+    traffic.wait(10)
+    traffic.end()
+    assert all(isinstance(error, LOST) for error in traffic.errors)
+    if name == "terminate":  # each sender has at most one call on the connection, or none
+        assert len(traffic.errors) <= 2 * len(QUEUES)
+    else:
+        assert traffic.errors
+
+
+@pytest.fixture
+def lazy_server(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlServer]:
+    """That server, which writes to disk only what a commit waits for."""
+    postgresql_server.configure({"wal_writer_delay": "10s"})
+    postgresql_server.reload()
+    yield postgresql_server
+    postgresql_server.configure({"wal_writer_delay": "200ms"})
+    postgresql_server.reload()
+
+
+def burn_ids(database: PostgresqlDatabase) -> int:
+    """Use ids of transactions that write nothing; return the last."""
+    with database.connect() as connection:
+        for _ in range(300):
+            found = connection.execute("SELECT pg_current_xact_id()::text").fetchone() or (0,)
+    return int(found[0])
+
+
+def let_look(database: PostgresqlDatabase) -> None:
+    """Let the only listener look, and wait until it has done so."""
+    looked = (
+        "SELECT FROM pg_stat_activity WHERE query LIKE '%%look(%%' AND state = 'idle'"
+        " AND query_start > %s"
+    )
+    with database.connect() as connection:
+        now = connection.execute("SELECT clock_timestamp()").fetchone() or ()
+        connection.execute("SELECT pg_notify(qdo.channel('app'), '')")
+        wait_until(
+            lambda: connection.execute(looked, now).fetchone() is not None, "the listener looks"
+        )
+
+
+def test_a_message_with_the_id_of_a_lost_transaction_is_noticed(
+    lazy_server: PostgresqlServer, database: PostgresqlDatabase
+) -> None:
+    """A crash loses transactions that wrote nothing, and a look has seen their ids already."""
+    woken: set[str] = set()
+    with (
+        cutting(lazy_server.port) as proxy,
+        contextlib.closing(open_broker(database.url(), "app")) as sender,
+    ):
+        url = database.url().replace(f":{lazy_server.port}/", f":{proxy.port}/")
+        with contextlib.closing(open_broker(url, "app")) as listener:
+            listener.listen(woken.update)
+            sender.send(Outgoing("a", b""))
+            wait_until(lambda: "a" in woken, "the listener hears of a message")
+            lost = burn_ids(database)
+            let_look(database)
+            proxy.refusing = True
+            lazy_server.kill()
+            lazy_server.start()
+            with contextlib.suppress(PostgresqlUnansweredError):
+                sender.send(Outgoing("a", b""))
+            sender.send(Outgoing("b", b""))
+            with database.connect() as connection:
+                found = connection.execute("SELECT max(xid) FROM qdo.messages").fetchone()
+            assert found is not None
+            assert found[0] < lost
+            proxy.refusing = False
+            wait_until(lambda: "b" in woken, "the listener hears of the next")
+
+
+def test_a_notification_during_a_look_is_not_lost(
+    postgresql: PostgresqlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server sends it with the result of the look, which does not show its message."""
+    monkeypatch.setattr(listener_module, "LOOK_SECONDS", 600.0)
+    woken: set[str] = set()
+    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+        broker.listen(woken.update)
+        with postgresql.connect() as connection:
+            connection.execute("ALTER FUNCTION qdo.look RENAME TO quick_look")
+            connection.execute(
+                "CREATE FUNCTION qdo.look(text, bigint, bigint[], OUT bigint, OUT bigint[],"
+                " OUT text[], OUT bigint) STABLE LANGUAGE sql AS"
+                " 'SELECT found.* FROM qdo.quick_look($1, $2, $3) AS found, pg_sleep(0.5)'"
+            )
+            broker.send(Outgoing("a", b""))
+            sleeping = "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+            wait_until(
+                lambda: connection.execute(sleeping).fetchone() is not None, "the listener looks"
+            )
+            broker.send(Outgoing("b", b""))
+        wait_until(lambda: "b" in woken, "the listener looks again")
+
+
+# --- a frozen server ----------------------------------------------------------------
+
+
+@pytest.fixture
+def frozen(postgresql_server: PostgresqlServer) -> Iterator[Callable[[], None]]:
+    """Freezes the server; in the end it thaws."""
+    yield postgresql_server.freeze
+    postgresql_server.thaw()
+
+
+def test_a_frozen_server_is_an_error_in_time(
+    postgresql_server: PostgresqlServer,
+    broker: Broker,
+    frozen: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(session, "CONNECT_SECONDS", 0.5)
+    woken: set[str] = set()
+    broker.listen(woken.update)
+    broker.send(Outgoing("a", b"1"))
+    reader = broker.reader("a", 0)
+    frozen()
+    with pytest.raises(PostgresqlUnansweredError):
+        broker.send(Outgoing("a", b"2"))
+    for _ in range(2):  # the answer is late, then that to a new connection
+        with pytest.raises(PostgresqlUnreachableError):
+            reader.fetch(10)
+    with pytest.raises(PostgresqlUnreachableError):
+        broker.send(Outgoing("a", b"3"))
+    postgresql_server.thaw()
+    monkeypatch.undo()
+    broker.send(Outgoing("b", b"4"))
+    wait_until(lambda: "b" in woken, "the listener continues")
+    assert [body for _, body, *_ in reader.fetch(10)] in ([b"1"], [b"1", b"2"])
+
+
+GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import sys, time, gevent
+from qdo.brokers.base import Outgoing
+from qdo.brokers.postgresql import listener as listener_module
+from qdo.brokers.postgresql import session
+from qdo.brokers.registry import open_broker
+from qdo.errors import UnreachableError
+
+session.ANSWER_SECONDS = session.CONNECT_SECONDS = 1.0
+broker = open_broker(sys.argv[1], "app")
+broker.listen(lambda queues: None)
+broker.send(Outgoing("a", b"1"))
+longest = 0.0
+
+def tick():
+    global longest
+    while True:
+        began = time.monotonic()
+        gevent.sleep(0.01)
+        longest = max(longest, time.monotonic() - began)
+
+gevent.spawn(tick)
+print("ready", flush=True)
+while True:
+    try:
+        broker.send(Outgoing("a", b"2"))
+    except UnreachableError as error:
+        print(type(error).__name__, flush=True)
+        break
+while True:
+    try:
+        broker.send(Outgoing("a", b"3"))
+    except UnreachableError:
+        print("again", flush=True)
+    else:
+        break
+print(f"longest {longest:.3f}", flush=True)
+broker.close()
+"""
+
+
+def test_greenlets_run_while_the_server_is_frozen(
+    postgresql_server: PostgresqlServer, database: PostgresqlDatabase, frozen: Callable[[], None]
+) -> None:
+    """Neither a send nor the listener stops the event loop."""
+    with Proc.python("-c", GREENLETS, database.url()) as process:
+        process.wait_for_line("ready")
+        frozen()
+        process.wait_for_line("PostgresqlUnansweredError")
+        process.wait_for_line("again")
+        postgresql_server.thaw()
+        (found,) = process.wait_for_line(r"longest ([0-9.]+)")
+        assert process.wait() == 0
+    assert float(found[1]) < 0.5
