@@ -15,7 +15,7 @@ notifies only every `NOTIFY_SECONDS`.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ from qdo.errors import QdoError, QueueLimitError
 from qdo.postgresql_errors import PostgresqlBusyError, PostgresqlError
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 Append: TypeAlias = Sequence[Outgoing]
 """Messages without options."""
@@ -99,6 +100,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         self._notify = f"SELECT pg_notify({schema}.channel(%s), '')"  # nosec B608 # as above
         self._notified = 0.0
         self._unannounced = False
+        self._warned = False
         self._held: list[_Held] = []
         self.start()
 
@@ -267,9 +269,14 @@ class PostgresqlWriter(GroupedCalls[Work]):
             return
         self._notified = now
         self._unannounced = False
-        # Listeners look by themselves, and the next call tells of a lost connection.
-        with contextlib.suppress(PostgresqlError):
+        try:
             self._session.run(lambda connection: connection.execute(self._notify, (self._app,)))
+        except PostgresqlError:
+            pass  # listeners look by themselves, and the next call tells of a lost connection
+        except QdoError as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("%s; until then, workers notice messages of this process late", error)
 
 
 def _queues(work: Work) -> frozenset[str]:

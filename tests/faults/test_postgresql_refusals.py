@@ -1,0 +1,187 @@
+"""PostgreSQL refuses a login, a right or a write: one clear error each, and all resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+
+import psycopg.sql
+import pytest
+
+from qdo.brokers.base import Outgoing
+from qdo.brokers.registry import open_broker
+from qdo.errors import QdoError, UsageError
+from qdo.postgresql_errors import (
+    PostgresqlLoginError,
+    PostgresqlRightsError,
+    PostgresqlUnreachableError,
+    PostgresqlUnsuitableError,
+    SchemaMissingError,
+)
+from tests.support.brokers import rows
+from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
+from tests.support.zookeeper import free_ports
+
+
+def refused(url: str, kind: type[QdoError], exit_code: int) -> QdoError:
+    """Open a broker; check the class of the error, its exit code and that it is one line."""
+    with pytest.raises(kind) as caught:
+        open_broker(url, "app").close()
+    assert type(caught.value) is kind
+    assert caught.value.exit_code == exit_code
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+# --- logins and addresses -----------------------------------------------------------
+
+
+def test_a_wrong_password_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = PostgresqlServer(auth="scram-sha-256", durable=False)
+    try:
+        server.start()
+        with server.address.connect() as connection:
+            connection.execute("CREATE ROLE sender LOGIN PASSWORD 'right'")
+        url = server.address.url("postgres", user="sender")
+        monkeypatch.setenv("PGPASSWORD", "wrong")
+        assert "wrong" not in str(refused(url, PostgresqlLoginError, 2))
+        monkeypatch.delenv("PGPASSWORD")
+        monkeypatch.setenv("PGPASSFILE", "/dev/null")
+        refused(url, PostgresqlLoginError, 2)
+        monkeypatch.setenv("PGPASSWORD", "right")
+        refused(url, SchemaMissingError, 2)
+    finally:
+        server.close()
+
+
+def test_an_unknown_role_is_refused(postgresql: PostgresqlDatabase) -> None:
+    refused(postgresql.url("nobody_here"), PostgresqlLoginError, 2)
+
+
+def test_a_missing_schema_is_told(postgresql: PostgresqlDatabase) -> None:
+    error = refused(postgresql.url(schema="other"), SchemaMissingError, 2)
+    assert error.details["schema"] == "other"
+
+
+def test_a_missing_database_is_told(postgresql: PostgresqlDatabase) -> None:
+    error = refused(postgresql.server.url("not_there"), PostgresqlUnreachableError, 3)
+    assert 'database "not_there" does not exist' in error.details["reason"]
+
+
+def test_an_unreachable_server_is_told() -> None:
+    (port,) = free_ports(1)
+    url = f"postgresql://postgres@127.0.0.1:{port}/db"
+    error = refused(url, PostgresqlUnreachableError, 3)
+    assert error.details["server"] == f"127.0.0.1:{port}/db"
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_another_encoding_is_refused(encoding: str, postgresql: PostgresqlDatabase) -> None:
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with postgresql.connect() as connection:
+        connection.execute(
+            f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
+        )
+    try:
+        url = postgresql.server.url(name)
+        assert encoding in refused(url, PostgresqlUnsuitableError, 2).details["reason"]
+        with pytest.raises(PostgresqlUnsuitableError):
+            prepared(url)
+    finally:
+        postgresql.server.drop_database(name)
+
+
+def test_too_many_connections_of_a_role_are_told(postgresql: PostgresqlDatabase, role: str) -> None:
+    """It is not a wrong password, and the next attempt may succeed."""
+    prepared(postgresql.url())
+    with postgresql.connect() as connection:
+        quoted = psycopg.sql.Identifier(role)
+        connection.execute(psycopg.sql.SQL("ALTER ROLE {} CONNECTION LIMIT 0").format(quoted))
+    error = refused(postgresql.url(role), PostgresqlUnreachableError, 3)
+    assert "too many connections" in error.details["reason"]
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+def test_texts_that_cannot_be_stored_are_refused(text: str, postgresql: PostgresqlDatabase) -> None:
+    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+        with pytest.raises(UsageError):
+            broker.send(Outgoing("q", b"", key=text))
+        broker.send(Outgoing("q", b"kept"))
+        assert [row.body for row in rows(broker, "q")] == [b"kept"]
+
+
+# --- rights -------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["plain", 'O\'Neil "x"'])
+def role(request: pytest.FixtureRequest, postgresql: PostgresqlDatabase) -> Iterator[str]:
+    """The name of a role without rights."""
+    name = f"{request.param}_{uuid.uuid4().hex[:8]}"
+    quoted = '"' + name.replace('"', '""') + '"'
+    with postgresql.connect() as connection:
+        connection.execute(f"CREATE ROLE {quoted} LOGIN")
+    yield name
+    with postgresql.connect() as connection:
+        connection.execute(f"DROP OWNED BY {quoted}")
+        connection.execute(f"DROP ROLE {quoted}")
+
+
+def test_errors_name_the_grants_until_all_works(postgresql: PostgresqlDatabase, role: str) -> None:
+    """An operator who runs each named statement ends with a role that can do everything."""
+    prepared(postgresql.url())
+    granted: list[str] = []
+    with postgresql.connect() as owner:
+        owner.execute(f"REVOKE CONNECT ON DATABASE {postgresql.name} FROM PUBLIC")
+        while (error := _denial(postgresql.url(role))) is not None:
+            assert error.details["role"] == role
+            granted.append(error.details["remedy"].strip("`"))
+            owner.execute(granted[-1].encode())
+            assert len(granted) < 30
+    assert len(granted) == len(set(granted))
+    assert {grant.split(" ON ")[1].split(" TO ")[0] for grant in granted} >= {
+        f'DATABASE "{postgresql.name}"', "SCHEMA qdo", "qdo.about", "FUNCTION qdo.append",
+        "qdo.messages", "FUNCTION qdo.trim",
+    }  # fmt: skip
+
+
+def _denial(url: str) -> PostgresqlRightsError | None:
+    """Return the first error of a role, None when it can do everything."""
+    try:
+        _use_all(url)
+    except PostgresqlRightsError as error:
+        return error
+    return None
+
+
+def _use_all(url: str) -> None:
+    with contextlib.closing(open_broker(url, "app")) as broker:
+        broker.send(Outgoing("q", b"1"))
+        rows(broker, "q")
+        broker.trim("q", 1, 0.0)
+        broker.dead_letters.retry([("q", 1)])
+
+
+# --- positions ----------------------------------------------------------------------
+
+
+def test_positions_increase_when_the_clock_was_set_back(postgresql: PostgresqlDatabase) -> None:
+    """The last position is an hour in the future, as after a step of the server's clock."""
+    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+        broker.send(Outgoing("q", b"1"))
+        with postgresql.connect() as connection:
+            connection.execute(
+                "SELECT setval('qdo.positions', last_value + 36000000000) FROM qdo.positions"
+            )
+        reader = broker.reader("q", 0)
+        for body in (b"2", b"3"):
+            broker.send(Outgoing("q", body))
+        broker.send_many([Outgoing("q", b"4"), Outgoing("q", b"5")])
+        found = list(reader.fetch(10))
+        assert [row[1] for row in found] == [b"1", b"2", b"3", b"4", b"5"]
+        positions = [row[0] for row in found]
+        assert positions == sorted(set(positions))
+        assert positions[1] - positions[0] >= 36_000_000_000
+        broker.send(Outgoing("q", b"6"))
+        assert [row[1] for row in reader.fetch(10)] == [b"6"]

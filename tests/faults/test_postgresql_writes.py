@@ -1,0 +1,181 @@
+"""PostgreSQL accepts no writes: its disk is full, it is read-only, or a standby takes over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from qdo.brokers.base import Broker, Outgoing, Reader
+from qdo.brokers.registry import open_broker
+from qdo.postgresql_errors import (
+    PostgresqlFullError,
+    PostgresqlReadOnlyError,
+    PostgresqlUnansweredError,
+    PostgresqlUnreachableError,
+)
+from tests.support.brokers import rows
+from tests.support.postgresql import commands
+from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
+from tests.support.processes import wait_until
+
+LOST = (PostgresqlUnansweredError, PostgresqlUnreachableError, PostgresqlReadOnlyError)
+
+
+@pytest.fixture
+def small_disk(postgresql_server: PostgresqlServer) -> Iterator[Path]:
+    """A file system of 32 MiB that belongs to the server."""
+    folder = commands.new_folder()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m,mode=777", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        folder.rmdir()
+        pytest.skip("mounting a file system needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    folder.rmdir()
+
+
+def test_a_full_disk_loses_nothing(postgresql_server: PostgresqlServer, small_disk: Path) -> None:
+    """Senders get one error; readers go on; once there is space, senders do, too."""
+    address = postgresql_server.address
+    place = small_disk / "space"
+    place.mkdir()
+    commands.hand_over(place)
+    with address.connect() as connection:
+        connection.execute(f"CREATE TABLESPACE small LOCATION '{place}'")
+        connection.execute("CREATE DATABASE small TABLESPACE small")
+    try:
+        with contextlib.closing(open_broker(prepared(address.url("small")), "app")) as broker:
+            sent = _fill(broker, small_disk / "filler")
+            assert [row.body for row in rows(broker, "q")] == sent
+            (small_disk / "filler").unlink()
+            broker.send(Outgoing("q", b"last"))
+            assert [row.body for row in rows(broker, "q")] == [*sent, b"last"]
+    finally:
+        address.drop_database("small")
+        with address.connect() as connection:
+            connection.execute("DROP TABLESPACE small")
+
+
+def _fill(broker: Broker, filler: Path) -> list[bytes]:
+    """Fill the disk, then send until the server notices; return what was sent."""
+    sent = [b"first"]
+    broker.send(Outgoing("q", sent[0]))
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(8192))
+    with contextlib.suppress(PostgresqlFullError):
+        for number in range(1000):  # the pages that the table has already take some
+            body = b"%d" % number + bytes(1000)
+            broker.send(Outgoing("q", body))
+            sent.append(body)
+    with pytest.raises(PostgresqlFullError):
+        broker.send(Outgoing("q", os.urandom(100_000)))
+    return sent
+
+
+def test_a_read_only_server_is_told(postgresql_server: PostgresqlServer) -> None:
+    address = postgresql_server.address
+    database = PostgresqlDatabase(address, address.create_database())
+    with (
+        contextlib.closing(open_broker(prepared(database.url()), "app")) as broker,
+        address.connect() as operator,
+    ):
+        broker.send(Outgoing("q", b"1"))
+        try:
+            _set_read_only(operator, "on")
+            for _ in range(2):  # on the old connection, then at a new one
+                with pytest.raises(PostgresqlReadOnlyError):
+                    broker.send(Outgoing("q", b"2"))
+        finally:
+            _set_read_only(operator, "off")
+        broker.send(Outgoing("q", b"3"))
+        assert [row.body for row in rows(broker, "q")] == [b"1", b"3"]
+    address.drop_database(database.name)
+
+
+def _set_read_only(operator: psycopg.Connection[Any], value: str) -> None:
+    operator.execute("SET default_transaction_read_only = off")
+    operator.execute(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+    operator.execute("SELECT pg_reload_conf()")
+    wait_until(lambda: _read_only(operator) == value, "the server has read its configuration")
+
+
+def _read_only(operator: psycopg.Connection[Any]) -> str:
+    """Return the setting of the file, which the session itself overrides."""
+    query = "SELECT reset_val FROM pg_settings WHERE name = 'default_transaction_read_only'"
+    (found,) = operator.execute(query).fetchone() or ("",)
+    return str(found)
+
+
+@pytest.fixture
+def standby(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlServer]:
+    """A hot standby of the server."""
+    server = PostgresqlServer()
+    try:
+        shutil.rmtree(server.data)
+        program = commands.postgresql_program("pg_basebackup")
+        source = f"host={postgresql_server.folder} port={postgresql_server.port} user=postgres"
+        commands.run(
+            (program, "-d", source, "-D", str(server.data), "-R", "--checkpoint=fast"),
+            server.folder,
+        )
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+def test_a_standby_takes_over(
+    postgresql_server: PostgresqlServer, standby: PostgresqlServer
+) -> None:
+    """Senders, readers and listeners go on with the other server that their address names."""
+    address = postgresql_server.address
+    name = address.create_database()
+    one, two = f"127.0.0.1:{address.port}", f"127.0.0.1:{standby.port}"
+    prepared(address.url(name))
+    woken: set[str] = set()
+    url = address.url(name).replace(one, f"{two},{one}")  # the standby is tried first
+    with contextlib.closing(open_broker(url, "app")) as broker:
+        broker.listen(woken.update)
+        reader = broker.reader("q", 0)
+        broker.send(Outgoing("q", b"1"))
+        assert [body for _, body, *_ in reader.fetch(10)] == [b"1"]
+        _catch_up(postgresql_server, standby)
+        postgresql_server.stop("immediate")
+        try:
+            with pytest.raises(LOST):
+                broker.send(Outgoing("q", b"2"))
+            with pytest.raises(LOST):
+                broker.send(Outgoing("q", b"3"))
+            with standby.address.connect() as operator:
+                operator.execute("SELECT pg_promote()")
+            woken.clear()
+            broker.send(Outgoing("q", b"4"))
+            wait_until(lambda: "q" in woken, "the listener continues")
+            assert [body for _, body, *_ in _read(reader)] == [b"4"]
+        finally:
+            postgresql_server.start()
+    address.drop_database(name)
+
+
+def _read(reader: Reader) -> Sequence[tuple[Any, ...]]:
+    """Fetch, once more after the error of a lost connection."""
+    with contextlib.suppress(PostgresqlUnreachableError):
+        return reader.fetch(10)
+    return reader.fetch(10)
+
+
+def _catch_up(server: PostgresqlServer, standby: PostgresqlServer) -> None:
+    with server.address.connect() as primary, standby.address.connect() as other:
+        written = primary.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+        query = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+        wait_until(lambda: other.execute(query, written).fetchone() == (True,), "it has caught up")
