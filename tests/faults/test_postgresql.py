@@ -269,7 +269,7 @@ def test_a_frozen_server_is_an_error_in_time(
     broker.send(Outgoing("a", b"1"))
     reader = broker.reader("a", 0)
     frozen()
-    with pytest.raises(PostgresqlUnansweredError):
+    with pytest.raises(LOST):
         broker.send(Outgoing("a", b"2"))
     for _ in range(2):  # the answer is late, then that to a new connection
         with pytest.raises(PostgresqlUnreachableError):
