@@ -147,7 +147,7 @@ def test_a_broken_rule_is_found(
 
 
 def run_all(stage: Interleaver) -> None:
-    begun = [(0, "begin rc"), (1, "begin rc")]
+    begun = [(number, "begin rc") for number in range(3)]
     found = [("append A", "append A", "commit"), ("append B", "commit"), ("append A",)]
     for steps in interleaved(found):
         stage.run([*begun, *steps], "AB")
