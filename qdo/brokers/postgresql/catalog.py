@@ -39,6 +39,7 @@ class PostgresqlCatalog(QueueCatalog):
         self._count = _COUNT.format(schema=schema)
         self._backlog = _BACKLOG.format(schema=schema, most=COUNTED + 1)
         self._known: set[str] = set()
+        self._sorted: list[str] = []
         self._next_xid = 0
         self._running: list[int] = []
 
@@ -50,9 +51,11 @@ class PostgresqlCatalog(QueueCatalog):
         count = len(self._known) + self._add_new(connection)
         (total,) = connection.execute(self._count, (self._app,)).fetchone() or (0,)
         if total < count:  # a queue was deleted
-            self._known, self._next_xid, self._running = set(), 0, []
+            self._known, self._sorted, self._next_xid, self._running = set(), [], 0, []
             self._add_new(connection)
-        return sorted(self._known)
+        if len(self._sorted) != len(self._known):
+            self._sorted = sorted(self._known)
+        return self._sorted.copy()
 
     def _add_new(self, connection: PostgresqlConnection) -> int:
         """Add the queues of transactions that were not visible before; return their number."""

@@ -8,7 +8,7 @@ commit would be passed over by a reader that sees a later one first. Therefore:
    a message of a queue sees every message before it.
 2. A transaction of an app keeps its messages in `outgoing`. A deferred trigger sends them as the
    last step before the commit: nobody waits for a transaction that stays open for an hour.
-3. Positions come from one sequence, which a session lock moves to the present time. Neither a
+3. Positions come from one sequence, which a short lock moves to the present time. Neither a
    rollback nor a snapshot concerns a sequence: the rule holds at every isolation level, and when
    the clock of the server was set back. Positions are unique over the schema, and so are the ids
    that are made from them.
@@ -43,6 +43,54 @@ OLDEST_SERVER = 15
 PARTITION_SECONDS = 3600
 """Default length of a partition. The space of processed messages is free after the retention time
 and at most two partitions."""
+
+
+_TABLES: dict[str, dict[str, str]] = {
+    "sender": {"about": "SELECT"},
+    "worker": {
+        **dict.fromkeys(("about", "queues", "messages", "delayed"), "SELECT"),
+        "dead_letters": "SELECT, UPDATE, DELETE",
+    },
+    "onlooker": dict.fromkeys(("about", "queues", "messages", "delayed", "dead_letters"), "SELECT"),
+}
+_SENDING = (
+    "append(text, text[], text[], text[], bytea[], integer, integer)",
+    "channel(text)",
+    "send(text, text[], text[], text[], bytea[], text[], bigint[], text[], bigint[], integer,"
+    " integer)",
+    "stage(bigint, text, text[], text[], text[], bytea[], text[], bigint[], text[], bigint[],"
+    " integer)",
+)
+_FUNCTIONS: dict[str, tuple[str, ...]] = {
+    "sender": _SENDING,
+    "worker": (
+        *_SENDING,
+        "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
+        "delete_queue(text, text, bigint, boolean)",
+        "drop_partitions()",
+        "look(text, bigint, bigint[])",
+        "move_due(text, integer, bigint)",
+        "trim(text, text, bigint, bigint)",
+    ),
+    "onlooker": (),
+}
+
+
+def grants(schema: str, role: str, kind: str) -> list[str]:
+    """Return the statements that give a role what it needs, and no more.
+
+    A sender may send, and reads no message. A worker runs `qdo-worker` and every command. An
+    onlooker reads everything and changes nothing.
+
+    :param role: its quoted name.
+    :param kind: sender, worker or onlooker.
+    """
+    tables = _TABLES[kind].items()
+    return [
+        f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+        *(f"GRANT {rights} ON {schema}.{table} TO {role}" for table, rights in tables),
+        *(f"GRANT EXECUTE ON FUNCTION {schema}.{each} TO {role}" for each in _FUNCTIONS[kind]),
+    ]
 
 
 def script(schema: str, partition_seconds: int) -> str:

@@ -95,22 +95,20 @@ LANGUAGE sql VOLATILE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Reserve consecutive positions and return the first. The caller has locked the queues that get
--- them. A session lock and a sequence, which no rollback and no snapshot concerns: positions
--- increase over the whole schema, at any isolation level, even if the clock was set back.
+-- them. A sequence, which no rollback and no snapshot concerns: positions increase over the whole
+-- schema, at any isolation level, even if the clock was set back. The lock is given up before the
+-- transaction ends by undoing the block that took it. A session lock would stay behind if the
+-- statement was cancelled just before it was unlocked.
 CREATE FUNCTION {schema}.reserve(count bigint) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     first bigint;
 BEGIN
-    BEGIN
-        PERFORM pg_advisory_lock(7105, '{schema}.positions'::regclass::oid::bigint::integer);
-        SELECT greatest(last_value + 1, {schema}.clock()) INTO first FROM {schema}.positions;
-        PERFORM setval('{schema}.positions', first + count - 1);
-    EXCEPTION WHEN OTHERS OR query_canceled THEN
-        PERFORM pg_advisory_unlock(7105, '{schema}.positions'::regclass::oid::bigint::integer);
-        RAISE;
-    END;
-    PERFORM pg_advisory_unlock(7105, '{schema}.positions'::regclass::oid::bigint::integer);
+    PERFORM pg_advisory_xact_lock(7105, '{schema}.positions'::regclass::oid::bigint::integer);
+    SELECT greatest(last_value + 1, {schema}.clock()) INTO first FROM {schema}.positions;
+    PERFORM setval('{schema}.positions', first + count - 1);
+    RAISE EXCEPTION 'reserved' USING ERRCODE = 'QD000';
+EXCEPTION WHEN SQLSTATE 'QD000' THEN
     RETURN first;
 END
 $$;
@@ -126,7 +124,9 @@ BEGIN
     IF to_regclass('{schema}.messages_' || number) IS NOT NULL THEN
         RETURN;
     END IF;
-    PERFORM pg_advisory_xact_lock(7106, '{schema}.messages'::regclass::oid::bigint::integer);
+    -- ATTACH takes this lock, too. An advisory lock would not let the session see a table that was
+    -- created while it waited.
+    LOCK TABLE ONLY {schema}.messages IN SHARE UPDATE EXCLUSIVE MODE;
     IF to_regclass('{schema}.messages_' || number) IS NOT NULL THEN
         RETURN;
     END IF;
@@ -137,8 +137,10 @@ BEGIN
 END
 $$;
 
--- Lock queues in the order of their ids; create those that do not exist. Without `lock_ms`, the
--- lock timeout of the caller applies.
+-- Lock queues in the order of their ids; create those that do not exist, before any is locked.
+-- So no two calls wait for each other: calls that create wait by name and have locked nothing yet,
+-- and calls that lock wait by id, and do not see the queues of open transactions. Without `lock_ms`,
+-- the lock timeout of the caller applies.
 CREATE FUNCTION {schema}.lock_queues(
     of_app text, names text[], max_queues integer, lock_ms integer
 ) RETURNS void
@@ -146,17 +148,23 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     wanted integer := CASE cardinality(names) WHEN 1 THEN 1
         ELSE (SELECT count(DISTINCT name) FROM unnest(names) AS name) END;
-    found integer;
+    found integer := 1;
     missing text;
 BEGIN
     IF lock_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', lock_ms::text, true);
     END IF;
     LOOP
-        PERFORM FROM {schema}.queues WHERE app = of_app AND name = ANY (names)
-            ORDER BY id FOR NO KEY UPDATE;
-        GET DIAGNOSTICS found = ROW_COUNT;
-        EXIT WHEN found >= wanted;
+        IF wanted > 1 THEN
+            SELECT count(*) INTO found FROM {schema}.queues
+                WHERE app = of_app AND name = ANY (names);
+        END IF;
+        IF found >= wanted THEN
+            PERFORM FROM {schema}.queues WHERE app = of_app AND name = ANY (names)
+                ORDER BY id FOR NO KEY UPDATE;
+            GET DIAGNOSTICS found = ROW_COUNT;
+            EXIT WHEN found >= wanted;
+        END IF;
         IF max_queues IS NOT NULL THEN
             PERFORM pg_advisory_xact_lock(7107, hashtext(of_app));
             SELECT given.name INTO missing FROM unnest(names) AS given(name) WHERE NOT EXISTS (
@@ -170,6 +178,7 @@ BEGIN
         INSERT INTO {schema}.queues (app, name)
             SELECT DISTINCT of_app, name FROM unnest(names) AS name ORDER BY name
             ON CONFLICT DO NOTHING;
+        found := wanted;
     END LOOP;
 END
 $$;
@@ -187,6 +196,7 @@ DECLARE
     first bigint;
 BEGIN
     PERFORM {schema}.lock_queues(of_app, names, max_queues, lock_ms);
+    LOCK TABLE ONLY {schema}.messages IN ROW EXCLUSIVE MODE;  -- `drop_partitions` waits for it
     first := {schema}.reserve(count);
     PERFORM {schema}.add_partition(first);
     PERFORM {schema}.add_partition(first + count - 1);
@@ -293,14 +303,24 @@ DECLARE
     own_xid bigint := pg_current_xact_id()::text::bigint;
     sending record;
 BEGIN
+    IF NOT EXISTS (SELECT FROM {schema}.outgoing WHERE number = NEW.number) THEN
+        RETURN NULL;
+    END IF;
+    -- All locks before the first message: whoever adds a partition waits for no queue.
     FOR sending IN
-        SELECT app, max_queues, array_agg(name ORDER BY number) AS names,
+        SELECT app, min(max_queues) AS max_queues, array_agg(name) AS names
+        FROM {schema}.outgoing WHERE xid = own_xid GROUP BY app ORDER BY app
+    LOOP
+        PERFORM {schema}.lock_queues(sending.app, sending.names, sending.max_queues, NULL);
+    END LOOP;
+    FOR sending IN
+        SELECT app, min(max_queues) AS max_queues, array_agg(name ORDER BY number) AS names,
             array_agg(key ORDER BY number) AS keys, array_agg(headers ORDER BY number) AS headers,
             array_agg(body ORDER BY number) AS bodies, array_agg(id ORDER BY number) AS ids,
             array_agg(due ORDER BY number) AS dues,
             array_agg(dedup_key ORDER BY number) AS dedup_keys,
             array_agg(dedup_ticks ORDER BY number) AS dedup_ticks
-        FROM {schema}.outgoing WHERE xid = own_xid GROUP BY app, max_queues ORDER BY app
+        FROM {schema}.outgoing WHERE xid = own_xid GROUP BY app ORDER BY app
     LOOP
         PERFORM {schema}.send(sending.app, sending.names, sending.keys, sending.headers,
             sending.bodies, sending.ids, sending.dues, sending.dedup_keys, sending.dedup_ticks,
@@ -387,27 +407,37 @@ BEGIN
 END
 $$;
 
--- Drop the oldest partitions of which every message is hidden; return their names. The lock
--- timeout keeps a transaction that uses a partition from blocking all others behind the drop.
+-- Drop the partitions of which every message is hidden; return their names. Later messages are
+-- beyond the position that it reserves, but transactions that reserved theirs before may still be
+-- open: the lock waits for them, and the last look finds their messages. Only that look and the
+-- drops happen under the lock, which nobody can read or write beside. The lock timeout keeps a
+-- transaction that uses a partition from blocking all others behind the drop.
 CREATE FUNCTION {schema}.drop_partitions() RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET lock_timeout = '200ms' AS $$
 DECLARE
     ticks bigint := (SELECT partition_ticks FROM {schema}.about);
+    closed bigint := {schema}.reserve(1);
+    before pg_snapshot;
+    done text[] := ARRAY[]::text[];
     dropped text[] := ARRAY[]::text[];
     part record;
-    pending boolean;
+    name text;
+    found boolean;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(7109, '{schema}.messages'::regclass::oid::bigint::integer) THEN
+    IF current_setting('transaction_isolation') <> 'read committed'
+            OR NOT pg_try_advisory_xact_lock(
+                7109, '{schema}.messages'::regclass::oid::bigint::integer) THEN
         RETURN dropped;
     END IF;
     PERFORM {schema}.add_partition({schema}.clock() + ticks);
+    before := pg_current_snapshot();
     FOR part IN
         SELECT relname, substring(relname FROM '[0-9]+$')::bigint AS number
         FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
         WHERE inhparent = '{schema}.messages'::regclass ORDER BY 2
     LOOP
-        EXIT WHEN (part.number + 1) * ticks > {schema}.clock();
+        EXIT WHEN (part.number + 1) * ticks > closed;
         EXECUTE format('WITH RECURSIVE found(queue) AS ('
             ' (SELECT queue FROM {schema}.%1$I ORDER BY queue LIMIT 1)'
             ' UNION ALL SELECT (SELECT queue FROM {schema}.%1$I AS further'
@@ -415,10 +445,22 @@ BEGIN
             ' FROM found WHERE found.queue IS NOT NULL)'
             ' SELECT EXISTS (SELECT FROM found JOIN {schema}.queues ON id = found.queue'
             '   WHERE trimmed < (SELECT max(position) FROM {schema}.%1$I AS own'
-            '     WHERE own.queue = found.queue))', part.relname) INTO pending;
-        CONTINUE WHEN pending;
-        EXECUTE format('DROP TABLE {schema}.%I', part.relname);
-        dropped := dropped || part.relname::text;
+            '     WHERE own.queue = found.queue))', part.relname) INTO found;
+        IF NOT found THEN
+            done := done || part.relname::text;
+        END IF;
+    END LOOP;
+    IF cardinality(done) > 0 THEN
+        LOCK TABLE ONLY {schema}.messages IN ACCESS EXCLUSIVE MODE;
+    END IF;
+    FOREACH name IN ARRAY done LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM {schema}.%1$I WHERE xid >= $1)'
+            ' OR EXISTS (SELECT FROM {schema}.%1$I WHERE xid = ANY ($2))', name)
+            INTO found USING pg_snapshot_xmax(before)::text::bigint,
+            ARRAY(SELECT pg_snapshot_xip(before)::text::bigint);
+        CONTINUE WHEN found;
+        EXECUTE format('DROP TABLE {schema}.%I', name);
+        dropped := dropped || name;
     END LOOP;
     RETURN dropped;
 EXCEPTION WHEN lock_not_available THEN

@@ -1,0 +1,196 @@
+"""Retention of the PostgreSQL broker: partitions are dropped, and nothing is left to vacuum."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.registry import open_broker
+from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlDatabase
+from tests.support.processes import wait_until
+
+DROP = "SELECT qdo.drop_partitions()"
+STAGE = """
+SELECT qdo.stage((SELECT node FROM qdo.about), 'app', ARRAY['a'], NULL, NULL,
+    ARRAY['staged'::bytea], ARRAY['id'], NULL, NULL, NULL, NULL)
+"""
+APPEND = "SELECT qdo.append('app', ARRAY[%s], NULL, NULL, ARRAY['late'::bytea], NULL, NULL)"
+OVER = """
+SELECT bool_and((number + 1) * (SELECT partition_ticks FROM qdo.about) <= qdo.clock())
+FROM unnest(%s::bigint[]) AS number
+"""
+
+
+@pytest.fixture
+def broker(postgresql: PostgresqlDatabase) -> Iterator[Broker]:
+    """A broker whose partitions have one second."""
+    found = open_broker(prepared(postgresql.url(), 1), "app")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def sql(postgresql: PostgresqlDatabase) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    with postgresql.connect() as connection:
+        yield connection
+
+
+def used(sql: psycopg.Connection[tuple[object, ...]]) -> list[int]:
+    """Return the numbers of the partitions with messages."""
+    query = "SELECT DISTINCT position / (SELECT partition_ticks FROM qdo.about) FROM qdo.messages"
+    return sorted(int(str(number)) for (number,) in sql.execute(query))
+
+
+def wait_over(sql: psycopg.Connection[tuple[object, ...]], numbers: list[int]) -> None:
+    """Wait until the time of partitions is over."""
+    wait_until(
+        lambda: sql.execute(OVER, (numbers,)).fetchone() == (True,), "the partitions are over"
+    )
+
+
+def drop(sql: psycopg.Connection[tuple[object, ...]]) -> list[int]:
+    """Drop what can be dropped; return the numbers."""
+    (names,) = sql.execute(DROP).fetchone() or ([],)
+    return [int(name.removeprefix("messages_")) for name in names]  # type: ignore[attr-defined]
+
+
+def last_of(broker: Broker, queue: str) -> int:
+    return max(row[0] for row in broker.reader(queue, 0).fetch(100))
+
+
+def test_dropped_when_every_queue_is_past(
+    broker: Broker, sql: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    for name in ("done", "blocked", "deleted"):
+        broker.send(Outgoing(name, b"1"))
+    numbers = used(sql)
+    done, blocked = last_of(broker, "done"), last_of(broker, "blocked")
+    reader = broker.reader("done", 0)
+    reader.fetch(1)
+    assert broker.trim("done", done, 0.0) == 1
+    broker.delete_queue("deleted", 0, with_messages=True)
+    wait_over(sql, numbers)
+    place = blocked // 10_000_000
+    assert place not in drop(sql)
+    assert [row[1] for row in broker.reader("blocked", 0).fetch(10)] == [b"1"]
+    broker.trim("blocked", blocked, 0.0)
+    assert place in drop(sql)
+    assert used(sql) == []
+    # Positions go on, and a reader in the middle finds the next message.
+    broker.send_many([Outgoing(name, b"2") for name in ("done", "blocked", "deleted")])
+    assert [row[1] for row in reader.fetch(10)] == [b"2"]
+    assert last_of(broker, "blocked") > blocked
+
+
+def test_an_open_transaction_of_an_app(
+    broker: Broker, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    """Neither senders, readers, trim nor drops wait for it."""
+    with postgresql.connect() as app, app.transaction():
+        app.execute("SELECT 1")
+        app.execute(STAGE)
+        broker.send(Outgoing("a", b"sent"))
+        numbers = used(sql)
+        reader = broker.reader("a", 0)
+        assert [row[1] for row in reader.fetch(10)] == [b"sent"]
+        assert broker.trim("a", last_of(broker, "a"), 0.0) == 1
+        wait_over(sql, numbers)
+        assert set(numbers) <= set(drop(sql))
+        broker.send(Outgoing("a", b"2"))
+    assert [row[1] for row in reader.fetch(10)] == [b"2", b"staged"]
+    assert sql.execute("SELECT count(*) FROM qdo.outgoing").fetchone() == (0,)
+
+
+def test_a_message_that_commits_while_its_partition_is_dropped(
+    broker: Broker, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    """The drop has seen that the partition is done, and waits for the sender's lock."""
+    broker.send(Outgoing("a", b"1"))
+    broker.trim("a", last_of(broker, "a"), 0.0)
+    with postgresql.connect() as sender, ThreadPoolExecutor(1) as pool:
+        sender.execute("BEGIN")
+        sender.execute(APPEND, ("late",))
+        with postgresql.connect() as dropper:
+            numbers = sender.execute(
+                "SELECT DISTINCT position / 10000000 FROM qdo.messages"
+            ).fetchall()
+            wait_over(sql, [int(str(number)) for (number,) in numbers])
+            # Twenty seconds instead of 200 ms: the test decides when the sender commits.
+            sql.execute("ALTER FUNCTION qdo.drop_partitions() SET lock_timeout = '20s'")
+            pid = dropper.info.backend_pid
+            dropped = pool.submit(drop, dropper)
+            waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND pid = %s"
+            wait_until(
+                lambda: dropped.done() or sql.execute(waiting, (pid,)).fetchone() == (True,),
+                "the drop waits",
+            )
+            sender.execute("COMMIT")
+            dropped.result(20)
+    assert [row[1] for row in broker.reader("late", 0).fetch(10)] == [b"late"]
+
+
+def test_senders_and_drops_at_once(
+    broker: Broker, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    """Over some boundaries of partitions: no error, nothing lost, nothing to vacuum."""
+    over = threading.Event()
+    read: list[bytes] = []
+
+    def clean() -> None:
+        with postgresql.connect() as connection:
+            while not over.is_set():
+                drop(connection)
+
+    def consume() -> None:
+        reader = broker.reader("a", 0)
+        while rows := reader.fetch(100):
+            read.extend(row[1] for row in rows)
+            broker.trim("a", rows[-1][0], 0.0)
+
+    count, partitions = 0, set[int]()
+    dropper = threading.Thread(target=clean)
+    dropper.start()
+    try:
+        while len(partitions) < 3:
+            broker.send_many([Outgoing("a", b"%d" % (count + each)) for each in range(10)])
+            count += 10
+            partitions.update(used(sql))
+            consume()
+    finally:
+        over.set()
+        dropper.join()
+    assert read == [b"%d" % number for number in range(count)]
+    wait_over(sql, used(sql))
+    drop(sql)
+    assert used(sql) == []
+
+
+def test_nothing_to_vacuum(
+    broker: Broker, postgresql: PostgresqlDatabase, sql: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    """Processed messages leave no dead rows, and rows of queues are replaced in their page."""
+    reader = broker.reader("a", 0)
+    for number in range(300):
+        broker.send(Outgoing("a", b"%d" % number))
+        broker.trim("a", reader.fetch(10)[-1][0], 0.0)
+    broker.close()  # the statistics of a session are sent when it ends
+
+    def statistics() -> tuple[object, ...] | None:
+        return sql.execute(
+            "SELECT sum(n_dead_tup) FILTER (WHERE relname ~ 'messages_'),"
+            " sum(n_tup_ins) FILTER (WHERE relname ~ 'messages_'),"
+            " sum(n_tup_upd) FILTER (WHERE relname = 'queues'),"
+            " sum(n_tup_hot_upd) FILTER (WHERE relname = 'queues')"
+            " FROM pg_stat_user_tables"
+        ).fetchone()
+
+    wait_until(lambda: (statistics() or ())[1] == 300, "the statistics are there")
+    assert statistics() == (0, 300, 300, 300)
+    pages = "SELECT pg_relation_size('qdo.queues') / current_setting('block_size')::integer"
+    assert sql.execute(pages).fetchone() == (1,)

@@ -1,0 +1,199 @@
+"""Roles of a PostgreSQL schema: a sender, a worker and an onlooker have the rights they need."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import errors, sql
+
+from qdo.brokers.base import Broker, Outgoing, SendOptions
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.postgresql.schema import grants
+from qdo.brokers.registry import open_broker
+from qdo.postgresql_errors import PostgresqlRightsError
+from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlDatabase
+
+TABLES = ("about", "queues", "messages", "outgoing", "delayed", "dedup", "dead_letters")
+STAGE = """
+SELECT qdo.stage((SELECT node FROM qdo.about), 'app', ARRAY['a'], NULL, NULL,
+    ARRAY['staged'::bytea], ARRAY['id'], NULL, NULL, NULL, NULL)
+"""
+
+
+class Roles:
+    """Roles of the test's own, and brokers that log in as one."""
+
+    def __init__(self, database: PostgresqlDatabase) -> None:
+        self.database = database
+        self._owner = database.connect()
+        self._suffix = uuid.uuid4().hex[:12]
+        self._brokers: list[Broker] = []
+        self.names: list[str] = []
+
+    def create(self, kind: str, without: str = "-") -> str:
+        """Create a role with its rights, except those of one statement; return its name."""
+        name = f"{kind}_{self._suffix}"
+        if name not in self.names:
+            self.names.append(name)
+            self._owner.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(name)))
+        for statement in grants("qdo", name, kind):
+            if statement != without:
+                self._owner.execute(statement.encode())
+        return name
+
+    def take(self, name: str) -> None:
+        """Take all rights away."""
+        self._owner.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
+
+    def broker(self, name: str) -> Broker:
+        """Open a broker as a role."""
+        self._brokers.append(open_broker(self.database.url(name), "app"))
+        return self._brokers[-1]
+
+    def connect(self, name: str) -> psycopg.Connection[tuple[object, ...]]:
+        return psycopg.connect(self.database.conninfo(name), autocommit=True)
+
+    def close(self) -> None:
+        for broker in self._brokers:
+            broker.close()
+        for name in self.names:
+            self.take(name)
+            self._owner.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+        self._owner.close()
+
+
+@pytest.fixture
+def roles(postgresql: PostgresqlDatabase) -> Iterator[Roles]:
+    prepared(postgresql.url())
+    found = Roles(postgresql)
+    yield found
+    found.close()
+
+
+def send_all(broker: Broker) -> None:
+    """Send in every way that `App.send` knows."""
+    broker.send(Outgoing("a", b"plain"))
+    broker.send_many([Outgoing("a", b"1"), Outgoing("b", b"2")])
+    broker.send(Outgoing("a", b"keyed", terms=SendOptions(dedup_key="k", dedup_seconds=60.0)))
+    broker.send(Outgoing("a", b"later", terms=SendOptions(due=time.time() + 3600)))
+
+
+def stage(roles: Roles, name: str) -> None:
+    with roles.connect(name) as connection:
+        connection.execute(STAGE)
+
+
+def work_all(roles: Roles, name: str) -> None:
+    """Do all that workers and commands do."""
+    broker = roles.broker(name)
+    send_all(broker)
+    stage(roles, name)
+    broker.send(Outgoing("a", b"soon", terms=SendOptions(due=time.time() + 0.01)))
+    broker.listen(lambda names: None)()
+    rows = broker.reader("a", 0).fetch(10)
+    read_all(broker)
+    for position in (rows[0][0], rows[1][0]):
+        broker.dead_letters.store(record(position))
+    broker.dead_letters.retry([("a", rows[0][0])])
+    broker.dead_letters.discard([("a", rows[1][0])])
+    broker.dead_letters.prune("a", keep=1, before=1.0)
+    broker.trim("a", rows[0][0], 0.0)
+    broker.delete_queue("a", 0, with_messages=True)
+    with roles.connect(name) as connection:
+        connection.execute("SELECT qdo.drop_partitions()")
+        connection.execute("SELECT qdo.move_due('app', 1, 1)")
+
+
+def read_all(broker: Broker) -> None:
+    broker.catalog.names()
+    broker.catalog.backlog("a", 0)
+    broker.reader("a", 0).fetch(10)
+    broker.dead_letters.counts()
+    broker.dead_letters.records("a")
+
+
+def record(position: int) -> DeadLetterRecord:
+    return DeadLetterRecord(
+        queue="a", position=position, body=b"x", key=None, headers=None, error="e",
+        traceback="t", attempts=1, worker="w", fence=1, dead_at=1.0,
+    )  # fmt: skip
+
+
+def denied(roles: Roles, name: str, verb: str) -> set[str]:
+    """Return the tables that a role may not read, or change."""
+    statements = {"read": "SELECT FROM qdo.{}", "delete": "DELETE FROM qdo.{} WHERE false"}
+    found = set()
+    with roles.connect(name) as connection:
+        for table in TABLES:
+            try:
+                connection.execute(statements[verb].format(table).encode())
+            except errors.InsufficientPrivilege:
+                found.add(table)
+    return found
+
+
+def test_a_sender_sends_and_reads_nothing(roles: Roles) -> None:
+    name = roles.create("sender")
+    broker = roles.broker(name)
+    send_all(broker)
+    stage(roles, name)
+    assert denied(roles, name, "read") == set(TABLES) - {"about"}
+    assert denied(roles, name, "delete") == set(TABLES)
+    with pytest.raises(PostgresqlRightsError):
+        broker.reader("a", 0).fetch(1)
+    with pytest.raises(PostgresqlRightsError):
+        broker.delete_queue("a", 0, with_messages=True)
+    reader = roles.broker("postgres").reader("a", 0)
+    assert [row[1] for row in reader.fetch(9)] == [b"plain", b"1", b"keyed", b"staged"]
+
+
+def test_a_worker_works(roles: Roles) -> None:
+    name = roles.create("worker")
+    work_all(roles, name)
+    assert denied(roles, name, "delete") == set(TABLES) - {"dead_letters"}
+
+
+def test_an_onlooker_changes_nothing(roles: Roles) -> None:
+    send_all(roles.broker("postgres"))
+    name = roles.create("onlooker")
+    broker = roles.broker(name)
+    read_all(broker)
+    assert denied(roles, name, "delete") == set(TABLES)
+    with pytest.raises(PostgresqlRightsError):
+        broker.send(Outgoing("a", b"no"))
+    with pytest.raises(PostgresqlRightsError):
+        broker.trim("a", 2**60, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["sender", "worker"])
+def test_every_right_is_needed(roles: Roles, kind: str) -> None:
+    """Without one statement something fails."""
+    superfluous = []
+    # Without the right to announce, messages are sent, and listeners find them later.
+    needed = [each for each in grants("qdo", roles.create(kind), kind) if "channel" not in each]
+    for statement in needed:
+        name = f"{kind}_{roles.names[0].rpartition('_')[2]}"
+        roles.take(name)
+        roles.create(kind, without=statement)
+        try:
+            if kind == "sender":
+                send_all(roles.broker(name))
+                stage(roles, name)
+            else:
+                work_all(roles, name)
+        except (PostgresqlRightsError, errors.InsufficientPrivilege):
+            continue
+        superfluous.append(statement)
+    assert superfluous == []
+
+
+def test_strangers_may_nothing(roles: Roles) -> None:
+    """Rights of PUBLIC were taken away, also from functions."""
+    name = roles.create("onlooker")
+    roles.take(name)
+    assert denied(roles, name, "read") == set(TABLES)
