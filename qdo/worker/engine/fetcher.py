@@ -4,13 +4,13 @@ when the broker is slow."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import length_hint
 
 from qdo.brokers.ahead import check_reached
 from qdo.brokers.base import Broker
 from qdo.coordination.protocol.claims import Claim
-from qdo.worker.engine.prefetch import Prefetch, Rows, close_reader
+from qdo.worker.engine.prefetch import Prefetch, Row, Rows, close_reader
 from qdo.worker.engine.slot import Slot
 
 FIRST_LIMIT = 16
@@ -54,7 +54,11 @@ class Fetcher:
                 slot.reader = subscription.reader(claim.done)
         start = self._clock()
         ahead, slot.ahead = slot.ahead, None
-        batch = slot.reader.fetch(slot.limit) if ahead is None else ahead.get()
+        batch: Sequence[Row] = () if ahead is None else ahead.get()
+        if not batch:
+            # A batch that was fetched ahead may be older than the wakeup of this turn.
+            ahead = None
+            batch = slot.reader.fetch(slot.limit)
         if subscription is None or batch:  # without rows, it may not have polled yet
             slot.broker_failures = 0
         took = self._clock() - start if ahead is None else ahead.took_seconds
