@@ -689,6 +689,24 @@ def test_rows_fetched_ahead_are_dropped_with_the_claim() -> None:
     assert stile.broker.open_readers == 0
 
 
+def test_an_empty_batch_fetched_ahead_is_not_the_tip() -> None:
+    """A message that came after that fetch is read in the same turn."""
+    stile = Turnstile(fetch=2)
+
+    def long() -> None:
+        stile.now += 0.005
+
+    stile.broker.during_fetch = long
+    stile.broker.put("q", b"1")
+    stile.turn()
+    ahead = stile.slot.ahead
+    assert ahead is not None
+    gevent.sleep(0)
+    stile.broker.put("q", b"2")
+    assert stile.turn() is TurnResult.MORE
+    assert stile.seen == [1, 2]
+
+
 def test_an_aborted_job_is_not_done_and_not_failed(stile: Turnstile) -> None:
     """Its message stays for the next owner, without counting as an attempt."""
 
