@@ -50,7 +50,9 @@ class PostgresqlCatalog(QueueCatalog):
     def _read_names(self, connection: PostgresqlConnection) -> list[str]:
         count = len(self._known) + self._add_new(connection)
         (total,) = connection.execute(self._count, (self._app,)).fetchone() or (0,)
-        if total < count:  # a queue was deleted
+        # A queue was deleted; or a crash of the server took back transaction ids, and a new queue
+        # got one that was seen before.
+        if total != count:
             self._known, self._sorted, self._next_xid, self._running = set(), [], 0, []
             self._add_new(connection)
         if len(self._sorted) != len(self._known):

@@ -154,6 +154,10 @@ class Interleaver:
             session.running = self._pools[number].submit(session.do, action, str(place), prefix)
             self._settle(sessions)
             watch.look()
+        for session in sessions:  # one that waited ends once the others have committed
+            if session.running is not None:
+                session.running.result()
+        watch.look()
         committed = [each for session in sessions for each in session.committed]
         watch.check(committed)
 
@@ -190,6 +194,12 @@ class StepObserver:
 
     def look(self) -> None:
         """Read on, and compare what the listener finds with what has become visible."""
+        # One snapshot: PostgreSQL may end a deadlock, and with it a wait, between two statements.
+        with self._observer.transaction():
+            self._observer.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            self._compare()
+
+    def _compare(self) -> None:
         *snapshot, names = self._observer.execute(_LOOK, (APP, *self._snapshot)).fetchone() or ()
         self._snapshot = (snapshot[0], snapshot[1])
         changed = set()
