@@ -84,7 +84,17 @@ class EmbeddedReader:
             return []
         if found[0] * limit > FETCH_BYTES:
             limit = self._fitting(limit)
-        return _FETCH.all(connection, (self._id, self._after, limit))
+        rows = connection.execute(_FETCH.sql, (self._id, self._after, limit)).fetchall()
+        # Half the time of `_FETCH.all`, which is 5 % of a message without work.
+        for position, body, key, headers in rows:
+            if (
+                type(position) is not int
+                or type(body) is not bytes
+                or (key is not None and type(key) is not str)
+                or (headers is not None and type(headers) is not str)
+            ):
+                return _FETCH.checked(rows)
+        return rows
 
     def _fitting(self, limit: int) -> int:
         """Return how many of the next `limit` rows fit; SQLite knows sizes without reading."""
