@@ -88,10 +88,13 @@ CREATE TABLE {schema}.dead_letters (
 );
 CREATE INDEX dead_letters_by_time ON {schema}.dead_letters (dead_at, position);
 
--- The present as a position: 100 ns intervals since 1582-10-15.
+-- The present as a position: 100 ns intervals since 1582-10-15. Functions in PL/pgSQL keep their
+-- plans; those in SQL are planned at each call, which took longer than all else in a send.
 CREATE FUNCTION {schema}.clock() RETURNS bigint
-LANGUAGE sql VOLATILE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT (extract(epoch FROM clock_timestamp()) * 10000000)::bigint + 122192928000000000
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (extract(epoch FROM clock_timestamp()) * 10000000)::bigint + 122192928000000000;
+END
 $$;
 
 -- Reserve consecutive positions and return the first. The caller has locked the queues that get
@@ -336,8 +339,10 @@ CREATE CONSTRAINT TRIGGER send_staged AFTER INSERT ON {schema}.outgoing
 
 -- The name under which listeners of an app are notified; names of channels have 63 bytes.
 CREATE FUNCTION {schema}.channel(of_app text) RETURNS text
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT 'qdo_' || md5((SELECT node FROM {schema}.about) || of_app)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN 'qdo_' || md5((SELECT node FROM {schema}.about) || of_app);
+END
 $$;
 
 -- Move due messages into their queues, in order of due time; return their number. Messages beyond
@@ -373,8 +378,9 @@ CREATE FUNCTION {schema}.look(
     of_app text, seen_next bigint, seen_running bigint[],
     OUT next_xid bigint, OUT running bigint[], OUT names text[], OUT due_ticks bigint
 )
-LANGUAGE sql STABLE SECURITY DEFINER
+LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
     SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
         ARRAY(SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint),
         ARRAY(SELECT name FROM {schema}.queues WHERE app = of_app AND id IN (
@@ -382,6 +388,8 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS 
             UNION SELECT queue FROM {schema}.messages WHERE messages.xid = ANY (seen_running))),
         (SELECT due - {schema}.clock() FROM {schema}.delayed WHERE app = of_app
             ORDER BY due LIMIT 1)
+    INTO next_xid, running, names, due_ticks;
+END
 $$;
 
 -- Hide processed messages of a queue that are old enough; return their number.
