@@ -161,15 +161,22 @@ def _renamed(stream: str) -> Callable[[re.Match[str]], str]:
     return rename
 
 
-def test_the_readme_example_happens_as_shown(shell: Shell, moto_url: str, aws_prefix: str) -> None:
-    """The first commands of a new user work, and so do the second ones, with SQS."""
-    app, console, sqs = blocks(read("README"))
+def test_the_readme_example_happens_as_shown(
+    shell: Shell, moto_url: str, aws_prefix: str, postgresql_url: str
+) -> None:
+    """The first commands of a new user work, and so do those with PostgreSQL and with SQS."""
+    app, console, postgresql, sqs = blocks(read("README"))
     shell.write("hello.py", app.text)
     activate, *rest = steps(console)
     assert activate == (". .venv/bin/activate", [])
     assert len(rest) == 3
     for command, shown in rest:
         assert plain(shell.run(command)) == plain("\n".join(shown)), command
+    database, _, create, send = steps(postgresql)
+    assert database[0].startswith("createdb ")
+    setting = f"export QDO_BROKER={postgresql_url} QDO_COORDINATOR=sqlite:postgresql/c.db"
+    for command, shown in (create, send):
+        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
     install, server, *exports, send, work = steps(sqs)
     assert install[0].startswith("pip install")
     assert server[0].startswith("moto_server --port 5000")

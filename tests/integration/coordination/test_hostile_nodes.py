@@ -280,8 +280,10 @@ def test_a_node_that_goes_back_is_noticed(
 
     fleet.wait(lambda: outsider.get(path)[1].version > 3, "its progress was recorded")
     data, stat = outsider.get(path)
-    outsider.delete(path)
-    outsider.create(path, data)
+    rollback = outsider.transaction()  # no worker may write while there is no node
+    rollback.delete(path)
+    rollback.create(path, data)
+    rollback.commit()
     before = starts()
     fleet.wait(lambda: starts()[-1][1] > before[-1][1], "it is claimed again")
     assert sum(engine.undone_writes for _, engine in fleet.members) == 1
