@@ -31,6 +31,7 @@ import importlib.resources
 
 from qdo.brokers.postgresql.session import PostgresqlConnection
 from qdo.brokers.postgresql.url import SchemaAddress
+from qdo.errors import UsageError
 from qdo.postgresql_errors import (
     PostgresqlUnsuitableError,
     SchemaMissingError,
@@ -82,9 +83,16 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
     A sender may send, and reads no message. A worker runs `qdo-worker` and every command. An
     onlooker reads everything and changes nothing.
 
-    :param role: its quoted name.
+    :param role: its name as it is, without quotes.
     :param kind: sender, worker or onlooker.
+    :raises UsageError: the name stands for everyone, or cannot be the name of a role.
     """
+    if role == "public" or not role or "\0" in role:
+        raise UsageError(
+            reason=f"the role must be one role of PostgreSQL, got {role!r}; create one with"
+            " `createuser NAME`"
+        )
+    role = '"' + role.replace('"', '""') + '"'
     tables = _TABLES[kind].items()
     return [
         f"GRANT USAGE ON SCHEMA {schema} TO {role}",

@@ -1,5 +1,5 @@
 -- The tables and functions of the PostgreSQL broker, format 1. `schema.py` explains them.
--- {schema} stands for the quoted name of the schema, {seconds} for the length of a partition.
+-- `qdo broker init` runs this with the name of the schema and the seconds of a partition.
 
 CREATE SCHEMA IF NOT EXISTS {schema};
 REVOKE ALL ON SCHEMA {schema} FROM PUBLIC;
@@ -14,7 +14,8 @@ CREATE TABLE {schema}.about (
 CREATE TABLE {schema}.queues (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     app text NOT NULL,
-    name text NOT NULL,
+    name text NOT NULL CONSTRAINT queue_name CHECK (
+        length(name) <= 200 AND name ~ '^[^/[:cntrl:]]+$' AND name NOT IN ('.', '..', 'zookeeper')),
     trimmed bigint NOT NULL DEFAULT 0,
     largest integer NOT NULL DEFAULT 4096,
     xid bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,

@@ -27,6 +27,8 @@ _ARRAYS = (
 
 OTHER_SCHEMA = "QD002"
 """SQLSTATE of the error that `stage` raises."""
+_DRIVERS = (psycopg.Connection, psycopg.AsyncConnection)
+"""SQLAlchemy gives an asynchronous connection to the function of `AsyncSession.run_sync`."""
 _NO_SCHEMA = (errors.UndefinedFunction, errors.InvalidSchemaName)
 
 
@@ -96,7 +98,7 @@ def _executor(connection: Any) -> Callable[[str, Any], Any]:
     if (
         sqlalchemy is not None
         and isinstance(connection, sqlalchemy.Connection)
-        and isinstance(connection.connection.driver_connection, psycopg.Connection)
+        and isinstance(connection.connection.driver_connection, _DRIVERS)
     ):
         return connection.exec_driver_sql  # type: ignore[no-any-return]
     raise UsageError(

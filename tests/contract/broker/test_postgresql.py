@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import queue
 import sqlite3
@@ -12,11 +13,13 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from qdo.app import App
 from qdo.brokers.base import Broker, Outgoing, SendOptions
+from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.registry import open_broker
 from qdo.errors import QueueLimitError, QueueNotEmptyError, UnsupportedError, UsageError
 from tests.support.postgresql.schema import prepared
@@ -146,3 +149,40 @@ def test_other_brokers_do_not_send_within_transactions(tmp_path: Path) -> None:
     """They name the outbox."""
     with App("shop", broker=f"sqlite:{tmp_path / 'm.db'}") as app, pytest.raises(UnsupportedError):
         app.send("q", 1, connection=sqlite3.connect(":memory:"))
+
+
+def test_asynchronous_sessions_send_within_their_transaction(app: App, postgresql_url: str) -> None:
+    """In a function that `run_sync` calls."""
+
+    async def book() -> None:
+        url = postgresql_url.replace("postgresql://", "postgresql+psycopg://")
+        engine = create_async_engine(url, poolclass=NullPool)
+        async with AsyncSession(engine) as session:
+            await session.run_sync(lambda each: app.send("q", 1, connection=each))
+            await session.rollback()
+            await session.run_sync(lambda each: app.send("q", 2, connection=each))
+            await session.commit()
+        await engine.dispose()
+
+    asyncio.run(book())
+    assert _bodies(app) == [b"2"]
+
+
+@pytest.mark.parametrize("name", ["bad/name", "line\nfeed", "", ".", "zookeeper", "x" * 201])
+def test_senders_with_sql_cannot_make_bad_names(app: App, postgresql_url: str, name: str) -> None:
+    """A queue that no worker can take and no command can delete."""
+    assert app.broker.catalog.names() == []
+    with _psycopg(postgresql_url) as connection, pytest.raises(psycopg.errors.CheckViolation):
+        connection.execute(
+            "SELECT qdo.append('shop', ARRAY[%s], NULL, NULL, ARRAY[''::bytea], NULL, NULL)",
+            (name,),
+        )
+
+
+def test_grants_name_the_role_as_it_is() -> None:
+    """Unquoted, the rights of Bob would go to bob, and those of public to everyone."""
+    for role in ("Bob", 'a"; DROP TABLE x'):
+        quoted = '"' + role.replace('"', '""') + '"'
+        assert all(each.endswith(f" TO {quoted}") for each in grants("qdo", role, "sender"))
+    with pytest.raises(UsageError):
+        grants("qdo", "public", "sender")
