@@ -3,9 +3,9 @@
 **The order of a queue is the order of its commits.** A position that a sender takes before its
 commit would be passed over by a reader that sees a later one first. Therefore:
 
-1. A sender locks the row of its queue, then takes a position that is larger than all others, then
-   inserts the message, and releases the lock after its commit has become visible. So whoever sees
-   a message of a queue sees every message before it.
+1. A sender locks the row of its queue. It then takes a position that is larger than all others and
+   inserts the message. PostgreSQL releases the lock once readers can see the commit, so a reader
+   that sees a message of a queue also sees every message before it.
 2. A transaction of an app keeps its messages in `outgoing`. A deferred trigger sends them as the
    last step before the commit: nobody waits for a transaction that stays open for an hour.
 3. Positions come from one sequence, which a short lock moves to the present time. Neither a

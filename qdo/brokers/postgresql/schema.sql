@@ -310,7 +310,7 @@ BEGIN
     IF NOT EXISTS (SELECT FROM {schema}.outgoing WHERE number = NEW.number) THEN
         RETURN NULL;
     END IF;
-    -- All locks before the first message: whoever adds a partition waits for no queue.
+    -- Lock all queues first: a transaction that adds a partition must not wait for a queue.
     FOR sending IN
         SELECT app, min(max_queues) AS max_queues, array_agg(name) AS names
         FROM {schema}.outgoing WHERE xid = own_xid GROUP BY app ORDER BY app
