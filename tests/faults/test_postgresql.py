@@ -238,7 +238,10 @@ def test_a_notification_during_a_look_is_not_lost(
                 " 'SELECT found.* FROM qdo.quick_look($1, $2, $3) AS found, pg_sleep(0.5)'"
             )
             broker.send(Outgoing("a", b""))
-            sleeping = "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+            sleeping = (
+                "SELECT FROM pg_stat_activity"
+                " WHERE datname = current_database() AND wait_event = 'PgSleep'"
+            )
             wait_until(
                 lambda: connection.execute(sleeping).fetchone() is not None, "the listener looks"
             )

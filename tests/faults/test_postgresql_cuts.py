@@ -81,7 +81,10 @@ class Cuts:
         """Wait for the end of the sessions whose connections were cut."""
 
         def ended() -> bool:
-            query = "SELECT FROM pg_stat_activity WHERE client_port = ANY (%s)"
+            query = (
+                "SELECT FROM pg_stat_activity"
+                " WHERE datname = current_database() AND client_port = ANY (%s)"
+            )
             with self.database.connect() as connection:
                 return connection.execute(query, (self.proxy.cut_ports,)).fetchone() is None
 

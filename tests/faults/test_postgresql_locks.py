@@ -50,7 +50,10 @@ def holder(postgresql: PostgresqlDatabase, broker: Broker) -> Iterator[psycopg.C
 def waiting(database: PostgresqlDatabase) -> bool:
     """Return whether a session waits for a lock."""
     with database.connect() as connection:
-        found = connection.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone()
+        found = connection.execute(
+            "SELECT FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        ).fetchone()
     return found is not None
 
 

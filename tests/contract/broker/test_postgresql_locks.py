@@ -25,7 +25,10 @@ SELECT qdo.stage((SELECT node FROM qdo.about), %s, ARRAY[%s], NULL, NULL,
     ARRAY[%s::bytea], ARRAY['id'], NULL, NULL, NULL, %s)
 """
 APPEND = "SELECT qdo.append('app', ARRAY['a'], NULL, NULL, ARRAY['x'::bytea], NULL, NULL)"
-LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 7105"
+LOCKS = """
+SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
+WHERE datname = current_database() AND locktype = 'advisory' AND classid = 7105
+"""  # the server is shared with tests that run at the same time
 
 
 @pytest.fixture

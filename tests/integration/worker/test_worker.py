@@ -152,10 +152,10 @@ def test_an_idle_queue_is_woken_without_polling(make: Callable[..., EngineSetup]
 
 
 @pytest.mark.slow
-def test_ten_thousand_idle_queues_take_less_than_2_kib_each(
+def test_two_thousand_idle_queues_take_less_than_2_kib_each(
     make: Callable[..., EngineSetup],
 ) -> None:
-    """Slot, claim, table; the names are counted, too."""
+    """Slot, claim, table; the names are counted, too. tracemalloc needs 0.5 s for 1,000 queues."""
     engine = make()
     collect(engine)
     engine.start("first")
@@ -163,7 +163,7 @@ def test_ten_thousand_idle_queues_take_less_than_2_kib_each(
     gc.collect()
     tracemalloc.start()
     try:
-        engine.member.grant(*[f"queue-{number:032d}" for number in range(10_000)])
+        engine.member.grant(*[f"queue-{number:032d}" for number in range(2_000)])
         until(engine.worker._dispatcher.all_idle)
         until(lambda: engine.worker._dispatcher.runners == 0)
         engine.member.events.clear()
@@ -171,7 +171,7 @@ def test_ten_thousand_idle_queues_take_less_than_2_kib_each(
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken / 10_000 < 2048
+    assert taken / 2_000 < 2048
 
 
 # --- failures -------------------------------------------------------------------------
