@@ -132,6 +132,12 @@ class BodyDecodeError(QdoError):
     retry would fail again, so the message's policy ends it at once; send valid JSON"""
 
 
+class LargeBodyError(BodyDecodeError):
+    """the body of message {id} in queue {queue!r} must have at most {limit} bytes of JSON (setting
+    max_body_bytes of its worker), got {size}, so the message's policy ends it at once; raise the
+    setting, then retry the dead letter, or let its sender split it"""
+
+
 class BodyAuthenticationError(BodyDecodeError):
     """the body of a message in queue {queue!r} cannot be decrypted with key {key!r}: it was
     changed, or encrypted for another queue or app, so the message's policy ends it at once; find

@@ -172,19 +172,19 @@ class Batches:
         if self._engine.decoder.opener is not None:
             return self._decode_each(turn, rows, attempt)
         queue, fence, loads = turn.slot.queue, turn.claim.fence, ujson.loads
-        scheme = self._id_scheme
+        scheme, large_bytes = self._id_scheme, self._engine.decoder.large_bytes
         try:
             # All at once, which works for nearly every batch: a call for each message would take
             # as long as decoding it.
             return Batch(
                 [
                     Message(queue, position, loads(body), key, NO_HEADERS, fence, attempt, scheme)
-                    if headers is None
-                    else _raise_has_headers()
+                    if headers is None and len(body) < large_bytes
+                    else _raise_not_plain()
                     for position, body, key, headers in rows
                 ]
             ), None
-        except (ValueError, _HasHeaders):
+        except (ValueError, _NotPlain):
             return self._decode_each(turn, rows, attempt)
 
     def _decode_each(
@@ -261,9 +261,9 @@ def _update_failure_position(claim: Claim, rows: list[Row]) -> None:
             return
 
 
-class _HasHeaders(Exception):
-    """A row has headers, which determine how to decode its body."""
+class _NotPlain(Exception):
+    """A row has a large body, or headers, which determine how to decode it."""
 
 
-def _raise_has_headers() -> Message:
-    raise _HasHeaders
+def _raise_not_plain() -> Message:
+    raise _NotPlain

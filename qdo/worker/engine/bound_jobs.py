@@ -33,6 +33,8 @@ class BoundJob:
     """Maximum messages of one call; 0 if the job takes single messages."""
     batch_wait_seconds: float = 0.0
     timeout_seconds: float | None = None
+    decodes: bool = False
+    """Its process decodes large bodies."""
 
 
 def _never_started(message: Message, context: Any) -> None:
@@ -81,6 +83,7 @@ class JobTable:
                 job.batch or 0,
                 job.batch_wait_seconds,
                 job.timeout_seconds,
+                self._executor.decodes(job),
             )
         return bound
 

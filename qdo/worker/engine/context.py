@@ -103,7 +103,7 @@ class Engine:
             app=app,
             broker=broker,
             fetcher=Fetcher(broker, settings.fetch, clock),
-            decoder=Decoder(broker, opener_of(settings, app.name)),
+            decoder=Decoder(broker, opener_of(settings, app.name), settings.max_body_bytes),
             jobs=JobTable(app, executor, observers, Compatibility(broker)),
             observers=observers,
             in_flight=InFlightTable(1) if in_flight is None else in_flight,

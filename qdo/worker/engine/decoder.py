@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import ujson
 
 from qdo.brokers.base import Broker
-from qdo.encoding import is_raw, key_id_of, unreadable_reason
+from qdo.encoding import JsonText, is_raw, key_id_of, unreadable_reason
 from qdo.encryption.rows import RowOpener
-from qdo.errors import BodyDecodeError, KeyMissingError
+from qdo.errors import BodyDecodeError, KeyMissingError, LargeBodyError
 from qdo.message import Message
 from qdo.text import describe
 from qdo.worker.engine.prefetch import Row
 from qdo.worker.engine.turn import Turn
+from qdo.worker.large_bodies import LARGE_BYTES, load_large
 
 NO_HEADERS: Mapping[str, str] = {}
 NO_KEYS = "the setting keys"
@@ -23,12 +25,27 @@ NO_KEYS = "the setting keys"
 class Decoder:
     """Makes messages from the rows of a broker.
 
+    :param most: the setting `max_body_bytes`.
     :ivar opener: decrypts bodies; None without keys.
+    :ivar large_bytes: `large` decodes bodies of JSON from this size on.
     """
 
-    def __init__(self, broker: Broker, opener: RowOpener | None = None) -> None:
+    def __init__(self, broker: Broker, opener: RowOpener | None, most: int) -> None:
         self._broker = broker
+        self._most = most
         self.opener = opener
+        self.large_bytes = min(LARGE_BYTES, most + 1)
+
+    def large(self, turn: Turn, position: int, body: bytes) -> Any:
+        """Return the value of a large body, or its JSON if the job's process decodes it.
+
+        :raises LargeBodyError: it is too large.
+        :raises ValueError: it is not JSON.
+        """
+        if len(body) > self._most:
+            id = self.undecoded(turn, (position, body, None, None), 1).id
+            raise LargeBodyError(queue=turn.slot.queue, id=id, limit=self._most, size=len(body))
+        return JsonText(body) if turn.job.decodes else load_large(body)
 
     def decode(self, turn: Turn, row: Row, attempt: int) -> tuple[Message, BaseException | None]:
         """Return the message of a row, and the error if the row cannot be decoded."""
@@ -36,7 +53,12 @@ class Decoder:
             opened = row if self.opener is None else self.opener.open(turn.slot.queue, row)
             position, body, key, raw_headers = opened
             headers = NO_HEADERS if raw_headers is None else ujson.loads(raw_headers)
-            content = body if headers and is_raw(headers) else ujson.loads(body)
+            if headers and is_raw(headers):
+                content = body
+            elif len(body) < self.large_bytes:
+                content = ujson.loads(body)
+            else:
+                content = self.large(turn, position, body)
         except Exception as error:  # noqa: BLE001 - a body may make its decoder raise anything
             return self.undecodable(turn, row, attempt, error)
         message = Message(

@@ -63,7 +63,8 @@ class RowRunner:
         context = self._engine.context.value
         call = job.call
         clock = self._engine.clock
-        loads = ujson.loads
+        loads, large = ujson.loads, self._engine.decoder.large
+        large_bytes = self._engine.decoder.large_bytes
         message: Message | None = None
         opened = None
         if self._opener is not None:
@@ -75,7 +76,11 @@ class RowRunner:
                 slot.message = message = Message(
                     queue,
                     position,
-                    body if headers and is_raw(headers) else loads(body),
+                    body
+                    if headers and is_raw(headers)
+                    else loads(body)
+                    if len(body) < large_bytes
+                    else large(turn, position, body),
                     key,
                     headers,
                     fence,

@@ -50,6 +50,10 @@ class Executor(abc.ABC):
         A job is bound once per worker, not per message.
         """
 
+    def decodes(self, job: Job) -> bool:
+        """Return whether the call of a job accepts a large body as `JsonText`."""
+        return False
+
     def under_way(self) -> int:
         """Return how many jobs are running outside the event loop's thread."""
         return 0

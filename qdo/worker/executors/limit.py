@@ -45,6 +45,10 @@ class LimitedExecutor(Executor):
 
         return call
 
+    def decodes(self, job: Job) -> bool:
+        """Return what the inner executor says."""
+        return self._inner.decodes(job)
+
     def under_way(self) -> int:
         """Return how many jobs are running outside the event loop's thread."""
         return self._inner.under_way()

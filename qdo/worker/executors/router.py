@@ -61,6 +61,10 @@ class ExecutorRouter(Executor):
             executor = self._made[kind] = self._make(kind)
         return executor.bind(job)
 
+    def decodes(self, job: Job) -> bool:
+        """Return whether the job's process decodes large bodies."""
+        return kind_of(job, self._settings.executor) == "process"
+
     def under_way(self) -> int:
         """Return how many jobs are running outside the event loop's thread."""
         return sum(executor.under_way() for executor in self._made.values())

@@ -17,10 +17,10 @@ import gevent
 from gevent.lock import BoundedSemaphore
 
 from qdo.backoff import Backoff
-from qdo.errors import JobCrashedError
+from qdo.errors import BodyDecodeError, JobCrashedError
 from qdo.message import Message
 from qdo.settings.settings import Settings
-from qdo.text import describe, pluralize
+from qdo.text import describe, one_line, pluralize
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, timed_out
 from qdo.worker.executors.process import errors as remote
 from qdo.worker.executors.process.child import JobProcess, ProcessExited, TooLarge
@@ -149,6 +149,9 @@ class _Pool:
             finally:
                 over.close()
             self._keep(spawned)
+            if "undecodable" in answer:
+                reason = one_line(answer["undecodable"])
+                return BodyDecodeError(queue=message.queue, id=message.id, reason=reason)
             return remote.load(answer)
 
     def _crashed(self, message: Message, reason: str, cause: Exception) -> JobCrashedError:

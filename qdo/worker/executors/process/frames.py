@@ -1,15 +1,16 @@
 """The protocol between a worker process and a job's process.
 
 A frame is two lengths (32 bits each, network order), a JSON object and raw bytes: the body of a
-message with raw bytes, otherwise nothing. There is no pickle: an answer is only data, whatever
-code ran in the job's process.
+message if it is bytes, the JSON of a large one, otherwise nothing. There is no pickle: an answer is
+only data, whatever code ran in the job's process.
 
 ==========  ===========================================================================
 frame       JSON
 ==========  ===========================================================================
 ready       ``ready`` and its `pid`, or ``{"failed": "why"}`` and the process ends
 message     its fields, and ``serial``
-answer      ``serial`` and ``done``, or an `outcome`, or an `error`; see `errors`
+answer      ``serial`` and ``done``, or an `outcome`, or an `error`, see `errors`; or
+            ``undecodable`` with the reason
 ==========  ===========================================================================
 """
 
@@ -21,8 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from qdo.encoding import JsonText
 from qdo.message import Message
 from qdo.positions import position_of_time
+from qdo.worker.large_bodies import load_large
 
 _LENGTHS = struct.Struct("!II")
 ANSWER_LIMIT = 4 << 20
@@ -80,7 +83,7 @@ def _exactly(receive: Callable[[int], bytes], size: int) -> bytes | None:
 
 def pack_message(message: Message, serial: int) -> bytes:
     """Return the frame of a message."""
-    raw = isinstance(message.body, bytes)
+    raw, large = isinstance(message.body, bytes), type(message.body) is JsonText
     head = {
         "serial": serial,
         "queue": message.queue,
@@ -93,17 +96,21 @@ def pack_message(message: Message, serial: int) -> bytes:
         "time": message.time,
         "stable": message.stable,
         "raw": raw,
+        "large": large,
         "body": None if raw else message.body,
     }
     return pack(head, message.body if raw else b"")
 
 
 def message_of(head: dict[str, Any], blob: bytes) -> Message:
-    """Return the message of a frame."""
+    """Return the message of a frame.
+
+    :raises ValueError: its large body is not JSON.
+    """
     return Message(
         head["queue"],
         head["position"],
-        blob if head["raw"] else head["body"],
+        load_large(blob) if head["large"] else blob if head["raw"] else head["body"],
         head["key"],
         head["headers"],
         head["fence"],

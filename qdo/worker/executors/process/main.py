@@ -29,7 +29,7 @@ from qdo.loading import prepare
 from qdo.settings.settings import Settings
 from qdo.system import logs as log
 from qdo.system.stop_flag import SIGN
-from qdo.text import describe
+from qdo.text import describe, one_line
 from qdo.worker.executors.process import errors as remote
 from qdo.worker.executors.process import frames as wire
 from qdo.worker.executors.process.frames import VARIABLE
@@ -90,7 +90,12 @@ def _serve(channel: socket.socket, job: Job, context: Any) -> None:
     own = os.getpid()
     while (frame := wire.read(channel.recv)) is not None:
         head, blob = frame
-        message = wire.message_of(head, blob)
+        try:
+            message = wire.message_of(head, blob)
+        except (ValueError, RecursionError) as raised:
+            answer = {"serial": head["serial"], "undecodable": one_line(raised)}
+            channel.sendall(wire.pack(answer))
+            continue
         if job.timeout_seconds is not None:
             message.limit(job.timeout_seconds)
         error: BaseException | None = None

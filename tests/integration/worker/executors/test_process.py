@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from qdo.brokers.base import Outgoing
-from qdo.errors import JobCrashedError, JobTimeoutError
+from qdo.errors import BodyDecodeError, JobCrashedError, JobTimeoutError
 from qdo.message import Message
+from qdo.worker.engine import decoder
 from qdo.worker.executors.process import child as spawned
 from qdo.worker.executors.process import frames as wire
+from qdo.worker.large_bodies import LARGE_BYTES
 from tests.support.engine import EngineSetup, until
 from tests.support.paths import ROOT
 from tests.support.processes import alive, children, whole_lines
@@ -51,6 +53,8 @@ app = qdo.App("test", job_context=job_context)
 
 def act(message, context):
     body = message.body
+    if isinstance(body, list):
+        body = len(body)
     what = body if isinstance(body, str) else None
     if what == "exit":
         os._exit(7)
@@ -474,6 +478,26 @@ def test_a_process_that_will_not_leave_is_killed(
     engine.stop()
     assert engine.join() == 0
     assert not alive(pid)
+
+
+def test_a_process_decodes_its_large_bodies(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker process never does, so none of them stops its other queues."""
+
+    def refuse(body: bytes) -> Any:
+        raise AssertionError("decoded in the worker process")
+
+    monkeypatch.setattr(decoder, "load_large", refuse)
+    engine = shop.open().engine
+    for body in (b"[" + b"1," * LARGE_BYTES + b"1]", b"[" * 1000 + b" " * LARGE_BYTES, b"7"):
+        engine.broker.send(Outgoing("plain", body))
+    engine.start("plain")
+    until(lambda: "7" in shop.done("plain"))
+    assert shop.done("plain") == [str(LARGE_BYTES + 1), "7"]
+    (letter,) = engine.broker.dead_letters.records()
+    assert letter.error.startswith("BodyDecodeError: ")
+    assert letter.attempts == 1
+    (failure,) = shop.errors
+    assert isinstance(failure, BodyDecodeError)
 
 
 def test_bytes_headers_and_odd_bodies_arrive_unchanged() -> None:
