@@ -46,9 +46,8 @@ class NetworkConnection(ConnectionHandler):
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self.server = f"{hostip}:{port}"
         self._host = host
-        self.tls_fault = None
         try:
-            return cast(Any, super())._connect(host, hostip, port)
+            timeouts = cast(Any, super())._connect(host, hostip, port)
         except ConnectionDropped as error:
             if isinstance(error.__context__, ssl.SSLError):
                 self.tls_fault = _tls_reason(error.__context__)
@@ -57,6 +56,9 @@ class NetworkConnection(ConnectionHandler):
             # Servers with enforce.auth.enabled answer so to a wrong password. kazoo does not know
             # it, and its thread would end with a traceback.
             raise AuthFailedError("the servers reject the account") from error
+        # Not sooner: the time to connect may be over during the next attempt.
+        self.tls_fault = None
+        return timeouts
 
     def command(self, word: bytes) -> str:
         """Send a four-letter command through a connection of its own, as kazoo does.

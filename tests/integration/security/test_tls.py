@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 import signal
 import socket
@@ -83,6 +84,14 @@ def test_an_expired_server_is_refused(tmp_path: Path) -> None:
     assert raised.value.details["reason"] == "certificate has expired"
 
 
+def test_the_reason_survives_a_further_attempt(tmp_path: Path) -> None:
+    """The time to connect is over while a second handshake gets no answer."""
+    authority = Authority(tmp_path)
+    expired = authority.issue("server", -DAY)
+    with tls_server(expired, answers=1) as port, pytest.raises(CoordinatorTlsError):
+        open_client(f"zookeeper://127.0.0.1:{port}", Tls(str(authority.path)))
+
+
 @pytest.mark.parametrize("kind", ["none", "foreign", "expired"])
 def test_the_server_refuses_clients(
     secure_zookeeper: SecureZooKeeper, chroot: str, tmp_path: Path, kind: str
@@ -123,13 +132,16 @@ def open_client(url: str, tls: Tls | None, timeout_seconds: float = 1.0) -> None
 
 
 @contextlib.contextmanager
-def tls_server(certificate: Certificate) -> Iterator[int]:
-    """Run a server that opens a session and answers two later requests in one TLS record."""
+def tls_server(certificate: Certificate, answers: int = 1000) -> Iterator[int]:
+    """Run a server that opens a session and answers two later requests in one TLS record.
+
+    :param answers: connections that it answers; it stays silent on later ones.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.cert, certificate.key)
     stopping = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=_serve, args=(listener, context, stopping))
+        thread = threading.Thread(target=_serve, args=(listener, context, stopping, answers))
         thread.start()
         try:
             yield listener.getsockname()[1]
@@ -140,20 +152,32 @@ def tls_server(certificate: Certificate) -> Iterator[int]:
             thread.join()
 
 
-def _serve(listener: socket.socket, context: ssl.SSLContext, stopping: threading.Event) -> None:
-    while not stopping.is_set():
+def _serve(
+    listener: socket.socket, context: ssl.SSLContext, stopping: threading.Event, answers: int
+) -> None:
+    for number in itertools.count():
         plain, _ = listener.accept()
-        with contextlib.suppress(OSError), plain, context.wrap_socket(plain, True) as peer:
-            _frame(peer)
-            granted = struct.pack("!iiqi16sb", 0, 10_000, 1, 16, b"p" * 16, False)
-            peer.sendall(struct.pack("!i", len(granted)) + granted)
-            missing = -101
-            for requests in (1, 2):  # the first one is that of `Client.open`
-                xids = [struct.unpack("!i", _frame(peer)[:4])[0] for _ in range(requests)]
-                answers = [struct.pack("!iiqi", 16, xid, 1, missing) for xid in xids]
-                peer.sendall(b"".join(answers))
-            while peer.recv(4096):
-                pass
+        with contextlib.suppress(OSError), plain:
+            if number >= answers:
+                stopping.wait()
+            if stopping.is_set():
+                return
+            _answer(context.wrap_socket(plain, True))
+
+
+def _answer(peer: ssl.SSLSocket) -> None:
+    """Open a session, answer its requests, and wait for its end."""
+    with peer:
+        _frame(peer)
+        granted = struct.pack("!iiqi16sb", 0, 10_000, 1, 16, b"p" * 16, False)
+        peer.sendall(struct.pack("!i", len(granted)) + granted)
+        missing = -101
+        for requests in (1, 2):  # the first one is that of `Client.open`
+            xids = [struct.unpack("!i", _frame(peer)[:4])[0] for _ in range(requests)]
+            answers = [struct.pack("!iiqi", 16, xid, 1, missing) for xid in xids]
+            peer.sendall(b"".join(answers))
+        while peer.recv(4096):
+            pass
 
 
 def _frame(peer: socket.socket) -> bytes:
