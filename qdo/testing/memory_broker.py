@@ -151,7 +151,8 @@ class MemoryBroker(Broker):
             if self._closed:
                 raise UsageError(reason="this broker is closed: open a new one to send")
             stored: list[str] = []
-            ids = [self._send(message, stored) for message in messages]
+            now = self._store.clock()
+            ids = [self._send(message, now, stored) for message in messages]
             listeners = list(self._contents.listeners)
         wake_all(listeners, stored)
         return ids
@@ -159,25 +160,26 @@ class MemoryBroker(Broker):
     async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
         return self.send_many(messages)  # there is nothing to wait for
 
-    def _send(self, message: Outgoing, stored: list[str]) -> str:
+    def _send(self, message: Outgoing, now: int, stored: list[str]) -> str:
         """Store one message; add the name of its queue to `stored` if it can be read now."""
         terms = message.terms
         if terms is None or terms.dedup_key is None:
-            return self._place(message, terms, stored)
+            return self._place(message, terms, now, stored)
         sent = self._contents.queue(message.queue).sent
-        now = self._store.clock()
         known, until = sent.get(terms.dedup_key, ("", 0))
         if until > now:
             return known
-        made = self._place(message, terms, stored)
+        made = self._place(message, terms, now, stored)
         sent[terms.dedup_key] = made, now + round(terms.dedup_seconds * _SECOND)
         return made
 
-    def _place(self, message: Outgoing, terms: SendOptions | None, stored: list[str]) -> str:
+    def _place(
+        self, message: Outgoing, terms: SendOptions | None, now: int, stored: list[str]
+    ) -> str:
         plain = replace(message, terms=None)
         if terms is not None and terms.due is not None:
             due = position_of_time(terms.due)
-            if due > self._store.clock() + _SLACK:
+            if due > now + _SLACK:
                 self._contents.queue(message.queue)
                 made = self._store.new_id()
                 self._contents.delayed.append(_Delayed(due, made, plain))

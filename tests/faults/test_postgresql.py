@@ -6,8 +6,10 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
+import psycopg
 import pytest
 
+import qdo
 from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.postgresql import listener as listener_module
 from qdo.brokers.postgresql import session
@@ -23,6 +25,7 @@ from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
 from tests.support.processes import Proc, wait_until
 
 QUEUES = [f"q{number}" for number in range(4)]
+DAY_SECONDS = 24 * 3600
 LOST = (PostgresqlUnansweredError, PostgresqlUnreachableError)
 
 
@@ -178,7 +181,7 @@ def burn_ids(database: PostgresqlDatabase) -> int:
     return int(found[0])
 
 
-def let_look(database: PostgresqlDatabase) -> None:
+def let_look(database: PostgresqlDatabase, payload: str = "") -> None:
     """Let the only listener look, and wait until it has done so."""
     looked = (
         "SELECT FROM pg_stat_activity WHERE query LIKE '%%look(%%' AND state = 'idle'"
@@ -186,7 +189,7 @@ def let_look(database: PostgresqlDatabase) -> None:
     )
     with database.connect() as connection:
         now = connection.execute("SELECT clock_timestamp()").fetchone() or ()
-        connection.execute("SELECT pg_notify(qdo.channel('app'), '')")
+        connection.execute("SELECT pg_notify(qdo.channel('app'), %s)", (payload,))
         wait_until(
             lambda: connection.execute(looked, now).fetchone() is not None, "the listener looks"
         )
@@ -234,7 +237,7 @@ def test_a_notification_during_a_look_is_not_lost(
             connection.execute("ALTER FUNCTION qdo.look RENAME TO quick_look")
             connection.execute(
                 "CREATE FUNCTION qdo.look(text, bigint, bigint[], OUT bigint, OUT bigint[],"
-                " OUT text[], OUT bigint) STABLE LANGUAGE sql AS"
+                " OUT text[], OUT bigint, OUT bigint, OUT bigint) STABLE LANGUAGE sql AS"
                 " 'SELECT found.* FROM qdo.quick_look($1, $2, $3) AS found, pg_sleep(0.5)'"
             )
             broker.send(Outgoing("a", b""))
@@ -247,6 +250,36 @@ def test_a_notification_during_a_look_is_not_lost(
             )
             broker.send(Outgoing("b", b""))
         wait_until(lambda: "b" in woken, "the listener looks again")
+
+
+def test_a_commit_beside_one_that_notifies_is_noticed(
+    postgresql: PostgresqlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of transactions that commit at the same time, only one notifies."""
+    monkeypatch.setattr(listener_module, "LOOK_SECONDS", 600.0)
+    monkeypatch.setattr(listener_module, "AGAIN_SECONDS", (2.0,))
+    woken: set[str] = set()
+    with (
+        qdo.App("app", broker=prepared(postgresql.url(), DAY_SECONDS)) as app,
+        psycopg.connect(postgresql.conninfo()) as first,
+        psycopg.connect(postgresql.conninfo()) as second,
+    ):
+        # Others wait for a transaction that creates queues, or the partition.
+        app.send_many([(queue, 0) for queue in "abcd"])
+        app.broker.listen(woken.update)
+        app.send("a", 1, connection=first)
+        first.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        app.send("b", 2, connection=second)
+        second.commit()
+        first.commit()
+        wait_until(lambda: woken == {"a", "b"}, "one notification wakes both queues")
+        app.send("c", 3, connection=first)
+        first.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        let_look(postgresql, "again")
+        app.send("d", 4, connection=second)
+        second.commit()
+        wait_until(lambda: "d" in woken, "the listener looks again")
+        first.rollback()
 
 
 # --- a frozen server ----------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 
 from qdo.brokers.base import Broker, Outgoing, Reader
 from qdo.brokers.registry import open_broker
+from qdo.positions import format_position
 from qdo.postgresql_errors import (
     PostgresqlFullError,
     PostgresqlReadOnlyError,
@@ -28,6 +29,7 @@ from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
 from tests.support.processes import wait_until
 
 LOST = (PostgresqlUnansweredError, PostgresqlUnreachableError, PostgresqlReadOnlyError)
+HOUR_TICKS = 3600 * 10_000_000
 
 
 @pytest.fixture
@@ -165,6 +167,50 @@ def test_a_standby_takes_over(
         finally:
             postgresql_server.start()
     address.drop_database(name)
+
+
+def test_a_standby_that_lacks_the_last_commits(
+    postgresql_server: PostgresqlServer,
+    standby: PostgresqlServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log tells what is lost; new positions follow the lost ones, whatever the clock says."""
+    address = postgresql_server.address
+    name = address.create_database()
+    one, two = f"127.0.0.1:{address.port}", f"127.0.0.1:{standby.port}"
+    prepared(address.url(name))
+    woken: set[str] = set()
+    url = address.url(name).replace(one, f"{one},{two}")
+    with contextlib.closing(open_broker(url, "app")) as broker:
+        broker.listen(woken.update)
+        broker.send(Outgoing("kept", b"1"))
+        _catch_up(postgresql_server, standby)
+        _stop_replication(postgresql_server, standby)
+        with address.connect(name) as fast:  # the clock of the primary is an hour ahead
+            fast.execute("SELECT qdo.reserve(%s)", (HOUR_TICKS,))
+        broker.send(Outgoing("lost", b"2"))
+        ((lost, *_),) = broker.reader("lost", 0).fetch(10)
+        wait_until(lambda: "lost" in woken, "the listener has seen its position")
+        postgresql_server.stop("immediate")
+        try:
+            with standby.address.connect() as operator:
+                operator.execute("SELECT pg_promote()")
+            wait_until(lambda: format_position(lost) in caplog.text, "the loss is reported")
+            with contextlib.closing(open_broker(standby.address.url(name), "app")) as other:
+                other.send(Outgoing("lost", b"3"))
+                ((later, body, *_),) = other.reader("lost", 0).fetch(10)
+            assert (later > lost, body) == (True, b"3")
+        finally:
+            postgresql_server.start()
+    address.drop_database(name)
+
+
+def _stop_replication(server: PostgresqlServer, standby: PostgresqlServer) -> None:
+    with server.address.connect() as primary, standby.address.connect() as other:
+        other.execute("ALTER SYSTEM SET primary_conninfo = ''")
+        other.execute("SELECT pg_reload_conf()")
+        query = "SELECT FROM pg_stat_replication"
+        wait_until(lambda: primary.execute(query).fetchone() is None, "the standby has left")
 
 
 def _read(reader: Reader) -> Sequence[tuple[Any, ...]]:

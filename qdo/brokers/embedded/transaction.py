@@ -54,6 +54,7 @@ class Transaction:
         self.rings = False
         self._app = app
         self._clock = clock
+        self._began = clock()
         self._max_queues = max_queues
         self._newest: int | None = None
         self._tails: dict[str, _Tail] = {}
@@ -80,8 +81,12 @@ class Transaction:
         return self._tail(name).id
 
     def now(self) -> int:
-        """Return the present time as a position."""
-        return self._clock()
+        """Return the time at which the transaction began, as a position.
+
+        Of two messages with the same due time, the second must not be sent at once while the
+        first is delayed.
+        """
+        return self._began
 
     @property
     def app(self) -> str:

@@ -6,7 +6,9 @@ between its commit and its notification, and a pooler in transaction mode delive
 
 Looks compare ids of transactions. A server that crashed, or a standby that took over, gives ids
 again that a look has already seen. After each new connection or start of the server, the listener
-therefore wakes all queues once.
+therefore wakes all queues once. A standby may also lack transactions that the lost primary had
+committed. Then both the last position and the end of the log are before those of an earlier look:
+the listener says so, and makes new positions follow those that workers may have recorded.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+import psycopg
+
 from qdo.brokers.postgresql.session import (
     PostgresqlConnection,
     PostgresqlSession,
@@ -26,12 +30,16 @@ from qdo.brokers.postgresql.session import (
 )
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.errors import QdoError
+from qdo.positions import format_position
 from qdo.system.native import guarded
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 1.0
 """Time between looks without a notification."""
+AGAIN_SECONDS = (0.02, 0.25)
+"""Times of further looks after a notification by the transaction of an app. Others that committed
+at the same time did not notify, and may have become visible after the first look."""
 POLL_SECONDS = 0.1
 """The same behind a pooler, which delivers no notifications."""
 RETRY_SECONDS = 1.0
@@ -55,6 +63,7 @@ class NotificationListener:
         self, address: SchemaAddress, app: str, wake: Callable[[Iterable[str]], None]
     ) -> None:
         self._app = app
+        self._address = address
         self._wake = wake
         self._pooled = address.pooled
         schema = address.schema
@@ -64,13 +73,16 @@ class NotificationListener:
         )
         self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s"  # nosec B608 # as above
         self._move_statement = f"SELECT {schema}.move_due(%s, %s, %s)"  # nosec B608 # as above
+        self._advance_statement = f"SELECT {schema}.advance(%s)"  # nosec B608 # as above
         self._channel_statement = f"SELECT {schema}.channel(%s)"  # nosec B608 # as above
         self._session = PostgresqlSession(address, self._prepare, loop_poll)
         self._next_xid = 2**62
         self._running: list[int] = []
         self._server_start: str | None = None
+        self._last_position = self._log_end = 0
         self._reconnected = False
         self._noticed = False
+        self._again: list[float] = []
         self._stopping = False
         try:
             self._pause = self._step()  # due messages must be readable when this returns
@@ -106,8 +118,14 @@ class NotificationListener:
             )
             connection.execute(f'LISTEN "{channel}"')
 
-    def _notice(self, _: object) -> None:
+    def _notice(self, notification: psycopg.Notify) -> None:
+        self._note(notification.payload.encode())
+
+    def _note(self, payload: bytes) -> None:
         self._noticed = True
+        if payload:
+            now = time.monotonic()
+            self._again = [now + seconds for seconds in AGAIN_SECONDS]
 
     def _run(self) -> None:
         try:
@@ -133,8 +151,12 @@ class NotificationListener:
         """Move due messages and wake changed queues; return the seconds to wait."""
         while (due := self._session.run(self._look)) is not None and due <= 0:
             self._session.run(self._move)
-        pause = POLL_SECONDS if self._pooled else LOOK_SECONDS
-        return pause if due is None else min(pause, due / _SECOND)
+        now = time.monotonic()
+        self._again = [each for each in self._again if each > now]
+        pauses = [POLL_SECONDS if self._pooled else LOOK_SECONDS]
+        pauses += [each - now for each in self._again[:1]]
+        pauses += [] if due is None else [due / _SECOND]
+        return min(pauses)
 
     def _look(self, connection: PostgresqlConnection) -> int | None:
         """Wake the queues that changed; return the ticks until the next message is due."""
@@ -144,7 +166,10 @@ class NotificationListener:
         if found is None:
             return None
         before = self._server_start
-        self._next_xid, self._running, names, due, self._server_start = found
+        self._next_xid, self._running, names, due, last, log_end, self._server_start = found
+        if last < self._last_position and log_end < self._log_end:
+            self._report_loss(connection, last)
+        self._last_position, self._log_end = last, log_end
         if self._reconnected or self._server_start != before:
             if before is not None:
                 names = [name for (name,) in connection.execute(self._names_statement, seen[:1])]
@@ -154,6 +179,18 @@ class NotificationListener:
             self._wake(names)
         self._reconnected = False
         return None if due is None else int(due)
+
+    def _report_loss(self, connection: PostgresqlConnection, last: int) -> None:
+        log.error(
+            "%s lacks transactions that were committed, as after a failover to a standby that was"
+            " behind: its last position is %s, and %s was in use. Messages between them are lost"
+            " if they were not processed before; the queues go on with those sent from now on."
+            " Send the lost ones again",
+            self._address.server,
+            format_position(last),
+            format_position(self._last_position),
+        )
+        connection.execute(self._advance_statement, (self._last_position,))
 
     def _move(self, connection: PostgresqlConnection) -> None:
         limits = (self._app, MOVE_MESSAGES, MOVE_BYTES)
@@ -183,7 +220,8 @@ class NotificationListener:
                 self._session.close()
                 return
             noticed = False
-            while connection.pgconn.notifies() is not None:
+            while (found := connection.pgconn.notifies()) is not None:
+                self._note(found.extra)
                 noticed = True
             if noticed:
                 return

@@ -66,6 +66,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "sender": _SENDING,
     "worker": (
         *_SENDING,
+        "advance(bigint)",
         "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
         "delete_queue(text, text, bigint, boolean)",
         "drop_partitions()",

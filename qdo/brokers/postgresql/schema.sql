@@ -246,8 +246,8 @@ DECLARE
     id text;
 BEGIN
     PERFORM {schema}.lock_queues(of_app, names, max_queues, lock_ms);
+    now := {schema}.clock();  -- once, or a later message of the same due time could be sent first
     FOR i IN 1 .. cardinality(names) LOOP
-        now := {schema}.clock();
         SELECT queues.id INTO own FROM {schema}.queues WHERE app = of_app AND name = names[i];
         IF dedup_keys[i] IS NOT NULL THEN
             SELECT dedup.id INTO known FROM {schema}.dedup
@@ -329,7 +329,11 @@ BEGIN
         PERFORM {schema}.send(sending.app, sending.names, sending.keys, sending.headers,
             sending.bodies, sending.ids, sending.dues, sending.dedup_keys, sending.dedup_ticks,
             sending.max_queues, NULL);
-        PERFORM pg_notify({schema}.channel(sending.app), '');
+        -- Transactions that notify commit one after the other, each with its own write to disk. So
+        -- only one of those that commit at once does; listeners look again soon for the others.
+        IF pg_try_advisory_xact_lock(7110, hashtext('{schema}.' || sending.app)) THEN
+            PERFORM pg_notify({schema}.channel(sending.app), 'again');
+        END IF;
     END LOOP;
     DELETE FROM {schema}.outgoing WHERE xid = own_xid;
     RETURN NULL;
@@ -374,10 +378,13 @@ $$;
 
 -- Return the queues with messages, or with first messages, of transactions that were not visible
 -- in an earlier snapshot, and the present snapshot: its first transaction that has not begun, and
--- those in progress. With it the time until the next delayed message is due, in ticks.
+-- those in progress. With it the time until the next delayed message is due, in ticks, and the
+-- last position and the end of the log on disk, both of which decrease only if the server lost
+-- committed transactions.
 CREATE FUNCTION {schema}.look(
     of_app text, seen_next bigint, seen_running bigint[],
-    OUT next_xid bigint, OUT running bigint[], OUT names text[], OUT due_ticks bigint
+    OUT next_xid bigint, OUT running bigint[], OUT names text[], OUT due_ticks bigint,
+    OUT last_position bigint, OUT log_end bigint
 )
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -388,8 +395,23 @@ BEGIN
             SELECT queue FROM {schema}.messages WHERE messages.xid >= seen_next
             UNION SELECT queue FROM {schema}.messages WHERE messages.xid = ANY (seen_running))),
         (SELECT due - {schema}.clock() FROM {schema}.delayed WHERE app = of_app
-            ORDER BY due LIMIT 1)
-    INTO next_xid, running, names, due_ticks;
+            ORDER BY due LIMIT 1),
+        (SELECT last_value FROM {schema}.positions),
+        CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+            ELSE pg_current_wal_flush_lsn() END - '0/0'
+    INTO next_xid, running, names, due_ticks, last_position, log_end;
+END
+$$;
+
+-- Let further positions be later than one that was seen before the server lost transactions.
+CREATE FUNCTION {schema}.advance(seen bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    missing bigint := seen - (SELECT last_value FROM {schema}.positions);
+BEGIN
+    IF missing > 0 THEN
+        PERFORM {schema}.reserve(missing);
+    END IF;
 END
 $$;
 

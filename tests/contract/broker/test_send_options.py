@@ -187,6 +187,18 @@ def test_of_many_listeners_one_moves_each_message(
         each.stop()
 
 
+def test_a_due_time_that_passes_during_the_call(broker: Broker) -> None:
+    """The messages of one due time keep their order."""
+    due = time.time() + 0.02
+    heard = Heard(broker)
+    broker.send_many(
+        [Outgoing("q", b"%d" % number, terms=SendOptions(due)) for number in range(2000)]
+    )
+    wait_for(broker, "q", 2000, heard)
+    assert bodies(broker, "q") == list(range(2000))
+    heard.stop()
+
+
 def test_more_than_one_transaction_moves(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many are moved in parts, so that senders get their turn, and still in order."""
     monkeypatch.setattr("qdo.brokers.embedded.delayed.MOVE_MESSAGES", 3)
