@@ -252,6 +252,29 @@ def test_a_notification_during_a_look_is_not_lost(
         wait_until(lambda: "b" in woken, "the listener looks again")
 
 
+def test_a_notification_names_the_queues_that_listeners_know(
+    postgresql: PostgresqlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener does not ask the server for them; and it believes no other names."""
+    monkeypatch.setattr(listener_module, "LOOK_SECONDS", 600.0)
+    many = [f"queue-{number:0100d}" for number in range(200)]  # too many to be named
+    woken: set[str] = set()
+    with contextlib.closing(open_broker(prepared(postgresql.url()), "app")) as broker:
+        broker.send_many([Outgoing(queue, b"") for queue in ("known", *many)])
+        broker.listen(woken.update)
+        broker.send_many([Outgoing(queue, b"") for queue in many])
+        wait_until(lambda: woken == set(many), "the listener looks")
+        with postgresql.connect() as connection:
+            connection.execute("ALTER FUNCTION qdo.look RENAME TO hidden_look")
+            broker.send(Outgoing("known", b""))
+            wait_until(lambda: "known" in woken, "the notification wakes the queue")
+            connection.execute("ALTER FUNCTION qdo.hidden_look RENAME TO look")
+            connection.execute("SELECT pg_notify(qdo.channel('app'), '/forged')")
+        broker.send(Outgoing("new", b""))
+        wait_until(lambda: "new" in woken, "the listener looks for names that it does not know")
+    assert woken == {"known", "new", *many}
+
+
 def test_a_commit_beside_one_that_notifies_is_noticed(
     postgresql: PostgresqlDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

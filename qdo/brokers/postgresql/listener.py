@@ -1,8 +1,10 @@
 """Waking a worker when its queues receive messages.
 
-A notification says only that something was sent. `look` then returns the queues that changed since
-the listener's last look, so nothing is missed whatever becomes of notifications: a sender may die
-between its commit and its notification, and a pooler in transaction mode delivers none.
+A notification names queues, or says only that something was sent. `look` returns the queues that
+changed since the listener's last look, so nothing is missed whatever becomes of notifications: a
+sender may die between its commit and its notification, and a pooler in transaction mode delivers
+none. A notification of queues that looks have returned before needs no look, which takes as long as
+fetching the message. Names from elsewhere are not believed: every role may notify.
 
 Looks compare ids of transactions. A server that crashed, or a standby that took over, gives ids
 again that a look has already seen. After each new connection or start of the server, the listener
@@ -13,6 +15,7 @@ the listener says so, and makes new positions follow those that workers may have
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import select
@@ -42,6 +45,10 @@ AGAIN_SECONDS = (0.02, 0.25)
 at the same time did not notify, and may have become visible after the first look."""
 POLL_SECONDS = 0.1
 """The same behind a pooler, which delivers no notifications."""
+AGAIN = "again"
+"""The payload of such a notification."""
+KNOWN_NAMES = 100_000
+"""How many names of queues a listener remembers, at about 100 bytes each."""
 RETRY_SECONDS = 1.0
 MOVE_LOCK_SECONDS = 0.5
 """How long due messages wait for the locks of their queues; the listener looks again meanwhile."""
@@ -71,7 +78,7 @@ class NotificationListener:
             "SELECT look.*, pg_postmaster_start_time()::text"
             f" FROM {schema}.look(%s, %s, %s::bigint[])"  # nosec B608 # the address allows a-z, 0-9 and _
         )
-        self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s"  # nosec B608 # as above
+        self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s LIMIT %s"  # nosec B608 # as above
         self._move_statement = f"SELECT {schema}.move_due(%s, %s, %s)"  # nosec B608 # as above
         self._advance_statement = f"SELECT {schema}.advance(%s)"  # nosec B608 # as above
         self._channel_statement = f"SELECT {schema}.channel(%s)"  # nosec B608 # as above
@@ -83,6 +90,7 @@ class NotificationListener:
         self._reconnected = False
         self._noticed = False
         self._again: list[float] = []
+        self._known: set[str] = set()
         self._stopping = False
         try:
             self._pause = self._step()  # due messages must be readable when this returns
@@ -119,11 +127,17 @@ class NotificationListener:
             connection.execute(f'LISTEN "{channel}"')
 
     def _notice(self, notification: psycopg.Notify) -> None:
-        self._note(notification.payload.encode())
+        self._note(notification.payload)
 
-    def _note(self, payload: bytes) -> None:
+    def _note(self, payload: str) -> None:
+        """Wake the queues of a notification, or note that a look is necessary."""
+        names = payload.split("/")[1:]
+        if names and self._known.issuperset(names):
+            if not self._stopping:
+                self._wake(names)
+            return
         self._noticed = True
-        if payload:
+        if payload == AGAIN:
             now = time.monotonic()
             self._again = [now + seconds for seconds in AGAIN_SECONDS]
 
@@ -171,14 +185,20 @@ class NotificationListener:
             self._report_loss(connection, last)
         self._last_position, self._log_end = last, log_end
         if self._reconnected or self._server_start != before:
-            if before is not None:
-                names = [name for (name,) in connection.execute(self._names_statement, seen[:1])]
-            else:  # the first look: its caller reads all queues by itself
-                names = []
-        if names and not self._stopping:
+            limit = KNOWN_NAMES if before is None else None
+            found = connection.execute(self._names_statement, (self._app, limit)).fetchall()
+            names = [name for (name,) in found]
+            self._reconnected = False
+        self._remember(names)
+        # After the first look, its caller reads all queues by itself.
+        if names and before is not None and not self._stopping:
             self._wake(names)
-        self._reconnected = False
         return None if due is None else int(due)
+
+    def _remember(self, names: Iterable[str]) -> None:
+        if len(self._known) > KNOWN_NAMES:
+            self._known.clear()
+        self._known.update(itertools.islice(names, KNOWN_NAMES))
 
     def _report_loss(self, connection: PostgresqlConnection, last: int) -> None:
         log.error(
@@ -198,9 +218,12 @@ class NotificationListener:
             connection, lambda each: each.execute(self._move_statement, limits), MOVE_LOCK_SECONDS
         )
 
+    def _is_noticed(self) -> bool:
+        return self._noticed
+
     def _wait(self, seconds: float) -> None:
         """Wait for a notification, the end or a time."""
-        if self._noticed:
+        if self._is_noticed():
             return
         poll = loop_poll()
         poll.register(self._pipe[0], select.POLLIN)
@@ -219,9 +242,7 @@ class NotificationListener:
             except Exception:  # noqa: BLE001 - psycopg's, when the connection is lost
                 self._session.close()
                 return
-            noticed = False
             while (found := connection.pgconn.notifies()) is not None:
-                self._note(found.extra)
-                noticed = True
-            if noticed:
+                self._note(found.extra.decode(errors="replace"))
+            if self._is_noticed():
                 return

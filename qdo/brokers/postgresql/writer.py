@@ -10,14 +10,15 @@ succeeds, those that waited with it follow as a group.
 
 A notification takes a lock of the whole database until its transaction is committed. So it has a
 transaction of its own, which writes nothing and need not wait for the disk, and a busy sender
-notifies only every `NOTIFY_SECONDS`.
+notifies only every `NOTIFY_SECONDS`. It names the queues of the messages, so that listeners need
+not ask the server for them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -57,6 +58,8 @@ class Change:
 Work: TypeAlias = "Append | Change"
 
 NOTIFY_SECONDS = 0.002
+PAYLOAD_BYTES = 7999
+"""The longest payload of a notification."""
 LOCK_SECONDS = 10.0
 """How long a call waits for the lock of its queue."""
 GROUP_LOCK_SECONDS = 0.5
@@ -97,9 +100,9 @@ class PostgresqlWriter(GroupedCalls[Work]):
         self._address = address
         schema = address.schema
         self._append = f"SELECT {schema}.append(%s, %b::text[], %b::text[], %b::text[], %b, %s, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
-        self._notify = f"SELECT pg_notify({schema}.channel(%s), '')"  # nosec B608 # as above
+        self._notify = f"SELECT pg_notify({schema}.channel(%s), %s)"  # nosec B608 # as above
         self._notified = 0.0
-        self._unannounced = False
+        self._unannounced: set[str] = set()
         self._warned = False
         self._held: list[_Held] = []
         self.start()
@@ -177,7 +180,6 @@ class PostgresqlWriter(GroupedCalls[Work]):
         except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
             return refusal(error, self._limit())
         self.commits += 1
-        self._unannounced = True
         for call in calls:
             count = len(call.work)  # type: ignore[arg-type]
             call.finish(range(first, first + count))
@@ -189,6 +191,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
     ) -> int:
         query = (self._app, *columns(messages), self._limit(), round(lock_seconds * 1000))
         (first,) = connection.execute(self._append, query).fetchone() or (0,)
+        self._unannounced.update(message.queue for message in messages)
         return int(first)
 
     def _changed(self, call: GroupedCall[Work]) -> BaseException | None:
@@ -201,7 +204,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
             return refusal(error, self._limit())
         self.commits += 1
-        self._unannounced = True
+        self._unannounced |= UNKNOWN  # messages may be delayed, and queues deleted
         call.finish(result)
         return None
 
@@ -268,15 +271,24 @@ class PostgresqlWriter(GroupedCalls[Work]):
         if self._calls.qsize() and now - self._notified < NOTIFY_SECONDS:
             return
         self._notified = now
-        self._unannounced = False
+        parameters = (self._app, notification(self._unannounced))
+        self._unannounced = set()
         try:
-            self._session.run(lambda connection: connection.execute(self._notify, (self._app,)))
+            self._session.run(lambda connection: connection.execute(self._notify, parameters))
         except PostgresqlError:
             pass  # listeners look by themselves, and the next call tells of a lost connection
         except QdoError as error:
             if not self._warned:
                 self._warned = True
                 log.warning("%s; until then, workers notice messages of this process late", error)
+
+
+def notification(queues: Set[str]) -> str:
+    """Return the payload that names queues, "" if it would be too long or they are not known."""
+    if len(queues) > PAYLOAD_BYTES // 2 or not UNKNOWN.isdisjoint(queues):
+        return ""
+    payload = "".join(f"/{queue}" for queue in queues)
+    return payload if len(payload.encode()) <= PAYLOAD_BYTES else ""
 
 
 def _queues(work: Work) -> frozenset[str]:
