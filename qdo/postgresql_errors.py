@@ -40,8 +40,8 @@ class PostgresqlLoginError(UsageError):
 
 
 class PostgresqlRightsError(UsageError):
-    """PostgreSQL at {server} denies {role} a right: {reason}; as the owner of the schema, run
-    {remedy}"""
+    """PostgreSQL at {server} denies {role} a right: {reason}; as the owner, run {remedy};
+    `qdo broker grants` prints all rights that a role needs"""
 
 
 class PostgresqlUnsuitableError(UsageError):

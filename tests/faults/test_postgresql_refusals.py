@@ -10,7 +10,8 @@ import psycopg.sql
 import pytest
 
 from qdo.brokers.base import Outgoing
-from qdo.brokers.registry import open_broker
+from qdo.brokers.postgresql.schema import PARTITION_SECONDS
+from qdo.brokers.registry import open_broker, schema_of
 from qdo.errors import QdoError, UsageError
 from qdo.postgresql_errors import (
     PostgresqlLoginError,
@@ -68,6 +69,11 @@ def test_a_missing_schema_is_told(postgresql: PostgresqlDatabase) -> None:
 def test_a_missing_database_is_told(postgresql: PostgresqlDatabase) -> None:
     error = refused(postgresql.server.url("not_there"), PostgresqlUnreachableError, 3)
     assert 'database "not_there" does not exist' in error.details["reason"]
+
+
+@pytest.mark.parametrize("option", ["sslmode=banana", "port=x", "target_session_attrs=no"])
+def test_wrong_parameters_are_refused(option: str) -> None:
+    refused(f"postgresql://postgres@127.0.0.1/db?{option}", PostgresqlUnsuitableError, 2)
 
 
 def test_an_unreachable_server_is_told() -> None:
@@ -144,6 +150,17 @@ def test_errors_name_the_grants_until_all_works(postgresql: PostgresqlDatabase, 
         f'DATABASE "{postgresql.name}"', "SCHEMA qdo", "qdo.about", "FUNCTION qdo.append",
         "qdo.messages", "FUNCTION qdo.trim",
     }  # fmt: skip
+
+
+def test_creating_a_schema_needs_a_right(postgresql: PostgresqlDatabase, role: str) -> None:
+    """The error names the grant after which `qdo broker init` works."""
+    url = postgresql.url(role)
+    schema = schema_of(url)
+    with pytest.raises(PostgresqlRightsError) as raised:
+        schema.create(url, PARTITION_SECONDS)
+    with postgresql.connect() as owner:
+        owner.execute(raised.value.details["remedy"].strip("`").encode())
+    assert schema.create(url, PARTITION_SECONDS)
 
 
 def _denial(url: str) -> PostgresqlRightsError | None:

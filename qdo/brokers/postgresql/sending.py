@@ -72,8 +72,9 @@ class StageWork:
 
         :raises UsageError: it is not a connection of psycopg, or to another database.
         """
+        execute, driver = _executor(connection)
         try:
-            _executor(connection)(self._statement, self._parameters)
+            execute(self._statement, self._parameters)
         except Exception as error:
             found = getattr(error, "orig", error)  # SQLAlchemy wraps the errors of psycopg
             if not isinstance(found, psycopg.Error):
@@ -83,14 +84,24 @@ class StageWork:
                     reason="the connection must be to the database of the app's broker, "
                     f"{self._address.server}, got another; use a qdo.outbox.Outbox there"
                 ) from error
-            raise translated(self._address, found) from error
+            for kind, state in _STATES:
+                if isinstance(found, kind):
+                    raise UsageError(reason=f"the connection's transaction {state}") from error
+            raise translated(self._address, found, driver.info.user) from error
         return self._ids
 
 
-def _executor(connection: Any) -> Callable[[str, Any], Any]:
-    """Return the function that executes statements in a connection's transaction."""
+_STATES = (
+    (errors.ReadOnlySqlTransaction, "is read-only; send in one that may write, on the primary"),
+    (errors.InFailedSqlTransaction, "has failed; roll it back, and send in the next one"),
+)
+
+
+def _executor(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
+    """Return the function that executes statements in a connection's transaction, and psycopg's
+    connection."""
     if isinstance(connection, psycopg.Connection):
-        return connection.execute
+        return connection.execute, connection
     sqlalchemy: Any = sys.modules.get("sqlalchemy")
     orm: Any = sys.modules.get("sqlalchemy.orm")
     if orm is not None and isinstance(connection, orm.Session | orm.scoped_session):
@@ -100,7 +111,7 @@ def _executor(connection: Any) -> Callable[[str, Any], Any]:
         and isinstance(connection, sqlalchemy.Connection)
         and isinstance(connection.connection.driver_connection, _DRIVERS)
     ):
-        return connection.exec_driver_sql  # type: ignore[no-any-return]
+        return connection.exec_driver_sql, connection.connection.driver_connection
     raise UsageError(
         reason="connection must be a Connection of psycopg 3, or a Session or Connection of "
         f"SQLAlchemy with postgresql+psycopg://, got {type(connection).__name__}; for an "

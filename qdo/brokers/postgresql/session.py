@@ -27,6 +27,7 @@ from qdo.postgresql_errors import (
     PostgresqlRightsError,
     PostgresqlUnansweredError,
     PostgresqlUnreachableError,
+    PostgresqlUnsuitableError,
     SchemaMissingError,
 )
 from qdo.system.native import original
@@ -227,6 +228,10 @@ _LOGIN = re.compile(
 """Errors at login: libpq gives them no SQLSTATE."""
 
 
+_PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
+"""Errors of libpq about parameters of the address, before it connects."""
+
+
 def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> QdoError:
     """Return the qdo error for an error of psycopg.
 
@@ -253,15 +258,19 @@ def _login_error(address: SchemaAddress, error: psycopg.Error, reason: str) -> Q
     """Return the qdo error for an error that libpq itself reports."""
     server, pgconn = address.server, error.pgconn
     if _RIGHT.search(reason) and pgconn is not None:
-        return _rights_error(address, reason, (pgconn.user or b"").decode())
+        return _rights_error(address, reason, (pgconn.user or b"").decode(), "CONNECT")
     if _LOGIN.search(reason):
         return PostgresqlLoginError(server=server, reason=reason)
+    if _PARAMETER.search(reason):
+        return PostgresqlUnsuitableError(server=server, reason=reason)
     if "read-only" in reason:
         return PostgresqlReadOnlyError(server=server, reason=reason)
     return PostgresqlUnreachableError(server=server, reason=reason)
 
 
-def _rights_error(address: SchemaAddress, reason: str, role: str) -> PostgresqlRightsError:
+def _rights_error(
+    address: SchemaAddress, reason: str, role: str, on_database: str = "CREATE"
+) -> PostgresqlRightsError:
     found = _RIGHT.search(reason)
     kind, name = found.groups() if found else ("schema", address.schema)
     if kind == "schema":
@@ -269,7 +278,7 @@ def _rights_error(address: SchemaAddress, reason: str, role: str) -> PostgresqlR
     elif kind == "function":
         right = f"EXECUTE ON FUNCTION {address.schema}.{name}"
     elif kind == "database":
-        right = f"CONNECT ON DATABASE {name}"
+        right = f"{on_database} ON DATABASE {name}"
     else:
         right = f"{_TABLE_RIGHTS.get(name, 'SELECT')} ON {address.schema}.{name}"
     remedy = f"`GRANT {right} TO {_quoted(role) if role else 'ROLE'}`"

@@ -13,14 +13,13 @@ _FORM = "postgresql://USER@HOST:PORT/DATABASE"
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _POOLERS = ("none", "transaction")
 _LIBPQ = (
-    "host", "port", "service", "passfile", "connect_timeout", "sslmode", "sslrootcert",
+    "host", "port", "service", "passfile", "sslmode", "sslrootcert",
     "sslcert", "sslkey", "sslcrl", "channel_binding", "target_session_attrs", "krbsrvname",
     "gssencmode", "keepalives_idle", "keepalives_interval", "keepalives_count",
     "tcp_user_timeout",
 )  # fmt: skip
 """Options that libpq reads."""
 _DEFAULTS = {
-    "connect_timeout": "10",
     "target_session_attrs": "read-write",
     "tcp_user_timeout": "30000",
     "application_name": "qdo",

@@ -22,6 +22,7 @@ from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.postgresql.schema import grants
 from qdo.brokers.registry import open_broker
 from qdo.errors import QueueLimitError, QueueNotEmptyError, UnsupportedError, UsageError
+from qdo.postgresql_errors import PostgresqlRightsError
 from tests.support.postgresql.schema import prepared
 from tests.support.shared_servers import SharedPostgresql
 
@@ -118,13 +119,16 @@ def test_options_hold_within_a_transaction(app: App, postgresql_url: str) -> Non
     assert app.broker.catalog.backlog("q", 0).delayed == 1
 
 
-def test_listeners_hear_of_the_commit(app: App, postgresql_url: str) -> None:
+def test_listeners_hear_of_the_commit(
+    app: App, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are notified when the messages can be read."""
+    monkeypatch.setattr("qdo.brokers.postgresql.listener.LOOK_SECONDS", 600.0)
     heard: queue.Queue[list[str]] = queue.Queue()
     stop = app.broker.listen(lambda names: heard.put(list(names)))
     with _psycopg(postgresql_url) as connection:
         app.send("q", 1, connection=connection)
-    assert heard.get(timeout=4) == ["q"]  # before the next look without a notification
+    assert heard.get(timeout=10) == ["q"]
     stop()
 
 
@@ -143,6 +147,40 @@ def test_other_connections_are_refused(
         prepared(shared_postgresql.address.url(other))
     shared_postgresql.address.drop_database(other)
     assert _bodies(app) == []
+
+
+@pytest.mark.parametrize("connect", [_psycopg, _sqlalchemy, _session])
+def test_transactions_that_cannot_send(
+    app: App, postgresql_url: str, connect: Callable[[str], Any]
+) -> None:
+    """The error names what to do with the transaction, or the right that its role lacks."""
+    with connect(postgresql_url) as connection:
+        driver = app_driver(connection)
+        driver.execute("SET TRANSACTION READ ONLY")
+        with pytest.raises(UsageError, match="read-only"):
+            app.send("q", 1, connection=connection)
+        with pytest.raises(UsageError, match="roll it back"):
+            app.send("q", 1, connection=connection)
+        connection.rollback()
+        driver = app_driver(connection)
+        driver.execute("CREATE ROLE guest_of_test")
+        driver.execute("GRANT USAGE ON SCHEMA qdo TO guest_of_test")
+        driver.execute("SET LOCAL ROLE guest_of_test")
+        with pytest.raises(PostgresqlRightsError) as raised:
+            app.send("q", 1, connection=connection)
+        assert raised.value.details["remedy"].endswith(" TO postgres`")
+        connection.rollback()
+    assert _bodies(app) == []
+
+
+def app_driver(connection: Any) -> psycopg.Connection[Any]:
+    """Return the connection of psycopg that a connection or session uses."""
+    if isinstance(connection, Session):
+        connection = connection.connection()
+    if isinstance(connection, sqlalchemy.Connection):
+        connection = connection.connection.driver_connection
+    assert isinstance(connection, psycopg.Connection)
+    return connection
 
 
 def test_other_brokers_do_not_send_within_transactions(tmp_path: Path) -> None:
