@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
@@ -19,6 +21,7 @@ from qdo.postgresql_errors import (
     PostgresqlUnansweredError,
     PostgresqlUnreachableError,
 )
+from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.proxy import cutting
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase, PostgresqlServer
@@ -223,6 +226,29 @@ def test_a_message_with_the_id_of_a_lost_transaction_is_noticed(
             assert found[0] < lost
             proxy.refusing = False
             wait_until(lambda: "b" in woken, "the listener hears of the next")
+
+
+def test_a_crash_behind_a_pooler_is_noticed(
+    database: PostgresqlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener's connection to the pooler stays, and the server gives ids again."""
+    monkeypatch.setattr(listener_module, "POLL_SECONDS", 1.0)
+    woken: set[str] = set()
+    pooler = PgBouncer(database.server)
+    try:
+        pooler.start()
+        url = pooler.address.url(database.name, pooler="transaction")
+        with contextlib.closing(open_broker(url, "app")) as broker:
+            broker.send(Outgoing("a", b""))
+            broker.listen(woken.update)
+            broker.send(Outgoing("b", b""))
+            wait_until(lambda: "b" in woken, "the listener looks")
+            assert "a" not in woken
+            with database.connect() as connection:
+                os.kill(connection.info.backend_pid, signal.SIGKILL)
+            wait_until(lambda: "a" in woken, "the listener wakes all queues")
+    finally:
+        pooler.close()
 
 
 def test_a_notification_during_a_look_is_not_lost(

@@ -8,9 +8,11 @@ fetching the message. Names from elsewhere are not believed: every role may noti
 
 Looks compare ids of transactions. A server that crashed, or a standby that took over, gives ids
 again that a look has already seen. After each new connection or start of the server, the listener
-therefore wakes all queues once. A standby may also lack transactions that the lost primary had
-committed. Then both the last position and the end of the log are before those of an earlier look:
-the listener says so, and makes new positions follow those that workers may have recorded.
+therefore wakes all queues once. A pooler keeps its connection while the server recovers from the
+crash of one of its processes; then the server has reset its statistics. A standby may also lack
+transactions that the lost primary had committed. Then both the last position and the end of the log
+are before those of an earlier look: the listener says so, and makes new positions follow those that
+workers may have recorded.
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ class NotificationListener:
         self._pooled = address.pooled
         schema = address.schema
         self._look_statement = (
-            "SELECT look.*, pg_postmaster_start_time()::text"
-            f" FROM {schema}.look(%s, %s, %s::bigint[])"  # nosec B608 # the address allows a-z, 0-9 and _
+            "SELECT look.*, concat(pg_postmaster_start_time(), stats_reset)"
+            f" FROM {schema}.look(%s, %s, %s::bigint[]), pg_stat_wal"  # nosec B608 # the address allows a-z, 0-9 and _
         )
         self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s LIMIT %s"  # nosec B608 # as above
         self._move_statement = f"SELECT {schema}.move_due(%s, %s, %s)"  # nosec B608 # as above
