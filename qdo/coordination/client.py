@@ -121,6 +121,7 @@ class Client(KazooClient):
         self.negotiated_timeout_seconds: float | None = None
         self.heard_at: float | None = None
         self.session_over = False
+        self._rejected = False
         self.drop_reason = ""
         self.connected_to: str | None = None
         # kazoo has no types: here and below, super() is cast to Any.
@@ -168,6 +169,8 @@ class Client(KazooClient):
     def _session_callback(self, state: Any) -> None:
         if state is KeeperState.EXPIRED_SESSION:
             self.session_over = True
+        if state is KeeperState.AUTH_FAILED:
+            self._rejected = True  # before the callers of `open` and its requests are woken
         cast(Any, super())._session_callback(state)
 
     def open(self, timeout_seconds: float = 15.0) -> None:
@@ -183,15 +186,12 @@ class Client(KazooClient):
         self._connection.prepare()
         try:
             self.start_async().wait(timeout=timeout_seconds)
-            if not self.connected:
-                raise self._unreachable(timeout_seconds)
+            if not self.connected:  # or not anymore: kazoo logs in once it is connected
+                raise ConnectionLoss
             self._make_chroot(deadline)
         except (KazooException, self.handler.timeout_exception) as error:
             self._abandon()
             raise self._open_error(error, timeout_seconds) from error
-        except CoordinatorUnreachableError:
-            self._abandon()
-            raise
 
     def _make_chroot(self, deadline: float) -> None:
         # An existing chroot is left alone: its creator may have left no rights above it. Without a
@@ -225,7 +225,7 @@ class Client(KazooClient):
         self.handler.spawn(self._give_up)
 
     def _open_error(self, error: Exception, timeout_seconds: float) -> QdoError:
-        if isinstance(error, (AuthFailedError, SessionClosedRequireSaslError)):
+        if self._rejected or isinstance(error, (AuthFailedError, SessionClosedRequireSaslError)):
             known = self.access.account is not None
             account = self.access.account_name() if known else "clients without an account"
             return CoordinatorAccountError(url=self.address.url, account=account)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from kazoo.exceptions import NoAuthError
+from kazoo.protocol.states import KazooState
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, Permissions
 
 from qdo.coordination.client import Client, connect
@@ -129,6 +130,23 @@ def test_wrong_passwords_are_refused(plain: SecureFleet) -> None:
         assert "account sasl:worker" in ended.err
         assert "marker" not in ended.err
         assert "Traceback" not in ended.err
+
+
+def test_a_rejection_before_the_caller_runs_again(plain: SecureFleet) -> None:
+    """kazoo connects, then logs in: the caller may wake up after both."""
+    settings = plain.settings(plain.config(**ROLES, **plain.login("sasl:worker", "wrong")))
+    client = connect(settings.coordinator, access=coordinator_access(settings, LAYOUT))
+    start, states = client.start_async, []
+    client.add_listener(states.append)
+
+    def start_and_wait() -> Any:
+        live = start()
+        wait_until(lambda: KazooState.LOST in states, "the login has failed")
+        return live
+
+    client.start_async = start_and_wait
+    with pytest.raises(CoordinatorAccountError):
+        client.open(0.2)
 
 
 def test_a_worker_without_rights_ends(accounts: Accounts) -> None:
