@@ -42,13 +42,13 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """Time between looks without a notification."""
-AGAIN_SECONDS = (0.02, 0.25)
-"""Times of further looks after a notification by the transaction of an app. Others that committed
-at the same time did not notify, and may have become visible after the first look."""
 POLL_SECONDS = 0.1
 """The same behind a pooler, which delivers no notifications."""
 AGAIN = "again"
-"""The payload of such a notification."""
+"""The payload of a notification by the transaction of an app. Others that committed at the same
+time did not notify, and may become visible after the look that follows."""
+AGAIN_SECONDS = (0.02, 0.25)
+"""Times of further looks after such a notification."""
 KNOWN_NAMES = 100_000
 """How many names of queues a listener remembers, at about 100 bytes each."""
 RETRY_SECONDS = 1.0
@@ -129,19 +129,20 @@ class NotificationListener:
             connection.execute(f'LISTEN "{channel}"')
 
     def _notice(self, notification: psycopg.Notify) -> None:
-        self._note(notification.payload)
+        if self._needs_look(notification.payload):
+            self._noticed = True
 
-    def _note(self, payload: str) -> None:
-        """Wake the queues of a notification, or note that a look is necessary."""
+    def _needs_look(self, payload: str) -> bool:
+        """Wake the queues that a notification names; return whether a look is necessary."""
         names = payload.split("/")[1:]
         if names and self._known.issuperset(names):
             if not self._stopping:
                 self._wake(names)
-            return
-        self._noticed = True
+            return False
         if payload == AGAIN:
             now = time.monotonic()
             self._again = [now + seconds for seconds in AGAIN_SECONDS]
+        return True
 
     def _run(self) -> None:
         try:
@@ -181,19 +182,20 @@ class NotificationListener:
         found = connection.execute(self._look_statement, seen).fetchone()
         if found is None:
             return None
-        before = self._server_start
-        self._next_xid, self._running, names, due, last, log_end, self._server_start = found
+        next_xid, running, names, due, last, log_end, server_start = found
+        first = self._server_start is None
         if last < self._last_position and log_end < self._log_end:
             self._report_loss(connection, last)
+        if self._reconnected or server_start != self._server_start:
+            limit = KNOWN_NAMES if first else None
+            all_names = connection.execute(self._names_statement, (self._app, limit))
+            names = [name for (name,) in all_names]
+        # Not sooner: after an error, the next look must find the same.
+        self._next_xid, self._running, self._server_start = next_xid, running, server_start
         self._last_position, self._log_end = last, log_end
-        if self._reconnected or self._server_start != before:
-            limit = KNOWN_NAMES if before is None else None
-            found = connection.execute(self._names_statement, (self._app, limit)).fetchall()
-            names = [name for (name,) in found]
-            self._reconnected = False
+        self._reconnected = False
         self._remember(names)
-        # After the first look, its caller reads all queues by itself.
-        if names and before is not None and not self._stopping:
+        if names and not first and not self._stopping:  # at first, the caller reads all queues
             self._wake(names)
         return None if due is None else int(due)
 
@@ -220,12 +222,9 @@ class NotificationListener:
             connection, lambda each: each.execute(self._move_statement, limits), MOVE_LOCK_SECONDS
         )
 
-    def _is_noticed(self) -> bool:
-        return self._noticed
-
     def _wait(self, seconds: float) -> None:
         """Wait for a notification, the end or a time."""
-        if self._is_noticed():
+        if self._noticed:
             return
         poll = loop_poll()
         poll.register(self._pipe[0], select.POLLIN)
@@ -244,7 +243,8 @@ class NotificationListener:
             except Exception:  # noqa: BLE001 - psycopg's, when the connection is lost
                 self._session.close()
                 return
+            needed = False
             while (found := connection.pgconn.notifies()) is not None:
-                self._note(found.extra.decode(errors="replace"))
-            if self._is_noticed():
+                needed |= self._needs_look(found.extra.decode(errors="replace"))
+            if needed:
                 return
