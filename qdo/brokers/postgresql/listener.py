@@ -93,6 +93,7 @@ class NotificationListener:
         self._noticed = False
         self._again: list[float] = []
         self._known: set[str] = set()
+        self._named: set[str] = set()
         self._stopping = False
         try:
             self._pause = self._step()  # due messages must be readable when this returns
@@ -133,11 +134,10 @@ class NotificationListener:
             self._noticed = True
 
     def _needs_look(self, payload: str) -> bool:
-        """Wake the queues that a notification names; return whether a look is necessary."""
+        """Note the queues that a notification names; return whether a look is necessary."""
         names = payload.split("/")[1:]
         if names and self._known.issuperset(names):
-            if not self._stopping:
-                self._wake(names)
+            self._named.update(names)
             return False
         if payload == AGAIN:
             now = time.monotonic()
@@ -223,7 +223,8 @@ class NotificationListener:
         )
 
     def _wait(self, seconds: float) -> None:
-        """Wait for a notification, the end or a time."""
+        """Wait for a notification that makes a look necessary, the end or a time."""
+        self._wake_named()
         if self._noticed:
             return
         poll = loop_poll()
@@ -246,5 +247,12 @@ class NotificationListener:
             needed = False
             while (found := connection.pgconn.notifies()) is not None:
                 needed |= self._needs_look(found.extra.decode(errors="replace"))
+            self._wake_named()
             if needed:
                 return
+
+    def _wake_named(self) -> None:
+        """Wake the queues that notifications have named since the last call."""
+        names, self._named = self._named, set()
+        if names and not self._stopping:
+            self._wake(names)
