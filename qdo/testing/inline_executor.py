@@ -16,7 +16,7 @@ from qdo.jobs.options import is_async, kind_of
 from qdo.message import Batch, Message
 from qdo.testing.clock import Clock
 from qdo.testing.fault_points import Point
-from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, timed_out
+from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, OnStart, timed_out
 
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
@@ -47,7 +47,7 @@ class InlineExecutor(Executor):
         self._running: list[_InlineRun] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def bind(self, job: Job) -> JobCall:
+    def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
         """Return a call with a fault point before and after it.
 
         :raises UsageError: options of the job contradict each other.
@@ -61,6 +61,8 @@ class InlineExecutor(Executor):
             for each in work if isinstance(work, Batch) else (work,):
                 stage.starting(each)
             stage.reach("before-job", message.queue)
+            if on_start is not None:
+                on_start(message)
             if job.timeout_seconds is not None:
                 message.limit(job.timeout_seconds)
             run = _InlineRun(job, message)

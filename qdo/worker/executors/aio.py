@@ -18,7 +18,7 @@ from gevent import monkey
 from qdo.message import Message
 from qdo.system.loop_mailbox import LoopMailbox, leave_gevent
 from qdo.system.native import native_lock, start_thread
-from qdo.worker.executors.base import Executor, JobCall, NotStarted
+from qdo.worker.executors.base import Executor, JobCall, NotStarted, OnStart
 from qdo.worker.executors.wait import Pending, TurnWait
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ class AsyncioExecutor(Executor):
         self._loop: JobLoop | None = None
         self._ended = native_lock()
 
-    def bind(self, job: Job) -> JobCall:
+    def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
         """Return a call that runs the coroutine on the loop and waits until it ends."""
 
         def call(message: Message, context: Any) -> None:
             loop = self._started()
             if job.timeout_seconds is not None:
                 message.limit(job.timeout_seconds)
-            run = _Run(loop, Pending(self._mailbox), self._may_start)
+            run = _Run(loop, Pending(self._mailbox), self._may_start, on_start)
             self._running += 1
             try:
                 loop.call_soon_threadsafe(run.begin, job.function, message, context)
@@ -98,9 +98,14 @@ class _Run:
     """One run of a coroutine."""
 
     def __init__(
-        self, loop: JobLoop, pending: Pending, may_start: Callable[[Message], bool]
+        self,
+        loop: JobLoop,
+        pending: Pending,
+        may_start: Callable[[Message], bool],
+        on_start: OnStart | None,
     ) -> None:
         self.pending = pending
+        self._on_start = on_start
         self._may_start = may_start
         self._loop = loop
         self._task: asyncio.Task[Any] | None = None
@@ -110,6 +115,8 @@ class _Run:
         if not self._may_start(message):
             self.pending.finish(NotStarted())
             return
+        if self._on_start is not None:
+            self._on_start(message)
         self._task = self._loop.create_task(self._call(function, message, context))
 
     async def _call(self, function: Callable[..., Any], message: Message, context: Any) -> None:

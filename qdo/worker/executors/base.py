@@ -32,6 +32,9 @@ JobCall: TypeAlias = Callable[[Message, Any], Any]
 """A job as the pipeline calls it, with message and context. Its return value is ignored; an
 exception determines how the attempt ended."""
 
+OnStart: TypeAlias = Callable[[Message], None]
+"""Called on whatever thread starts the job, once nothing can prevent the start."""
+
 
 class NotStarted(BaseException):
     """The job was not started: once it could run, its queue could not be processed anymore."""
@@ -41,13 +44,15 @@ class Executor(abc.ABC):
     """Runs jobs: in the calling greenlet, in threads, in processes."""
 
     @abc.abstractmethod
-    def bind(self, job: Job) -> JobCall:
+    def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
         """Return the call that the pipeline makes for every message.
 
         The call blocks only its greenlet. It returns when the job has ended. It raises the
         job's exception, `JobTimeoutError` when its time was over, `JobCrashedError` when its
         process died, or `NotStarted` when it could not start the job while that was allowed.
         A job is bound once per worker, not per message.
+
+        :param on_start: called for every message whose job starts.
         """
 
     def decodes(self, job: Job) -> bool:

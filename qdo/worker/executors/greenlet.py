@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import gevent
 
 from qdo.message import Message
-from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, timed_out
+from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, OnStart, timed_out
 
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
@@ -21,12 +21,21 @@ class GreenletExecutor(Executor):
     checks the deadline, so it interrupts only a job that waits.
     """
 
-    def bind(self, job: Job) -> JobCall:
+    def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
         """Return the function itself: another frame per message would cost 8 % of the rate."""
-        return job.function if job.timeout_seconds is None else _timed(job, job.timeout_seconds)
+        call = job.function if job.timeout_seconds is None else _timed(job, job.timeout_seconds)
+        return call if on_start is None else _announced(call, on_start)
 
     def close(self) -> None:
         """Do nothing: a job's greenlet ends with its turn."""
+
+
+def _announced(inner: JobCall, on_start: OnStart) -> JobCall:
+    def call(message: Message, context: Any) -> None:
+        on_start(message)
+        inner(message, context)
+
+    return call
 
 
 def _timed(job: Job, seconds: float) -> JobCall:

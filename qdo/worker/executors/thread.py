@@ -10,7 +10,7 @@ Python. The exception must never reach the thread after its job: see `_JobThread
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gevent
 from gevent import monkey
@@ -18,7 +18,7 @@ from gevent import monkey
 from qdo.message import Message
 from qdo.system.loop_mailbox import LoopMailbox, leave_gevent
 from qdo.system.native import cancel_raise, native_lock, raise_in_thread, sleep, start_thread
-from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, NotStarted
+from qdo.worker.executors.base import Executor, JobCall, JobInterrupt, NotStarted, OnStart
 from qdo.worker.executors.wait import Pending, TurnWait
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ThreadExecutor(Executor):
         self._running = 0
         self._idle: list[_JobThread] = []
 
-    def bind(self, job: Job) -> JobCall:
+    def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
         """Return a call that passes the message to a thread and waits for it."""
 
         def call(message: Message, context: Any) -> None:
@@ -50,7 +50,7 @@ class ThreadExecutor(Executor):
             thread = self._idle.pop() if self._idle else self._new_thread()
             self._running += 1
             try:
-                pending = thread.begin(job.function, message, context)
+                pending = thread.begin(job.function, message, context, on_start)
                 TurnWait(job, message, pending, thread.interrupt, JobInterrupt).run()
             finally:
                 self._running -= 1
@@ -77,13 +77,21 @@ class ThreadExecutor(Executor):
             self._mailbox.close()
 
 
+class _Work(NamedTuple):
+    function: JobFunction
+    message: Message
+    context: Any
+    on_start: OnStart | None
+    pending: Pending
+
+
 class _JobThread:
     """A native thread that runs one job after the other, until one is interrupted."""
 
     def __init__(self, mailbox: LoopMailbox, may_start: Callable[[Message], bool]) -> None:
         self._mailbox = mailbox
         self._may_start = may_start
-        self._work: tuple[JobFunction, Message, Any, Pending] | None = None
+        self._work: _Work | None = None
         self._wake = native_lock()
         self._wake.acquire()
         self._sealed = True
@@ -102,9 +110,11 @@ class _JobThread:
         """Whether its last job was interrupted; the thread is then not reused."""
         return self._wanted
 
-    def begin(self, function: JobFunction, message: Message, context: Any) -> Pending:
+    def begin(
+        self, function: JobFunction, message: Message, context: Any, on_start: OnStart | None
+    ) -> Pending:
         pending = Pending(self._mailbox)
-        self._work = function, message, context, pending
+        self._work = _Work(function, message, context, on_start, pending)
         self._serial += 1
         self._wanted = self._delivered = False
         self._wake.release()
@@ -151,21 +161,21 @@ class _JobThread:
                 work, self._work = self._work, None
                 if work is None:
                     return
-                self._attempt(*work)
+                self._attempt(work)
                 del work
         finally:
             leave_gevent()
 
-    def _attempt(
-        self, function: JobFunction, message: Message, context: Any, pending: Pending
-    ) -> None:
+    def _attempt(self, work: _Work) -> None:
         error: BaseException | None = None
         try:
             try:
                 self._unseal()
-                if not self._may_start(message):
+                if not self._may_start(work.message):
                     raise NotStarted
-                function(message, context)
+                if work.on_start is not None:
+                    work.on_start(work.message)
+                work.function(work.message, work.context)
             except BaseException as raised:  # noqa: BLE001 - the waiting greenlet raises it
                 error = raised
             self._seal()
@@ -173,7 +183,7 @@ class _JobThread:
             # It came between the end of the job and the seal: whether the job returned is unknown.
             self._seal()
             error = late if error is None else error
-        pending.finish(error)
+        work.pending.finish(error)
         error = None
 
     def _rouse(self, serial: int) -> None:

@@ -21,7 +21,7 @@ from qdo.errors import BodyDecodeError, JobCrashedError
 from qdo.message import Message
 from qdo.settings.settings import Settings
 from qdo.text import describe, one_line, pluralize
-from qdo.worker.executors.base import Executor, JobCall, NotStarted, timed_out
+from qdo.worker.executors.base import Executor, JobCall, NotStarted, OnStart, timed_out
 from qdo.worker.executors.process import errors as remote
 from qdo.worker.executors.process.child import JobProcess, ProcessExited, TooLarge
 
@@ -50,13 +50,14 @@ class ProcessExecutor(Executor):
         self._may_start = may_start
         self._pools: list[_Pool] = []
 
-    def bind(self, job: Job) -> JobCall:
+    def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
         """Return a call that sends the message to a process and waits for its answer."""
         pool = _Pool(
             job,
             lambda: JobProcess(self._settings, self._target, job.queues),
             self._settings.executor_processes,
             self._may_start,
+            on_start,
         )
         self._pools.append(pool)
 
@@ -83,8 +84,10 @@ class _Pool:
         start: Callable[[], JobProcess],
         limit: int,
         may_start: Callable[[Message], bool],
+        on_start: OnStart | None,
     ) -> None:
         self.under_way = 0
+        self._on_start = on_start
         self._job = job
         self._start = start
         self._may_start = may_start
@@ -131,6 +134,8 @@ class _Pool:
                         describe(error),
                     )
                     continue
+                if self._on_start is not None:
+                    self._on_start(message)
                 answer = spawned.answer(self._job.memory_mib)
             except ProcessExited as error:
                 over.close()
