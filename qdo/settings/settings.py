@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qdo.brokers.registry import dead_letter_remedy
-from qdo.encoding import MAX_STORED_BODY_BYTES
+from qdo.encoding import DEFAULT_BODY_BYTES, MAX_STORED_BODY_BYTES
 from qdo.errors import SettingsError, UnknownSettingError
 from qdo.jobs.policy_tables import QueuePolicy
 from qdo.settings import checks
@@ -162,7 +162,7 @@ class Settings(AppSettings):
         "queues",
     )
     max_body_bytes: int = setting(
-        MAX_STORED_BODY_BYTES,
+        DEFAULT_BODY_BYTES,
         "largest body that senders accept; a broker may have a lower limit",
         checks.between(1, MAX_STORED_BODY_BYTES),
         "bytes",

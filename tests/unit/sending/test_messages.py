@@ -229,6 +229,7 @@ def test_bytes_up_to_the_limit(app: App, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_64_mib_of_bytes(app: App) -> None:
     """The largest message comes back unchanged; one byte more is rejected."""
+    app.use(load(flags={"max_body_bytes": 64 << 20}, environ={}))
     assert app.broker.capabilities.max_body_bytes == 64 << 20
     body = bytes(range(256)) * (1 << 18)
     app.send("q", body)
