@@ -115,7 +115,7 @@ class KazooDriver:
         root = self._client.chroot
         if len(requests) == 1 or self._client.address.path is not None:
             for request, then in requests:
-                self._send(GetData(root + request.path, None), _node, then)
+                self._send(GetData(root + request.path, None), node_read, then)
             return
         for start in range(0, len(requests), BATCH):
             batch = requests[start : start + BATCH]
@@ -129,7 +129,7 @@ class KazooDriver:
         and checks every argument: 15 us for each queue of a checkpoint, a third of the total.
         """
         client = self._client
-        self._send(Transaction([_operation(client, op) for op in request.ops]), _committed, then)
+        self._send(Transaction([operation(client, op) for op in request.ops]), committed, then)
 
     def _send(self, request: Any, convert: Callable[[Any], Response], then: Callback) -> None:
         self._client._call(request, _Reply(self, convert, then))
@@ -142,7 +142,7 @@ class KazooDriver:
             then(NodeMissing())
         elif isinstance(value, _UNANSWERED):
             then(NoResponse())
-        elif is_refusal(value) and convert is not _committed:
+        elif is_refusal(value) and convert is not committed:
             then(Refused(refusal_reason(value)))
         else:
             self._refused(value)
@@ -170,7 +170,7 @@ class KazooDriver:
             else:
                 then(answer)
 
-        self._send(GetData(path, watcher), _node, got)
+        self._send(GetData(path, watcher), node_read, got)
 
 
 class _Reply:
@@ -207,10 +207,10 @@ class _ManyReplies:
 
     def _deliver(self, values: list[Any]) -> None:
         for then, value in zip(self._thens, values, strict=True):
-            self._driver.deliver(then, _node, value)
+            self._driver.deliver(then, node_read, value)
 
 
-def _operation(client: Client, op: Op) -> SetData | CheckVersion | kazoo_requests.Create | Delete:
+def operation(client: Client, op: Op) -> SetData | CheckVersion | kazoo_requests.Create | Delete:
     """Return kazoo's request for an operation, below the client's root."""
     path = client.chroot + op.path
     if isinstance(op, SetOp):
@@ -222,7 +222,8 @@ def _operation(client: Client, op: Op) -> SetData | CheckVersion | kazoo_request
     return kazoo_requests.Create(path, op.data, client.access.acl_of(op.path), 0)
 
 
-def _node(value: tuple[bytes | None, ZnodeStat]) -> Response:
+def node_read(value: tuple[bytes | None, ZnodeStat]) -> NodeRead:
+    """Return a node from the answer to a read."""
     data, stat = value
     return NodeRead(data or b"", stat.version, stat.mzxid, stat.ephemeralOwner)
 
@@ -248,7 +249,7 @@ def _created(root: str, path: str) -> Response:
     return Created(path.removeprefix(root))
 
 
-def _committed(results: list[Any]) -> Response:
+def committed(results: list[Any]) -> Committed | Rejected | NoResponse:
     """Translate the results of a transaction: kazoo returns its errors, it does not raise them.
 
     In a failed transaction, operations before the failed one have RolledBackError, and operations

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from kazoo.protocol.states import KazooState
 
@@ -20,7 +20,7 @@ from qdo.coordination.doorbells import Doorbells
 from qdo.coordination.leader_queues import LeaderQueues
 from qdo.coordination.machine_loop import MachineLoop
 from qdo.coordination.protocol.acquisition import faults
-from qdo.coordination.protocol.claims import Claim, ClaimListener
+from qdo.coordination.protocol.claims import Claim, MemberListener
 from qdo.coordination.protocol.doorbells import DoorbellWatches
 from qdo.coordination.protocol.election import Election
 from qdo.coordination.protocol.lease import GAP, Lease, Renewal
@@ -39,13 +39,6 @@ from qdo.system.clock import clock
 log = logging.getLogger(__name__)
 
 
-class MemberListener(ClaimListener, Protocol):
-    """The worker engine's callbacks, called on the member's own loop."""
-
-    def expired(self) -> None:
-        """Called when the registration is over; every claim was reported lost before."""
-
-
 class Member:
     """A registered worker.
 
@@ -53,6 +46,7 @@ class Member:
     :ivar failure: the error that ended the loop, if one did: a bug, not an outage.
     :ivar leader: the leader's access to queue nodes.
     :ivar doorbells: the doorbells that this worker watches.
+    :param make_machines: returns further machines for the registered worker of this name.
     :param on_doorbell: called with the name of a queue of `doorbells` that a sender notified;
         None: no doorbell is watched.
     """
@@ -64,6 +58,7 @@ class Member:
         listener: MemberListener,
         *,
         component: Mapping[str, Any],
+        make_machines: Callable[[str], Sequence[Machine]] = lambda name: (),
         on_doorbell: Callable[[str], None] | None = None,
         options: MemberOptions = MemberOptions(),  # noqa: B008 -- frozen
     ) -> None:
@@ -73,6 +68,7 @@ class Member:
         self._layout = layout
         self._listener = listener
         self._component_value = dict(component)
+        self._make_machines = make_machines
         self._options = options
         self._handler = client.handler
         self._loop = MachineLoop(
@@ -154,6 +150,10 @@ class Member:
         return self._loop.lease
 
     # --- called by the engine ---------------------------------------------------------
+
+    def call(self, event: Callable[[], object]) -> None:
+        """Call a function on the loop that runs the machines."""
+        self._loop.put(event)
 
     def progress(self, claim: Claim) -> None:
         """Record ``claim.done`` with the next checkpoint."""
@@ -311,8 +311,8 @@ class Member:
         )
         renewal = Renewal(path, lease, clock=clock, on_gone=self._evicted)
         started: list[Machine] = [self._ownership, rebalancer, election, renewal]
-        if self._watches is not None:
-            started.append(self._watches)
+        started.extend(self._make_machines(name))
+        started.extend([self._watches] if self._watches is not None else [])
         self._loop.machines.extend(started)
         for machine in started:
             machine.connected()

@@ -18,9 +18,10 @@ from tests.support.paths import ROOT
 QDO = ROOT / "qdo"
 LAYERS = (
     {"__init__", "_version", "errors", "events", "outcomes", "positions", "text"},
-    {"aws_errors", "backoff", "postgresql_errors"},
+    {"aws_errors", "backoff", "fleet_errors", "postgresql_errors"},
     {"encoding", "queues", "system"},
     {"coordination", "encryption", "message"},
+    {"fleet"},
     {"jobs", "idempotency"},
     {"brokers"},
     {"settings", "ops"},
@@ -45,7 +46,7 @@ ALLOWED = {
     "rich": ("cli/", "demo/"),
 }
 """A library, and the folders that may import it."""
-PURE = "coordination/protocol/"
+PURE = ("coordination/protocol/", "fleet/protocol/")
 IO_MODULES = {
     *("asyncio", "gevent", "http", "io", "kazoo", "multiprocessing", "os", "pathlib", "select"),
     *("shutil", "signal", "socket", "sqlite3", "subprocess", "tempfile", "threading", "urllib"),

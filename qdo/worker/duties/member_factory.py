@@ -11,7 +11,8 @@ from qdo.brokers.base import Broker
 from qdo.brokers.registry import positions_of
 from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
-from qdo.coordination.member import Member, MemberListener
+from qdo.coordination.member import Member
+from qdo.coordination.protocol.claims import MemberListener
 from qdo.coordination.protocol.options import MemberOptions
 from qdo.coordination.server_version import warn_of_server
 from qdo.coordination.session_setup import check_broker, check_rights

@@ -1,0 +1,121 @@
+"""Blocking reads and transactions of commands and senders, with the answers of the state machines.
+
+A transaction has one of three results, and none of them is an error: `Committed`, `Rejected`
+because of one of its operations, or `NoResponse`. After `NoResponse` it may have taken effect, or
+may do so later. `settle` ends that doubt: once it returns, a read shows what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.protocol.serialization import GetData, Transaction
+
+from qdo.coordination.client import Client
+from qdo.coordination.kazoo_driver import committed, node_read, operation
+from qdo.coordination.protocol.machine import (
+    CheckOp,
+    Committed,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Op,
+    Rejected,
+)
+from qdo.coordination.refusals import is_refusal
+from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
+
+ANSWER_SECONDS = 15.0
+"""How long a caller waits for one answer."""
+
+Node = NodeRead | NodeMissing
+Decide = Callable[[Node], Sequence[Op] | None]
+
+
+def read(client: Client, path: str) -> Node:
+    """Read a node.
+
+    :raises NodeRefusedError: this account may not read it.
+    :raises CoordinatorUnreachableError: no answer in time.
+    """
+    answer = client.handler.async_result()
+    client._call(GetData(client.chroot + path, None), answer)
+    try:
+        return node_read(answer.get(timeout=ANSWER_SECONDS))
+    except NoNodeError:
+        return NodeMissing()
+    except (KazooException, client.handler.timeout_exception) as error:
+        if is_refusal(error):
+            raise NodeRefusedError(path=path, account=client.access.account_name()) from error
+        raise _unreachable(client, error) from error
+
+
+def commit(client: Client, ops: Sequence[Op]) -> Committed | Rejected | NoResponse:
+    """Perform a transaction: all operations or none."""
+    answer = client.handler.async_result()
+    client._call(Transaction([operation(client, op) for op in ops]), answer)
+    try:
+        results: Any = answer.get(timeout=ANSWER_SECONDS)
+    except (KazooException, client.handler.timeout_exception):
+        return NoResponse()
+    return committed(results)
+
+
+def settle(client: Client, root: str) -> None:
+    """Wait until no earlier transaction of this client can take effect any more.
+
+    A committed transaction of the same session is a barrier. It changes nothing.
+
+    :param root: the path of a node that exists.
+    :raises CoordinatorUnreachableError: no answer in time, or the session is over.
+    """
+    answer = commit(client, [CheckOp(root)])
+    if isinstance(answer, NoResponse):
+        raise _unreachable(client, TimeoutError("no answer"))
+
+
+def change(
+    client: Client,
+    path: str,
+    decide: Decide,
+    *,
+    root: str,
+    is_mine: Callable[[NodeRead], bool] = lambda node: False,
+) -> Committed | None:
+    """Change a node at the version read, again until no other change comes between.
+
+    :param decide: returns the operations for the node as read, the one on this node first; None
+        to leave it as it is. It is called again after a conflict, and may raise.
+    :param root: the path of a node that exists, for `settle`.
+    :param is_mine: whether a node was written by this call. Without it, a change whose answer was
+        lost is decided again, on the node as it is then.
+    :returns: the transaction; None if `decide` returned None.
+    :raises NodeRefusedError: this account may not change one of the nodes.
+    :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
+    """
+    unanswered = False
+    while True:
+        node = read(client, path)
+        if unanswered and isinstance(node, NodeRead) and is_mine(node):
+            return Committed(node.mzxid, (node.version,))
+        ops = decide(node)
+        if ops is None:
+            return None
+        answer = commit(client, ops)
+        if isinstance(answer, Committed):
+            return answer
+        if isinstance(answer, Rejected):
+            if answer.refuses(answer.index):
+                refused = ops[answer.index].path
+                raise NodeRefusedError(path=refused, account=client.access.account_name())
+        else:
+            settle(client, root)
+            unanswered = True
+
+
+def _unreachable(client: Client, error: BaseException) -> CoordinatorUnreachableError:
+    return CoordinatorUnreachableError(
+        url=client.address.url, reason=f"{type(error).__name__} {error}".strip()
+    )

@@ -1,0 +1,3 @@
+"""Errors of what the processes of an app share beside queues; see `qdo.errors`."""
+
+from __future__ import annotations
