@@ -245,6 +245,10 @@ def test_a_queue_is_deleted_with_its_node_and_created_again(
     fleet.join()
     fleet.create_queues(["kept", "short-lived"])
     fleet.wait(lambda: fleet.balanced(2), "both are owned")
+    # The owner learns of its claim a moment after the node has its name.
+    fleet.wait(
+        lambda: any(queue == "short-lived" for queue, _, _ in fleet.ledger), "its owner knows"
+    )
     path = LAYOUT.queue("short-lived")
     assert operator.remove(outsider, LAYOUT, "short-lived")  # the owner: it still has one
     operator.retire(outsider, LAYOUT, "short-lived")
