@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from qdo.brokers.base import Broker
 from qdo.errors import UsageError
@@ -15,8 +15,15 @@ from qdo.jobs.options import ExecutorName, Order
 from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import literal_characters
 from qdo.jobs.signatures import check_hook
+from qdo.sending.documents import AppDocuments
 from qdo.sending.sender import Sender
 from qdo.text import pluralize
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from qdo.fleet.document_store import DocumentStore
+    from qdo.fleet.documents import Documents
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -61,6 +68,7 @@ class App(Sender):
         self._jobs: list[Job] = []
         self.hooks = Hooks(name)
         """The registered hooks, for the engine and the testing kit."""
+        self._documents = AppDocuments(name, lambda: self.settings)
         self.outboxes: list[OutboxTable] = []
         """Every outbox that the workers of this app relay; an outbox adds itself."""
         if job_context is not None:
@@ -138,6 +146,27 @@ class App(Sender):
             if fnmatch.fnmatchcase(queue, job.queues):
                 return job
         return None
+
+    # --- documents ---
+
+    def documents(self, name: str) -> Documents:
+        """Return a set of documents: JSON values by name, the same in every process of the app.
+
+        :raises DocumentNameError: the name cannot be part of a znode's path.
+        """
+        documents = self._documents[name]
+        if not self.hooks.own_middleware:
+            self.hooks.own_middleware.extend(self._documents.middleware())
+        return documents
+
+    def override_documents(self, store: DocumentStore) -> AbstractContextManager[None]:
+        """Keep documents in another store until the block ends, for `qdo.testing`."""
+        return self._documents.override(store)
+
+    def close(self) -> None:
+        """Close the connections of the app; using it again opens them again."""
+        super().close()
+        self._documents.close()
 
     # --- hooks ---
 

@@ -12,6 +12,7 @@ from typing import Any
 import ujson
 
 from qdo.errors import UsageError
+from qdo.strict_json import strict_json
 
 MAX_STORED_BODY_BYTES = 64 * 1024 * 1024
 """The largest body that brokers store in a file or in memory."""
@@ -100,38 +101,13 @@ def encode_body(queue: str, body: Any) -> bytes:
     :raises UsageError: JSON cannot hold it, or a part of it would arrive as something else.
     """
     try:
-        data = _dumps(body, allow_nan=False).encode()
-        _check_types(body)
-        return data
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return strict_json(body)
+    except ValueError as error:
         raise UsageError(
             reason=f"the body for queue {queue!r} cannot be JSON: {error}; "
             "send dicts with text as keys, lists, text, finite numbers, True, False and None, or "
             "bytes"
         ) from error
-
-
-def _check_types(body: Any) -> None:
-    """Raise TypeError for a part that ujson silently converts.
-
-    ujson rounds Decimal to float, turns keys into text, and calls `__json__` and `toDict`.
-    """
-    waiting = [body]
-    for value in waiting:  # grows meanwhile
-        if type(value) in _PLAIN:
-            continue
-        if isinstance(value, dict):
-            for key in value:
-                if not isinstance(key, str):
-                    raise TypeError(f"the key {key!r:.60} is not text")
-            waiting.extend(value.values())
-        elif isinstance(value, list | tuple):
-            waiting.extend(value)
-        elif not isinstance(value, str | int | float):
-            raise TypeError(f"{value!r:.60} is not JSON serializable")
-
-
-_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def _checked(headers: Mapping[str, str]) -> dict[str, str]:

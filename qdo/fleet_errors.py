@@ -1,3 +1,36 @@
 """Errors of what the processes of an app share beside queues; see `qdo.errors`."""
 
 from __future__ import annotations
+
+from qdo.errors import QdoError, UnreachableError, UsageError
+
+# --- documents -------------------------------------------------------------------
+
+
+class DocumentNameError(UsageError):
+    """the name of a {what} must have 1 to 200 characters without '/', control characters and
+    emoji, got {name!r}: {reason}; choose another name"""
+
+
+class DocumentValueError(UsageError):
+    """document {name!r} must be JSON of at most {limit} bytes and 100 levels, got {found}; store
+    a reference to a larger value, or split it"""
+
+
+class DocumentConflictError(QdoError):
+    """document {name!r} must {expected} for this change, got {found}{writer}; read it again and
+    repeat the change"""
+
+    exit_code = 5
+
+
+class DocumentUnreadableError(QdoError):
+    """document {name!r} cannot be read: {reason}; write it again, or delete it with
+    `qdo documents delete`"""
+
+    exit_code = 5
+
+
+class StaleCopyError(UnreachableError):
+    """the copy of {what} must be as new as the call within {seconds:g} s, but the coordinator did
+    not respond; the last copy stays readable, try again later"""

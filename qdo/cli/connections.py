@@ -34,25 +34,26 @@ class Connections:
 
 @contextmanager
 def open_connections(
-    settings: Settings, *, broker: bool = True, coordinator: bool = True
+    settings: Settings, *, broker: bool = True, coordinator: bool = True, create: bool = False
 ) -> Iterator[Connections]:
     """Open coordinator and broker for reading.
 
     Reading must not create files: a file that does not exist yet is None, with a hint on stderr.
 
+    :param create: create the file of the coordinator, in order to write to it.
     :raises UnreachableError: one of them exists and cannot be reached.
     """
     layout = Layout.of(settings.app or "app", settings.namespace)
     with ExitStack() as stack:
-        client = _client(settings, layout, stack) if coordinator else None
+        client = _client(settings, layout, stack, create) if coordinator else None
         yield Connections(client, _broker(settings, stack) if broker else None, layout)
 
 
-def _client(settings: Settings, layout: Layout, stack: ExitStack) -> Client | None:
+def _client(settings: Settings, layout: Layout, stack: ExitStack, create: bool) -> Client | None:
     # kazoo logs every failed attempt to stderr; the one line of our error is enough.
     logging.getLogger().addHandler(logging.NullHandler())
     path = Address.parse(settings.coordinator).path
-    if path is not None and not file_exists(path):
+    if path is not None and not create and not file_exists(path):
         print_message(
             f"hint: {path} does not exist yet: no worker has used this coordinator"
             f"{code_hint(settings, 'coordinator')}"

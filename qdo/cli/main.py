@@ -20,6 +20,11 @@ COMMANDS = {
     "seek": ("qdo.cli.commands.seek", "seek", "Move a queue to another position."),
     "unblock": ("qdo.cli.commands.unblock", "unblock_queue", "Resume a blocked queue."),
     "delete": ("qdo.cli.commands.delete", "delete_queues", "Delete queues."),
+    "documents": (
+        "qdo.cli.commands.documents",
+        "documents",
+        "List, get, put and delete documents that all processes share.",
+    ),
     "broker": (
         "qdo.cli.commands.broker",
         "broker",

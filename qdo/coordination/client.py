@@ -35,6 +35,7 @@ from kazoo.protocol.states import KeeperState
 
 from qdo.coordination.access import ANYBODY, Access, acl_rejected
 from qdo.coordination.network_connection import NetworkConnection
+from qdo.coordination.tree_watch import TreeWatchers
 from qdo.errors import (
     CoordinatorAccountError,
     CoordinatorTlsError,
@@ -100,6 +101,7 @@ class Client(KazooClient):
         time at which the present connection was requested, on `qdo.system.clock.clock`; None if
         unknown.
     :ivar connected_to: HOST:PORT of the last ZooKeeper server that accepted the session.
+    :ivar tree_watchers: its watches on whole trees, until the connection is lost.
     :ivar session_over: whether the coordinator has confirmed the end of the session, or ended it.
     """
 
@@ -124,6 +126,7 @@ class Client(KazooClient):
         self._rejected = False
         self.drop_reason = ""
         self.connected_to: str | None = None
+        self.tree_watchers = TreeWatchers()
         # kazoo has no types: here and below, super() is cast to Any.
         options.update(access.options())
         cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
@@ -167,6 +170,8 @@ class Client(KazooClient):
         return f"{self.server} ({reason})" if reason else self.server
 
     def _session_callback(self, state: Any) -> None:
+        if state is not KeeperState.CONNECTED:
+            self.tree_watchers.clear()
         if state is KeeperState.EXPIRED_SESSION:
             self.session_over = True
         if state is KeeperState.AUTH_FAILED:

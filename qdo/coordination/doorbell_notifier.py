@@ -9,16 +9,16 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from qdo.coordination.access import ANYBODY, Access
 from qdo.coordination.client import Client, connect
 from qdo.coordination.refusals import is_refusal
+from qdo.coordination.side import fitting_handler
 from qdo.coordination.znodes.layout import Layout
 from qdo.text import describe
 
@@ -150,7 +150,7 @@ class DoorbellNotifier:
             client = connect(
                 self._url,
                 access=self._access,
-                handler=_handler(),
+                handler=fitting_handler(),
                 session_timeout_seconds=self._session_timeout_seconds,
                 logger=_SILENT,
             )
@@ -189,10 +189,3 @@ class DoorbellNotifier:
         if client is not None:
             client.stop()
             client.close()
-
-
-def _handler() -> str:
-    """Return the kind of handler that fits the threads of this process."""
-    monkey = sys.modules.get("gevent.monkey")
-    patched: Callable[[str], bool] = getattr(monkey, "is_module_patched", lambda name: False)
-    return "gevent" if patched("threading") else "threading"

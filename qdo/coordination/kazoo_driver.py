@@ -51,8 +51,13 @@ from qdo.coordination.protocol.machine import (
     Response,
     SetOp,
     Stat,
+    Sync,
+    Synced,
+    Watching,
+    WatchTree,
 )
 from qdo.coordination.refusals import is_refusal, refusal_reason
+from qdo.coordination.tree_watch import AddWatch
 
 Watcher = Callable[[WatchedEvent], None]
 
@@ -85,9 +90,12 @@ class KazooDriver:
         self._refused = refused
 
     def read(
-        self, request: Get | Stat | Children | Create, then: Callback, watcher: Watcher
+        self,
+        request: Get | Stat | Children | Create | WatchTree | Sync,
+        then: Callback,
+        watcher: Watcher,
     ) -> None:
-        """Perform a read, or the creation of an ephemeral node."""
+        """Perform a request that is not a transaction."""
         path = self._client.chroot + request.path
         if isinstance(request, Create):
             self._send(
@@ -103,6 +111,11 @@ class KazooDriver:
         elif isinstance(request, Children):
             watch = watcher if request.watch else None
             self._send(GetChildren(path, watch), _listing, then)
+        elif isinstance(request, WatchTree):
+            self._client.tree_watchers.add(path or "/", watcher)
+            self._send(AddWatch(path or "/"), lambda _: Watching(), then)
+        elif isinstance(request, Sync):
+            self._client._call(kazoo_requests.Sync(path or "/"), _SyncReply(self, then))
         elif isinstance(request, Stat):
             self._send(Exists(path, watcher if request.watch else None), _stat, then)
         elif request.watch:
@@ -147,6 +160,10 @@ class KazooDriver:
         else:
             self._refused(value)
 
+    def last_zxid(self) -> int:
+        """Return the zxid of the latest answer."""
+        return int(self._client.last_zxid)
+
     def put(self, event: Callable[[], object]) -> None:
         """Have a function called on the loop."""
         self._put(event)
@@ -188,6 +205,23 @@ class _Reply:
         self._driver.put(partial(self._driver.deliver, self._then, self._convert, value))
 
     set_exception = set
+
+
+class _SyncReply:
+    """Receives the answer of a sync, and the zxid of the coordinator at that moment."""
+
+    def __init__(self, driver: KazooDriver, then: Callback) -> None:
+        self._driver = driver
+        self._then = then
+
+    def set(self, value: Any) -> None:
+        """Deliver the zxid: later it would be that of a later answer."""
+        answer = Synced(self._driver.last_zxid())
+        self._driver.put(partial(self._then, answer))
+
+    def set_exception(self, error: Exception) -> None:
+        """Deliver the error."""
+        self._driver.put(partial(self._driver.deliver, self._then, node_read, error))
 
 
 class _ManyReplies:

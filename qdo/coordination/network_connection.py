@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionClosedRequireSaslError
 from kazoo.protocol.connection import _CONNECTION_DROP, CLOSE_RESPONSE, ConnectionHandler
-from kazoo.protocol.serialization import Connect
+from kazoo.protocol.serialization import Connect, Watch
+from kazoo.protocol.states import EVENT_TYPE_MAP
 
 from qdo.system.clock import clock
 
@@ -84,6 +85,13 @@ class NetworkConnection(ConnectionHandler):
         if response == CLOSE_RESPONSE:
             self.client.session_over = True
         return response
+
+    def _read_watch_event(self, buffer: Any, offset: int) -> None:
+        if self.client.tree_watchers:
+            event, _ = Watch.deserialize(buffer, offset)
+            if event.type in EVENT_TYPE_MAP:
+                self.client.tree_watchers.fire(event.type, event.path, self.client)
+        cast(Any, super())._read_watch_event(buffer, offset)
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         began = clock()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.exceptions import ConnectionLoss, KazooException, NoNodeError
 from kazoo.protocol.serialization import GetData, Transaction
 
 from qdo.coordination.client import Client
@@ -26,9 +26,12 @@ from qdo.coordination.protocol.machine import (
 )
 from qdo.coordination.refusals import is_refusal
 from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
+from qdo.system.clock import clock
 
 ANSWER_SECONDS = 15.0
-"""How long a caller waits for one answer."""
+"""How long a caller waits for one answer, over lost connections too."""
+AGAIN_SECONDS = 0.05
+"""Pause before a request is repeated that was lost with its connection."""
 
 Node = NodeRead | NodeMissing
 Decide = Callable[[Node], Sequence[Op] | None]
@@ -40,16 +43,20 @@ def read(client: Client, path: str) -> Node:
     :raises NodeRefusedError: this account may not read it.
     :raises CoordinatorUnreachableError: no answer in time.
     """
-    answer = client.handler.async_result()
-    client._call(GetData(client.chroot + path, None), answer)
-    try:
-        return node_read(answer.get(timeout=ANSWER_SECONDS))
-    except NoNodeError:
-        return NodeMissing()
-    except (KazooException, client.handler.timeout_exception) as error:
-        if is_refusal(error):
-            raise NodeRefusedError(path=path, account=client.access.account_name()) from error
-        raise _unreachable(client, error) from error
+    deadline = clock() + ANSWER_SECONDS
+    while True:
+        answer = client.handler.async_result()
+        client._call(GetData(client.chroot + path, None), answer)
+        try:
+            return node_read(answer.get(timeout=max(0.0, deadline - clock())))
+        except NoNodeError:
+            return NodeMissing()
+        except (KazooException, client.handler.timeout_exception) as error:
+            if is_refusal(error):
+                raise NodeRefusedError(path=path, account=client.access.account_name()) from error
+            if not isinstance(error, ConnectionLoss) or clock() > deadline:
+                raise _unreachable(client, error) from error
+        client.handler.sleep_func(AGAIN_SECONDS)
 
 
 def commit(client: Client, ops: Sequence[Op]) -> Committed | Rejected | NoResponse:
@@ -63,6 +70,20 @@ def commit(client: Client, ops: Sequence[Op]) -> Committed | Rejected | NoRespon
     return committed(results)
 
 
+def make_folder(client: Client, path: str) -> None:
+    """Create a node without data and all nodes above it, unless they exist.
+
+    :raises NodeRefusedError: this account may not create one of them.
+    :raises CoordinatorUnreachableError: no answer in time.
+    """
+    try:
+        client.ensure_path(path)
+    except KazooException as error:
+        if is_refusal(error):
+            raise NodeRefusedError(path=path, account=client.access.account_name()) from error
+        raise _unreachable(client, error) from error
+
+
 def settle(client: Client, root: str) -> None:
     """Wait until no earlier transaction of this client can take effect any more.
 
@@ -71,9 +92,11 @@ def settle(client: Client, root: str) -> None:
     :param root: the path of a node that exists.
     :raises CoordinatorUnreachableError: no answer in time, or the session is over.
     """
-    answer = commit(client, [CheckOp(root)])
-    if isinstance(answer, NoResponse):
-        raise _unreachable(client, TimeoutError("no answer"))
+    deadline = clock() + ANSWER_SECONDS
+    while isinstance(commit(client, [CheckOp(root)]), NoResponse):
+        if client.session_over or clock() > deadline:
+            raise _unreachable(client, TimeoutError("no answer"))
+        client.handler.sleep_func(AGAIN_SECONDS)
 
 
 def change(

@@ -28,6 +28,7 @@ class Hooks:
     :ivar job_failure: called after a failed attempt; the default does nothing.
     :ivar observers: called with an event for each attempt, in the order of registration.
     :ivar middleware: functions that run around every job, the outermost first.
+    :ivar own_middleware: qdo's own, around all others.
     """
 
     def __init__(self, app: str) -> None:
@@ -36,6 +37,7 @@ class Hooks:
         self.job_failure: FailureHook = _ignore_failure
         self.observers: list[Observer] = []
         self.middleware: list[Middleware] = []
+        self.own_middleware: list[Middleware] = []
 
     def add_context(self, factory: Callable[[], Any]) -> None:
         """Register the app's `job_context`.
@@ -71,7 +73,7 @@ class Hooks:
 
     def composed(self, job: Job) -> Job:
         """Return a job whose function includes the middleware; the job itself without any."""
-        function = compose(job.function, self.middleware)
+        function = compose(job.function, [*self.own_middleware, *self.middleware])
         return job if function is job.function else replace(job, function=function)
 
     def _already(self, hook: str, remedy: str) -> UsageError:

@@ -39,6 +39,7 @@ class NewMessage:
     at: Moment | None = None
     dedup_key: str | None = None
     dedup_seconds: float | None = None
+    after: int | None = None
 
 
 AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
@@ -52,6 +53,8 @@ def build_outgoing(message: NewMessage) -> Outgoing:
     data, head = encoded(message.queue, message.body, message.headers)
     if head is not None:
         _check_headers(message.queue, head)
+    if message.after is not None:
+        head = with_header(head, qdo_after=_time_of_documents(message.after))
     delay, at, dedup_key = message.delay_seconds, message.at, message.dedup_key
     if delay is None and at is None and dedup_key is None and message.dedup_seconds is None:
         return Outgoing(message.queue, data, message.key, head)
@@ -61,6 +64,14 @@ def build_outgoing(message: NewMessage) -> Outgoing:
         if options.due > now:
             head = with_header(head, qdo_sent=time_text(now), qdo_due=time_text(options.due))
     return Outgoing(message.queue, data, message.key, head, options)
+
+
+def _time_of_documents(after: Any) -> str:
+    if type(after) is not int or not 0 <= after < 1 << 63:
+        raise UsageError(
+            reason=f"after must be a time that a set of documents returned, got {after!r:.60}"
+        )
+    return str(after)
 
 
 def _check_key(key: Any) -> None:

@@ -114,6 +114,7 @@ class Sender:
         at: Moment | None = None,
         dedup_key: str | None = None,
         dedup_seconds: float | None = None,
+        after: int | None = None,
         connection: Any = None,
     ) -> str:
         """Store one message and return its id; it is durable when this returns.
@@ -125,6 +126,8 @@ class Sender:
         :param at: deliver it at this time: a datetime with a zone, or a Unix time in seconds.
         :param dedup_key: if a message with this key was sent to the queue within the
             `dedup_seconds` of that message (default 300), store nothing and return its id.
+        :param after: what `put` of a set of documents returned: the message's job sees documents
+            at least that new, or after 5 seconds those that its process has.
         :param connection: send the message if, and only if, the transaction of this connection
             commits: a connection of psycopg, or a connection or session of SQLAlchemy, to the
             database of a PostgreSQL broker.
@@ -135,7 +138,9 @@ class Sender:
         :raises UnsupportedError: the broker cannot delay, deduplicate, or send in a transaction.
         :raises UnreachableError: the broker cannot be reached.
         """
-        message = NewMessage(queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds)
+        message = NewMessage(
+            queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds, after
+        )
         return self.send_many([message], connection=connection)[0]
 
     def send_many(self, messages: Iterable[AnyMessage], *, connection: Any = None) -> list[str]:
@@ -163,12 +168,15 @@ class Sender:
         at: Moment | None = None,
         dedup_key: str | None = None,
         dedup_seconds: float | None = None,
+        after: int | None = None,
     ) -> str:
         """Send like `send`, from a coroutine, without blocking its loop.
 
         A call that is cancelled, for instance by a timeout, may still have sent its message.
         """
-        message = NewMessage(queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds)
+        message = NewMessage(
+            queue, body, key, headers, delay_seconds, at, dedup_key, dedup_seconds, after
+        )
         return (await self.broker.asend_many(self._build_outgoing([message])))[0]
 
     async def asend_many(self, messages: Iterable[AnyMessage]) -> list[str]:

@@ -20,6 +20,7 @@ from qdo.ops.unblock import Decision
 from qdo.queues import QueueFilter
 from qdo.settings.settings import Settings
 from qdo.testing.clock import TOLERANCE_SECONDS, Clock
+from qdo.testing.documents import MemoryDocuments
 from qdo.testing.fault_injection import SendingBroker
 from qdo.testing.fault_points import Crashed, Point
 from qdo.testing.inline_executor import NO_JOB, check_no_loop
@@ -79,6 +80,7 @@ class TestKit(Results):
         with contextlib.ExitStack() as undo:
             undo.enter_context(self.clock.installed())
             undo.enter_context(app.override_broker(self.broker, chosen))
+            undo.enter_context(app.override_documents(MemoryDocuments()))
             self._undo = undo.pop_all()
 
     def close(self) -> None:

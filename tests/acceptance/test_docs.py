@@ -101,6 +101,7 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
         ("idempotency", 6),
         ("programs", 5),
         ("outbox", 2),
+        ("documents", 2),
         ("jobs", 2),
     ],
 )

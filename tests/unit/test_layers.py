@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 QDO = ROOT / "qdo"
 LAYERS = (
     {"__init__", "_version", "errors", "events", "outcomes", "positions", "text"},
-    {"aws_errors", "backoff", "fleet_errors", "postgresql_errors"},
+    {"aws_errors", "backoff", "fleet_errors", "postgresql_errors", "strict_json"},
     {"encoding", "queues", "system"},
     {"coordination", "encryption", "message"},
     {"fleet"},

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionExpiredError
@@ -31,26 +31,37 @@ from kazoo.protocol.connection import (
     STOP_CONNECTING,
     ConnectionHandler,
 )
-from kazoo.protocol.serialization import Auth, Close, GetChildren, GetChildren2, Transaction
+from kazoo.protocol.serialization import (
+    Auth,
+    Close,
+    GetChildren,
+    GetChildren2,
+    Sync,
+    Transaction,
+)
 from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, WatchedEvent
 from kazoo.retry import ForceRetryError
 from kazoo.security import Id
 
 from qdo.coordination.embedded import acl as embedded_acl
+from qdo.coordination.embedded.offload import Inline, InThreadPool
 from qdo.coordination.embedded.onlooker import OnlookerSession
 from qdo.coordination.embedded.session import EmbeddedSession
 from qdo.coordination.embedded.store import BusyError, SessionRow, Store
 from qdo.coordination.embedded.tree import MAX_REQUEST_BYTES, Event, TreeResult, size_of
-from qdo.errors import DatabaseError, DatabaseFullError, QdoError
+from qdo.coordination.tree_watch import AddWatch
+from qdo.errors import DatabaseError, DatabaseFullError
 from qdo.system.clock import clock
 
 _BATCH = 512
-_MEANWHILE_SECONDS = 0.05
 _COMMANDS = {
     b"ruok": "imok",
     b"isro": "rw",
     b"envi": "Environment:\nzookeeper.version=3.8.0-embedded\n",
 }
+_ALONE = (Auth.type, Close.type, AddWatch.type, Sync.type)
+"""Requests that are not performed together with others: Sync returns the newest zxid of which
+all events have been reported."""
 Pair = tuple[Any, Any]
 """A request, and the object that takes the answer (None without a waiting caller)."""
 
@@ -75,7 +86,7 @@ class EmbeddedConnection(ConnectionHandler):
         self._identities: tuple[Id, ...] = ()
         self._row: SessionRow | None = None
         gevent_like = self.handler.name == "sequential_gevent_handler"
-        self._offload = _InThreadPool() if gevent_like else _Inline()
+        self._offload = InThreadPool() if gevent_like else Inline()
 
     def prepare(self) -> None:
         """Create the file if it is missing; raise DatabaseError if it cannot be used."""
@@ -188,7 +199,8 @@ class EmbeddedConnection(ConnectionHandler):
         return False
 
     def _watching(self) -> bool:
-        return bool(self.client._data_watchers or self.client._child_watchers)
+        client = self.client
+        return bool(client._data_watchers or client._child_watchers or client.tree_watchers)
 
     def _take(self) -> list[Pair]:
         """Take the requests for one transaction from the client's queue."""
@@ -197,7 +209,7 @@ class EmbeddedConnection(ConnectionHandler):
         while client._queue and len(batch) < _BATCH:
             request, answer = client._queue[0]
             fault = _fault_of(request, client.drop_reason)
-            alone = fault is not None or request.type in (Auth.type, Close.type)
+            alone = fault is not None or request.type in _ALONE
             if alone and batch:
                 break
             if fault is not None:
@@ -220,6 +232,11 @@ class EmbeddedConnection(ConnectionHandler):
         if request.type == Auth.type:
             self._answer_auth(request, answer)
             return False
+        if request.type == AddWatch.type:
+            # From now on `_watching` has the session report changes since `link.seen`.
+            self.client._pending.popleft()
+            answer.set(True)
+            return False
         try:
             performed = link.perform(
                 [request for request, _ in batch], self._identities, watching=self._watching()
@@ -227,6 +244,7 @@ class EmbeddedConnection(ConnectionHandler):
         except DatabaseFullError as error:
             self._refuse(batch, error)
             return False
+        self.client.last_zxid = link.seen
         self._fire_all(performed.foreign)
         for (request, answer), outcome in zip(batch, performed.outcomes, strict=True):
             self.client._pending.popleft()
@@ -275,6 +293,8 @@ class EmbeddedConnection(ConnectionHandler):
     def _fire(self, kind: int, path: str) -> None:
         """Call the watches that an event triggers, and remove them."""
         client = self.client
+        if kind != CHILD_EVENT:
+            client.tree_watchers.fire(kind, path, client)
         watchers: list[Any] = []
         if kind != CHILD_EVENT:
             watchers.extend(client._data_watchers.pop(path, ()))
@@ -302,34 +322,3 @@ def _fault_of(request: Any, drop_reason: str) -> Exception | None:
 
 def _nothing() -> None:
     return None
-
-
-class _Inline:
-    """Runs a call in the connection's own thread."""
-
-    def __call__(self, call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
-        return call()
-
-
-class _InThreadPool:
-    """Runs a call in a native thread, while gevent's loop keeps running."""
-
-    def __call__(self, call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
-        import gevent
-
-        result = gevent.get_hub().threadpool.spawn(_caught, call)
-        while not result.ready():
-            result.wait(timeout=_MEANWHILE_SECONDS)
-            meanwhile()
-        value, error = result.get()
-        if error is not None:
-            raise error
-        return value
-
-
-def _caught(call: Callable[[], Any]) -> tuple[Any, QdoError | None]:
-    # Returned as a value: gevent would print the traceback of an error.
-    try:
-        return call(), None
-    except QdoError as error:
-        return None, error

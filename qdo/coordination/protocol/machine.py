@@ -18,6 +18,8 @@ request        answers
 `Children`     `ChildrenRead`, or `NodeMissing`
 `Create`       `Created`, or `Rejected` (index 0)
 `Commit`       `Committed`, or `Rejected` with the index of the first bad operation
+`WatchTree`    `Watching`
+`Sync`         `Synced`
 reads, Create  `Refused`: the coordinator does not do this with this node
 any            `NoResponse`: the connection was lost first; it may have taken effect
 =============  ======================================================================
@@ -26,6 +28,10 @@ A request with ``watch=True`` also arms a one-shot watch, whether or not the nod
 watch fires, the driver calls `Machine.changed(path)` of the machine that armed it, and never before
 it has passed on the answer to that request. A lost connection drops all watches without a call:
 machines read and arm again in `connected`.
+
+`WatchTree` arms a watch on a node and all nodes below it that stays armed. Its events are passed on
+in the order of the changes, and before the answer to any request that the coordinator performed
+after the change.
 """
 
 from __future__ import annotations
@@ -104,6 +110,20 @@ class DeleteOp:
     version: int = ANY_VERSION
 
 
+@dataclass(frozen=True, slots=True)
+class WatchTree:
+    """Report every change of the data or existence of a node and of all nodes below it."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Get a place in the coordinator's total order, behind all that was acknowledged before."""
+
+    path: str
+
+
 Op: TypeAlias = CheckOp | SetOp | CreateOp | DeleteOp
 
 
@@ -114,7 +134,7 @@ class Commit:
     ops: tuple[Op, ...]
 
 
-Request: TypeAlias = Get | Stat | Children | Create | Commit
+Request: TypeAlias = Get | Stat | Children | Create | Commit | WatchTree | Sync
 
 
 class CommitError(Enum):
@@ -198,12 +218,36 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Watching:
+    """The watch is armed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """What was read after this answer is at least as new as `zxid`.
+
+    All events of changes up to `zxid` were passed on before.
+    """
+
+    zxid: int
+
+
+@dataclass(frozen=True, slots=True)
 class NoResponse:
     """The connection was lost before the answer; the request may have taken effect."""
 
 
 Response: TypeAlias = (
-    NodeRead | NodeMissing | ChildrenRead | Created | Committed | Rejected | Refused | NoResponse
+    NodeRead
+    | NodeMissing
+    | ChildrenRead
+    | Created
+    | Committed
+    | Rejected
+    | Refused
+    | Watching
+    | Synced
+    | NoResponse
 )
 Callback: TypeAlias = Callable[[Response], None]
 

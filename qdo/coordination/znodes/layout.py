@@ -18,6 +18,20 @@ _WORKER = re.compile(r"worker-[0-9]{10,}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
+class FleetLayout:
+    """The paths of what the processes of one app share beside queues."""
+
+    root: str
+
+    @property
+    def documents(self) -> str:
+        return f"{self.root}/documents"
+
+    def document_set(self, name: str) -> str:
+        return f"{self.root}/documents/{name}"
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """The paths of one app."""
 
@@ -67,6 +81,10 @@ class Layout:
     @property
     def broker(self) -> str:
         return f"{self.root}/broker"
+
+    @property
+    def fleet(self) -> FleetLayout:
+        return FleetLayout(self.root)
 
     @property
     def persistent(self) -> tuple[str, ...]:

@@ -4,9 +4,10 @@
 role        rights
 ==========  ===================================================================================
 workers     all, on every node
-operators   read every node; write queues and workers; delete queues and ``broker``
+operators   read every node; write queues, workers and documents; create documents; delete
+            queues, documents and ``broker``
 monitors    read every node
-senders     create and write doorbells
+senders     create and write doorbells; read documents
 ==========  ===================================================================================
 
 An account may have several roles. The nodes above that of the app (chroot and namespace) belong to
@@ -80,6 +81,9 @@ class NodeRights:
             rights[OPERATORS] |= _WRITE | _DELETE
         elif path == layout.root:
             rights[OPERATORS] |= _DELETE
+        elif f"{path}/".startswith(f"{layout.fleet.documents}/"):
+            rights[OPERATORS] |= _WRITE | _CREATE | _DELETE
+            rights[SENDERS] = _READ
         elif path == layout.doorbells:
             rights[SENDERS] = _CREATE
         elif folder == layout.doorbells:

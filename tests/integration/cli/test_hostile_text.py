@@ -48,6 +48,14 @@ CALLS = {
         ("unblock", HOSTILE_NAME, "--retry"),
     ],
     "delete": [("delete", HOSTILE_NAME), ("delete", HOSTILE_NAME, TEXT, "--yes")],
+    "documents": [
+        ("documents", "list"),
+        ("documents", "list", HOSTILE_NAME),
+        ("documents", "get", HOSTILE_NAME, HOSTILE_NAME),
+        ("documents", "put", HOSTILE_NAME, HOSTILE_NAME, HOSTILE),
+        ("documents", "put", HOSTILE_NAME, HOSTILE_NAME, "1", "--if-version", "7"),
+        ("documents", "delete", HOSTILE, HOSTILE_NAME),
+    ],
     "broker": [("broker", "file")],
     "keys": [("keys", "list", "--keys", TEXT), ("keys", "retire", "--keys", TEXT, HOSTILE)],
     "acl": [("acl", "check"), ("acl", "check", "--app", HOSTILE), ("acl", "apply")],
@@ -81,6 +89,10 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     name = f"{TEXT.replace(':', '')}:hash"
     acl = [*OPEN_ACL_UNSAFE, ACL(Permissions.READ, Id("digest", name))]
     client.set_acls(LAYOUT.queue("garbage"), acl)
+    folder = LAYOUT.fleet.document_set(HOSTILE_NAME)
+    hostile = {"value": TEXT, "by": TEXT, "at": 1.0}
+    client.create(f"{folder}/{HOSTILE_NAME}", encode(hostile), makepath=True)
+    client.create(f"{folder}/bytes", HOSTILE.encode(errors="surrogatepass"))
     client.create(LAYOUT.queue("bytes"), HOSTILE.encode(errors="surrogatepass"))
     client.create(LAYOUT.broker, BrokerNode(HOSTILE, HOSTILE, HOSTILE).encode())
     with App("a") as app:

@@ -1,0 +1,178 @@
+"""`qdo documents`: list, get, put and delete documents."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from qdo.cli.connections import open_connections
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import emit, iso_time, print_message
+from qdo.coordination.bulk_reads import read_children
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.encoding import decode_strictly
+from qdo.errors import NotFoundError, UsageError
+from qdo.fleet.document_store import CoordinatorDocuments
+from qdo.fleet.documents import ANY, MAX_DOCUMENT_BYTES, Documents, checked_name
+from qdo.fleet.protocol.folder_view import CopiedNode
+from qdo.settings.settings import Settings
+
+_SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
+
+
+@click.group()
+def documents() -> None:
+    """Manage documents: JSON values that every process of an app reads from its memory.
+
+    \b
+    qdo documents list --app shop:app
+    qdo documents list --app shop:app plans
+    qdo documents get --app shop:app plans acme
+    qdo documents put --app shop:app plans acme '{"quota": 100}'
+    qdo documents delete --app shop:app plans acme
+
+    SET is the name that the app gave to `app.documents`.
+    """
+
+
+def _if_version(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--if-version",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Only if the document has this version, as `list` shows it.",
+    )(function)
+
+
+@documents.command("list")
+@click.argument("set_name", metavar="[SET]", required=False)
+@with_settings(*_SETTINGS)
+@output_option
+def list_(set_name: str | None, form: str, settings: Settings) -> None:
+    """List the documents of a set; without SET, list the sets."""
+    with _opened(settings, set_name) as (client, layout):
+        if set_name is None:
+            _list_sets(client, layout, form)
+            return
+        found = _documents(client, layout, set_name, settings).entries() if client else {}
+    if not found:
+        print_message(f"hint: set {set_name!r} has no documents")
+    items = [_item(name, entry, form) for name, entry in sorted(found.items())]
+    columns = ("document", "version", "written", "by", "value")
+    emit("qdo.documents/1", items, form, {name: name.upper() for name in columns})
+
+
+def _list_sets(client: Client | None, layout: Layout, form: str) -> None:
+    names = read_children(client, [layout.fleet.documents]) if client else {}
+    folders = [layout.fleet.document_set(name) for name in names.get(layout.fleet.documents, [])]
+    found = read_children(client, folders) if client else {}
+    if not found:
+        print_message("hint: the app has no documents yet; see `qdo documents put --help`")
+    items = [
+        {"set": path.rpartition("/")[2], "documents": len(below)} for path, below in found.items()
+    ]
+    emit("qdo.document-sets/1", items, form, {"set": "SET", "documents": "DOCUMENTS"})
+
+
+def _item(name: str, entry: CopiedNode, form: str) -> dict[str, Any]:
+    readable = entry.fault is None
+    value = entry.value.value if readable else None
+    return {
+        "document": name,
+        "version": entry.version,
+        "bytes": entry.size,
+        "written": iso_time(entry.value.at or None) if readable else None,
+        "by": entry.value.by if readable else None,
+        "value": entry.fault or _json(value) if form == "table" else value,
+        "fault": entry.fault,
+    }
+
+
+@documents.command()
+@click.argument("set_name", metavar="SET")
+@click.argument("name")
+@with_settings(*_SETTINGS)
+def get(set_name: str, name: str, settings: Settings) -> None:
+    """Write the value of a document to stdout, as JSON."""
+    checked_name("document", name)
+    with _opened(settings, set_name) as (client, layout):
+        found = _documents(client, layout, set_name, settings) if client else {}
+        if name not in found:
+            raise NotFoundError(what="document", name=name)
+        sys.stdout.write(_json(found[name], indent=1) + "\n")
+
+
+@documents.command()
+@click.argument("set_name", metavar="SET")
+@click.argument("name")
+@click.argument("value")
+@_if_version
+@click.option("--create", is_flag=True, help="Only if there is no such document.")
+@with_settings(*_SETTINGS)
+def put(
+    set_name: str, name: str, value: str, if_version: int | None, create: bool, settings: Settings
+) -> None:
+    """Write a document: VALUE is JSON, or - to read it from stdin."""
+    if create and if_version is not None:
+        raise UsageError(reason="give --create or --if-version, not both")
+    parsed = _parsed(value)
+    with _opened(settings, set_name, create=True) as (client, layout):
+        if client is None:
+            raise NotFoundError(what="coordinator", name=settings.coordinator)
+        version = ANY if if_version is None else if_version
+        written = _documents(client, layout, set_name, settings)
+        written.put(name, parsed, if_version=None if create else version)
+
+
+@documents.command()
+@click.argument("set_name", metavar="SET")
+@click.argument("name")
+@_if_version
+@with_settings(*_SETTINGS)
+def delete(set_name: str, name: str, if_version: int | None, settings: Settings) -> None:
+    """Delete a document."""
+    with _opened(settings, set_name) as (client, layout):
+        if client is None:
+            raise NotFoundError(what="document", name=name)
+        version = ANY if if_version is None else if_version
+        _documents(client, layout, set_name, settings).delete(name, if_version=version)
+
+
+@contextmanager
+def _opened(
+    settings: Settings, set_name: str | None, create: bool = False
+) -> Iterator[tuple[Client | None, Layout]]:
+    require_app(settings)
+    if set_name is not None:
+        checked_name("set of documents", set_name)
+    with open_connections(settings, broker=False, create=create) as connections:
+        yield connections.client, connections.layout
+
+
+def _documents(client: Client, layout: Layout, name: str, settings: Settings) -> Documents:
+    store = CoordinatorDocuments(client, layout, settings.connect_seconds)
+    return Documents(name, lambda: store)
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of a JSON text."""
+    if text == "-":
+        text = sys.stdin.buffer.read(4 * MAX_DOCUMENT_BYTES).decode("utf-8", "replace")
+    try:
+        return decode_strictly(text)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) or "it is nested too deeply"
+        raise UsageError(
+            reason=f"the value of a document must be JSON, got {text[:60]!r}: {reason}; write text"
+            " in double quotes, as in '\"text\"'"
+        ) from error
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=True, indent=indent)

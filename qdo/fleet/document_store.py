@@ -1,0 +1,122 @@
+"""Where documents are: nodes of the coordinator, over a connection of their own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import CreateOp, NodeRead, Op
+from qdo.coordination.side import SideConnection
+from qdo.coordination.transactions import Node, change, make_folder
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
+from qdo.fleet.protocol.folder_view import FolderView
+
+Decide = Callable[[Node], "list[Op] | None"]
+Parse = Callable[[bytes], Any]
+OnChange = Callable[[FolderView, str], None]
+
+
+class DocumentStore(Protocol):
+    """The sets of documents of one app, as this process sees them."""
+
+    def path(self, name: str, key: str) -> str:
+        """Return the path of a document's node."""
+
+    def view(self, name: str, parse: Parse, on_change: OnChange) -> FolderView:
+        """Return the copy of a set; the first call waits until it is complete."""
+
+    def fresh(self, view: FolderView, ltime: int | None, timeout_seconds: float) -> bool:
+        """Wait until a copy is as new as `ltime`, or as this call; return False if it is not."""
+
+    def perform(
+        self, name: str, key: str, decide: Decide, is_mine: Callable[[NodeRead], bool]
+    ) -> int:
+        """Change a document, see `coordination.transactions.change`; return its new time."""
+
+
+class CoordinatorDocuments:
+    """Documents in the coordinator.
+
+    :ivar pid: the process that opened the connection.
+    :param client: a connected client, for this only.
+    :param timeout_seconds: how long the first read of a set waits for its copy.
+    """
+
+    def __init__(self, client: Client, layout: Layout, timeout_seconds: float) -> None:
+        self.pid = os.getpid()
+        self._client = client
+        self._side: SideConnection | None = None
+        self._layout = layout
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._views: dict[str, FolderView] = {}
+
+    def path(self, name: str, key: str) -> str:
+        return f"{self._layout.fleet.document_set(name)}/{key}"
+
+    def view(self, name: str, parse: Parse, on_change: OnChange) -> FolderView:
+        """Return the copy of a set.
+
+        :raises NodeRefusedError: the account at the coordinator may not read it.
+        :raises CoordinatorUnreachableError: it is not complete in time.
+        """
+        view = self._views.get(name)
+        if view is None:
+            with self._lock:
+                view = self._views.get(name)
+                if view is None:
+                    view = self._open(self._layout.fleet.document_set(name), parse, on_change)
+                    self._views[name] = view
+        return view
+
+    def _open(self, folder: str, parse: Parse, on_change: OnChange) -> FolderView:
+        if self._side is None:
+            self._side = SideConnection(self._client)
+        view = FolderView(folder, parse, lambda key: on_change(view, key))
+        self._side.add(view)
+        if not self.fresh(view, None, self._timeout_seconds):
+            self._side.remove(view)
+            if view.fault is not None:
+                account = self._client.access.account_name()
+                raise NodeRefusedError(path=folder, account=account)
+            reason = f"no answer within {self._timeout_seconds:g} s"
+            raise CoordinatorUnreachableError(url=self._client.address.url, reason=reason)
+        return view
+
+    def fresh(self, view: FolderView, ltime: int | None, timeout_seconds: float) -> bool:
+        side = self._side
+        return side is not None and side.wait(partial(view.when_fresh, ltime), timeout_seconds)
+
+    def perform(
+        self, name: str, key: str, decide: Decide, is_mine: Callable[[NodeRead], bool]
+    ) -> int:
+        folder = self._layout.fleet.document_set(name)
+        client = self._client
+        made = False
+
+        def decided(node: Node) -> list[Op] | None:
+            nonlocal made
+            ops = decide(node)
+            if ops and isinstance(ops[0], CreateOp) and not made:
+                made = True
+                make_folder(client, folder)
+            return ops
+
+        path = f"{folder}/{key}"
+        answer = change(client, path, decided, root=self._layout.root, is_mine=is_mine)
+        return answer.zxid if answer is not None else 0
+
+    def close(self) -> None:
+        """Close the connection, unless a parent process opened it."""
+        if self.pid != os.getpid():
+            return
+        if self._side is not None:
+            self._side.close()
+        else:
+            self._client.stop()
+            self._client.close()

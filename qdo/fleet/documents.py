@@ -1,0 +1,292 @@
+"""Documents: JSON values by name that every process of an app reads from its own memory.
+
+A document is the node ``documents/<set>/<name>``. Each process keeps a copy of the sets that it
+uses (`protocol.folder_view`), over a connection of its own (`coordination.side`). Writes are
+transactions at the version read.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ujson
+
+from qdo.coordination.protocol.machine import (
+    CreateOp,
+    DeleteOp,
+    NodeMissing,
+    NodeRead,
+    Op,
+    SetOp,
+)
+from qdo.coordination.transactions import Node
+from qdo.coordination.znodes.values import load
+from qdo.errors import NotFoundError
+from qdo.fleet.document_store import DocumentStore
+from qdo.fleet.protocol.folder_view import CopiedNode, FolderView
+from qdo.fleet_errors import (
+    DocumentConflictError,
+    DocumentNameError,
+    DocumentUnreadableError,
+    DocumentValueError,
+    StaleCopyError,
+)
+from qdo.queues import name_error
+from qdo.strict_json import strict_json
+
+_log = logging.getLogger(__name__)
+
+MAX_DOCUMENT_BYTES = 128 * 1024
+"""Largest JSON of a document: every process of the app keeps a copy."""
+ANY: Final = -1
+"""For `if_version`: whatever the version is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A document as it is stored.
+
+    :ivar by: user and host of its writer, "" if unknown.
+    :ivar at: when it was written, Unix time by the writer's clock; 0 if unknown.
+    """
+
+    value: Any
+    by: str
+    at: float
+
+
+class Documents(Mapping[str, Any]):
+    """One set of documents: a mapping from names to JSON values, the same in every process.
+
+    Reading takes the value from memory; treat it as read-only, since other readers get the same
+    object. The first use waits for a complete copy. While the
+    coordinator is away the copy stays readable, and `ltime` stands still.
+
+    Any number of threads and greenlets may use it. A forked child opens its own connection.
+
+    :param store: returns the store of this process.
+    """
+
+    def __init__(self, name: str, store: Callable[[], DocumentStore]) -> None:
+        self.name = checked_name("set of documents", name)
+        self._store = store
+        self._listeners: list[Callable[[str, Any], object]] = []
+
+    # --- reading --------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of a document.
+
+        :raises KeyError: there is no such document.
+        :raises DocumentUnreadableError: its node does not hold a document.
+        """
+        entry = self._current().entries[name]
+        if entry.fault is not None:
+            raise DocumentUnreadableError(name=name, reason=entry.fault)
+        return entry.value.value
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the names of the documents, unordered."""
+        return iter(list(self._current().entries))
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return len(self._current().entries)
+
+    def version(self, name: str) -> int | None:
+        """Return the version of a document in the copy, for `if_version`; None if it is missing."""
+        entry = self._current().entries.get(name)
+        return None if entry is None else entry.version
+
+    def entries(self) -> dict[str, CopiedNode]:
+        """Return what the copy knows of each document: `CopiedNode.value` is a `StoredDocument`."""
+        return dict(self._current().entries)
+
+    @property
+    def ltime(self) -> int:
+        """The time of the copy: it has every write up to this place in the coordinator's order."""
+        return self._current().ltime
+
+    def fresh(self, ltime: int | None = None, timeout_seconds: float = 15.0) -> int:
+        """Wait until the copy is new enough; return its time.
+
+        :param ltime: what `put` returned in any process; None for everything that any process
+            wrote before this call.
+        :raises StaleCopyError: it is not new enough in time.
+        """
+        view = self._current()
+        is_new = ltime is not None and view.ltime >= ltime
+        if not is_new and not self._store().fresh(view, ltime, timeout_seconds):
+            raise StaleCopyError(what=f"documents {self.name!r}", seconds=timeout_seconds)
+        return view.ltime
+
+    def on_change(self, function: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
+        """Call a function with name and value of each document that changes, None if it is gone.
+
+        Changes are reported from the first read of the set on. The function runs on the thread of
+        the connection and should be fast. An exception is logged.
+        """
+        self._listeners.append(function)
+        return function
+
+    # --- writing --------------------------------------------------------------------------
+
+    def put(self, name: str, value: Any, *, if_version: int | None = ANY) -> int:
+        """Write a document; return its time, for `fresh` in other processes.
+
+        :param value: a JSON value.
+        :param if_version: write only if the document has this version, None: only if it is
+            missing.
+        :raises DocumentConflictError: it has another version.
+        :raises DocumentValueError: JSON cannot hold the value, or it is too large.
+        :raises NodeRefusedError: the account at the coordinator may not write it.
+        :raises CoordinatorUnreachableError: the coordinator does not respond; the document may be
+            written later.
+        """
+        return self._write(name, lambda node: value, if_version)
+
+    def change(self, name: str, function: Callable[[Any], Any]) -> int:
+        """Replace the value of a document by what a function makes of it; return its time.
+
+        The function gets the present value, None for a missing document, and may modify it. If
+        somebody else writes at the same time, it is called again with the newer value.
+
+        :raises: as `put`, and what the function raises.
+        """
+
+        def changed(node: Node) -> Any:
+            return function(_value_of(name, node) if isinstance(node, NodeRead) else None)
+
+        return self._write(name, changed, ANY)
+
+    def delete(self, name: str, *, if_version: int = ANY) -> None:
+        """Delete a document.
+
+        :raises NotFoundError: there is no such document.
+        :raises: as `put`.
+        """
+        path = self._path(name)
+        tried = False
+
+        def decide(node: Node) -> list[Op] | None:
+            nonlocal tried
+            if isinstance(node, NodeMissing):
+                if tried:
+                    return None  # the answer was lost, or somebody else has deleted it
+                raise NotFoundError(what="document", name=name)
+            tried = True
+            _check_version(name, node, if_version)
+            return [DeleteOp(path, node.version)]
+
+        self._store().perform(self.name, name, decide, lambda node: False)
+
+    def _write(self, name: str, make: Callable[[Node], Any], if_version: int | None) -> int:
+        path = self._path(name)
+        id = uuid.uuid4().hex
+        mine = id.encode()
+
+        def decide(node: Node) -> list[Op]:
+            _check_version(name, node, if_version)
+            data = _encoded(name, make(node), id)
+            if isinstance(node, NodeRead):
+                return [SetOp(path, data, node.version)]
+            # Only a write returns its place in the coordinator's order, a creation does not.
+            return [CreateOp(path, b""), SetOp(path, data, 0)]
+
+        return self._store().perform(self.name, name, decide, lambda node: mine in node.data)
+
+    def _path(self, name: str) -> str:
+        return self._store().path(self.name, checked_name("document", name))
+
+    def _current(self) -> FolderView:
+        return self._store().view(self.name, _parsed, self._notify)
+
+    def _notify(self, view: FolderView, name: str) -> None:
+        if not view.ltime:
+            return  # the first copy is not a change
+        entry = view.entries.get(name)
+        for listener in self._listeners:
+            try:
+                listener(name, None if entry is None or entry.fault else entry.value.value)
+            except Exception:  # noqa: BLE001 - the code of an app; the copy goes on
+                _log.exception("a listener of documents %s failed for %s", self.name, name)
+
+
+def checked_name(what: str, name: str) -> str:
+    """Return a name; raise DocumentNameError if no node can have it."""
+    reason = name_error(name) if type(name) is str else f"it is a {type(name).__name__}"
+    if reason:
+        raise DocumentNameError(what=what, name=name, reason=reason)
+    return name
+
+
+def _encoded(name: str, value: Any, id: str) -> bytes:
+    """Return the data of a document's node."""
+    try:
+        body = strict_json(value)
+    except ValueError as error:
+        found = f"a value that JSON cannot hold: {error}"
+        raise DocumentValueError(name=name, limit=MAX_DOCUMENT_BYTES, found=found) from error
+    if len(body) > MAX_DOCUMENT_BYTES:
+        found = f"{len(body)} bytes"
+        raise DocumentValueError(name=name, limit=MAX_DOCUMENT_BYTES, found=found)
+    about = {"id": id, "by": writer(), "at": round(time.time(), 3)}
+    data = b'{"value":%b,%b' % (body, ujson.dumps(about).encode()[1:])
+    if load(data)[1] is not None:
+        found = "more levels"
+        raise DocumentValueError(name=name, limit=MAX_DOCUMENT_BYTES, found=found)
+    return data
+
+
+def writer() -> str:
+    """Return who writes: user and host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _parsed(data: bytes) -> StoredDocument:
+    """Return the document in the data of its node."""
+    if len(data) > 2 * MAX_DOCUMENT_BYTES:
+        raise ValueError(f"it has {len(data)} bytes")
+    value, fault = load(data)
+    if fault is not None:
+        raise ValueError(fault)
+    if "value" not in value:
+        raise ValueError("the value must be a JSON object with the key 'value'")
+    by, at = value.get("by"), value.get("at")
+    return StoredDocument(
+        value["value"],
+        by if isinstance(by, str) else "",
+        float(at) if isinstance(at, int | float) else 0.0,
+    )
+
+
+def _value_of(name: str, node: NodeRead) -> Any:
+    try:
+        return _parsed(node.data).value
+    except ValueError as error:
+        raise DocumentUnreadableError(name=name, reason=str(error)) from error
+
+
+def _check_version(name: str, node: Node, if_version: int | None) -> None:
+    version = node.version if isinstance(node, NodeRead) else None
+    if if_version in (ANY, version):
+        return
+    by = load(node.data)[0].get("by") if isinstance(node, NodeRead) else None
+    raise DocumentConflictError(
+        name=name,
+        expected="not exist" if if_version is None else f"have version {if_version}",
+        found="no such document" if version is None else f"version {version}",
+        writer=f", written by {by}" if isinstance(by, str) else "",
+    )

@@ -1,0 +1,221 @@
+"""A local copy of the nodes below one folder, with a time. A machine without I/O.
+
+It watches first and reads then, so no change lies between. After every reconnection it does both
+again: servers do not restore such watches, and the events meanwhile are lost. A node is applied
+only if its mzxid is larger than that of the copy. Its version would not do: the versions of a node
+that is created again begin at 0.
+
+The time of the copy is a place in the coordinator's total order: every change up to `ltime` is in
+it. A `Sync` is answered with such a place Z once all events of changes up to Z were passed on. The
+reads that follow from these events are sent at once, and answers come in the order of requests. So
+when the last of them is answered, the copy holds everything up to Z.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from qdo.coordination.protocol.machine import (
+    Children,
+    ChildrenRead,
+    Get,
+    Machine,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Refused,
+    Response,
+    Sync,
+    Synced,
+    Watching,
+    WatchTree,
+)
+
+MAX_NODES = 10_000
+"""Nodes of a folder that are copied; further ones are reported, see `FolderView.fault`."""
+MAX_BYTES = 64 * 1024 * 1024
+"""Bytes of all values that are copied."""
+
+
+_Waiter = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedNode:
+    """A node of the folder.
+
+    :ivar value: what `parse` returned; None if there is a fault.
+    :ivar mzxid: place of its last write in the coordinator's total order.
+    :ivar size: bytes of its data.
+    :ivar fault: why it cannot be read, None if it can.
+    """
+
+    value: Any
+    version: int
+    mzxid: int
+    size: int
+    fault: str | None = None
+
+
+class FolderView(Machine):
+    """Keeps a copy of the nodes directly below a folder. Any thread may read `entries`.
+
+    :ivar entries: the nodes by name; replaced one by one, never changed.
+    :ivar ltime: every change up to this zxid is in `entries`; 0 before the first complete copy.
+    :ivar fault: why the folder is not, or not completely, copied; None if it is.
+    :param parse: returns the value of a node's data; raises ValueError for one that is not valid.
+    :param on_change: called with the name of each node that has changed, after the change.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        parse: Callable[[bytes], Any],
+        on_change: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        super().__init__()
+        self.entries: dict[str, CopiedNode] = {}
+        self.ltime = 0
+        self.fault: str | None = None
+        self._folder = folder
+        self._parse = parse
+        self._on_change = on_change
+        self._bytes = 0
+        self._dirty: set[str] = set()
+        self._reads_sent = 0
+        self._reads_answered = 0
+        self._listed = False
+        self._unasked: list[_Waiter] = []
+        self._waiting: list[_Waiter] = []
+        self._synced_at: list[tuple[int, list[_Waiter]]] = []
+        self._places: deque[tuple[int, int, list[_Waiter]]] = deque()
+
+    def when_fresh(self, ltime: int | None, then: Callable[[], object]) -> None:
+        """Call a function once the copy holds every change up to `ltime`.
+
+        :param ltime: a zxid; None for all changes that were acknowledged before this call.
+        """
+        if ltime is not None and self.ltime >= ltime:
+            then()
+        else:
+            self._waiting.append(then)
+            self._unasked.append(then)
+
+    # --- the session --------------------------------------------------------------------
+
+    def connected(self) -> None:
+        self.ask(WatchTree(self._folder), self._watched)
+
+    def suspended(self) -> None:
+        self._listed = False
+        self._dirty.clear()
+        self._synced_at.clear()
+        self._places.clear()
+        self._unasked = list(self._waiting)
+
+    def changed(self, path: str) -> None:
+        folder, _, name = path.rpartition("/")
+        if folder == self._folder:
+            self._dirty.add(name)
+
+    def _watched(self, answer: Response) -> None:
+        if isinstance(answer, Watching):
+            self.ask(Children(self._folder), self._children)
+        elif isinstance(answer, Refused):
+            self.fault = answer.reason
+
+    def _children(self, answer: Response) -> None:
+        if isinstance(answer, Refused):
+            self.fault = answer.reason
+            return
+        if isinstance(answer, NoResponse):
+            return
+        names = answer.names if isinstance(answer, ChildrenRead) else ()
+        # Nodes that are gone are read as well, and found missing.
+        self._dirty.update(names, self.entries)
+        self.fault = None
+        self._listed = True
+        self._sync()
+
+    def _sync(self) -> None:
+        waiters, self._unasked = self._unasked, []
+        self.ask(Sync(self._folder), lambda answer: self._synced(answer, waiters))
+
+    def _synced(self, answer: Response, waiters: list[_Waiter]) -> None:
+        if isinstance(answer, Synced):
+            self._synced_at.append((answer.zxid, waiters))
+
+    # --- reading ------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Read the nodes that have changed, and ask for a time that somebody waits for."""
+        dirty, self._dirty = self._dirty, set()
+        for name in dirty:
+            self._reads_sent += 1
+            self.ask(Get(f"{self._folder}/{name}"), partial(self._got, name))
+        for zxid, waiters in self._synced_at:
+            self._places.append((self._reads_sent, zxid, waiters))
+        self._synced_at.clear()
+        if self._listed and self._unasked:
+            self._sync()
+        self._advance()
+
+    def _got(self, name: str, answer: Response) -> None:
+        self._reads_answered += 1
+        if not isinstance(answer, NoResponse):
+            self.take(name, answer)
+            self._advance()
+
+    def take(self, name: str, answer: Response) -> None:
+        """Bring the copy of a node up to date with the answer to a read."""
+        if isinstance(answer, NodeRead):
+            self._apply(name, answer)
+        elif isinstance(answer, NodeMissing):
+            self._drop(name)
+        elif isinstance(answer, Refused):
+            self._replace(name, CopiedNode(None, -1, 0, 0, answer.reason))
+
+    def _advance(self) -> None:
+        """Move the time of the copy to the last place whose reads were answered."""
+        while self._places and self._places[0][0] <= self._reads_answered:
+            _, zxid, waiters = self._places.popleft()
+            self.ltime = max(self.ltime, zxid)
+            for then in waiters:
+                self._waiting.remove(then)
+                then()
+
+    def _apply(self, name: str, node: NodeRead) -> None:
+        held = self.entries.get(name)
+        if held is not None and held.mzxid >= node.mzxid:
+            return
+        size = len(node.data)
+        if held is None and (len(self.entries) >= MAX_NODES or self._bytes + size > MAX_BYTES):
+            self.fault = (
+                f"{self._folder} must have at most {MAX_NODES:,} nodes and {MAX_BYTES >> 20} MiB,"
+                f" so {name!r} is left out"
+            )
+            return
+        value, fault = None, None
+        try:
+            value = self._parse(node.data)
+        except ValueError as error:
+            fault = str(error)
+        self._replace(name, CopiedNode(value, node.version, node.mzxid, size, fault))
+
+    def _replace(self, name: str, entry: CopiedNode) -> None:
+        held = self.entries.get(name)
+        if held == entry:
+            return
+        self._bytes += entry.size - (0 if held is None else held.size)
+        self.entries[name] = entry
+        self._on_change(name)
+
+    def _drop(self, name: str) -> None:
+        held = self.entries.pop(name, None)
+        if held is not None:
+            self._bytes -= held.size
+            self._on_change(name)

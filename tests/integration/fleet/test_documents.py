@@ -1,0 +1,250 @@
+"""Documents on both coordinators: copies, conflicts, hostile nodes, lost connections."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from qdo import App
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import NotFoundError
+from qdo.fleet.document_store import CoordinatorDocuments
+from qdo.fleet.documents import MAX_DOCUMENT_BYTES, Documents
+from qdo.fleet_errors import (
+    DocumentConflictError,
+    DocumentNameError,
+    DocumentUnreadableError,
+    DocumentValueError,
+)
+
+LAYOUT = Layout.of("shop")
+Plans = Callable[[], Documents]
+
+
+@pytest.fixture
+def plans(coordinator_url: str) -> Iterator[Plans]:
+    """Return the set "plans" as another process of the app sees it."""
+    apps: list[App] = []
+
+    def make() -> Documents:
+        apps.append(App("shop", coordinator=coordinator_url))
+        return apps[-1].documents("plans")
+
+    yield make
+    for app in apps:
+        app.close()
+
+
+def client_of(documents: Documents) -> Client:
+    store = documents._store()
+    assert isinstance(store, CoordinatorDocuments)
+    return store._client
+
+
+def test_a_document_is_the_same_in_every_process(plans: Plans) -> None:
+    mine, yours = plans(), plans()
+    assert dict(yours) == {}
+    stamp = mine.put("acme", {"quota": 100, "name": "Ünïcode"})
+    yours.fresh(stamp)
+    assert dict(yours) == {"acme": {"quota": 100, "name": "Ünïcode"}}
+    assert len(yours) == 1
+    again = mine.put("acme", [1, None, True])
+    assert again > stamp
+    yours.fresh(again)
+    assert yours["acme"] == [1, None, True]
+    mine.delete("acme")
+    yours.fresh()
+    assert "acme" not in yours
+    with pytest.raises(NotFoundError):
+        mine.delete("acme")
+
+
+def test_a_new_document_is_newer_than_its_predecessor(plans: Plans) -> None:
+    """Its version is smaller: a copy that compared versions would keep the old one."""
+    mine, yours = plans(), plans()
+    for number in range(5):
+        mine.put("acme", number)
+    yours.fresh()
+    assert yours["acme"] == 4
+    mine.delete("acme")
+    yours.fresh(mine.put("acme", "new"))
+    assert yours["acme"] == "new"
+
+
+def test_of_two_writers_at_one_version_one_is_told(plans: Plans) -> None:
+    mine, yours = plans(), plans()
+    mine.put("acme", 1, if_version=None)
+    with pytest.raises(DocumentConflictError) as caught:
+        yours.put("acme", 2, if_version=None)
+    assert caught.value.details["name"] == "acme"
+    yours.fresh()
+    version = yours.version("acme")
+    mine.put("acme", 3)
+    with pytest.raises(DocumentConflictError):
+        yours.put("acme", 4, if_version=version)
+    with pytest.raises(DocumentConflictError):
+        yours.delete("acme", if_version=version or 0)
+    yours.fresh()
+    yours.put("acme", 5, if_version=yours.version("acme"))
+    mine.fresh()
+    assert mine["acme"] == 5
+
+
+def test_concurrent_changes_are_all_made(plans: Plans) -> None:
+    mine = plans()
+    mine.put("count", 0)
+
+    def count() -> None:
+        own = plans()
+        for _ in range(20):
+            own.change("count", lambda value: value + 1)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    mine.fresh()
+    assert mine["count"] == 80
+
+
+def test_changes_are_reported_with_their_values(plans: Plans) -> None:
+    mine, yours = plans(), plans()
+    mine.put("old", 1)
+    yours.fresh()
+    seen: list[tuple[str, Any]] = []
+    yours.on_change(lambda name, value: seen.append((name, value)))
+    yours.on_change(lambda name, value: 1 / 0)
+    yours.fresh(mine.put("acme", 2))
+    mine.delete("acme")
+    yours.fresh()
+    assert seen == [("acme", 2), ("acme", None)]
+
+
+@pytest.mark.parametrize("name", ["a/b", "", ".", "..", "x" * 201, "a\nb", "😀", None, 7])
+def test_names_that_cannot_be_nodes(plans: Plans, name: Any) -> None:
+    with pytest.raises(DocumentNameError):
+        plans().put(name, 1)
+    with pytest.raises(DocumentNameError):
+        App("shop").documents(name)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1, 2},
+        float("nan"),
+        {1: 2},
+        b"bytes",
+        "\ud800",
+        "x" * MAX_DOCUMENT_BYTES,
+        json.loads("[" * 120 + "]" * 120),
+    ],
+    ids=["set", "nan", "key", "bytes", "surrogate", "large", "deep"],
+)
+def test_values_that_would_not_arrive(plans: Plans, value: Any) -> None:
+    """They are refused, and nothing is written."""
+    mine = plans()
+    with pytest.raises(DocumentValueError):
+        mine.put("acme", value)
+    mine.fresh()
+    assert "acme" not in mine
+
+
+@pytest.mark.parametrize(
+    ("data", "readable"),
+    [
+        (b"", False),
+        (b"null", False),
+        (b"[]", False),
+        (b"7", False),
+        (b'"text"', False),
+        (b"{}", False),
+        (b'{"value"', False),
+        (b"\xff\xfe", False),
+        (b"[" * 5000, False),
+        (b'{"value": ' + b"[" * 5000 + b"]" * 5000 + b"}", False),
+        (b'{"value": NaN}', False),
+        (b'{"value": "' + b"x" * 900_000 + b'"}', False),
+        (b'{"value": 1, "by": [], "at": "yesterday"}', True),
+        (b'{"value": 9223372036854775808, "at": 1e400}', False),
+    ],
+    ids=range(14),
+)
+def test_a_hostile_node_costs_only_itself(
+    plans: Plans, outsider: Client, data: bytes, readable: bool
+) -> None:
+    mine = plans()
+    mine.put("good", 1)
+    outsider.create(f"{LAYOUT.fleet.document_set('plans')}/bad", data)
+    mine.fresh()
+    if readable:
+        assert mine["bad"] == 1
+    else:
+        with pytest.raises(DocumentUnreadableError) as caught:
+            mine["bad"]
+        assert caught.value.details["name"] == "bad"
+    mine.put("good", 2)
+    mine.put("bad", 3)
+    mine.fresh()
+    assert (mine["good"], mine["bad"]) == (2, 3)
+
+
+def test_a_copy_after_many_changes_and_lost_connections(plans: Plans) -> None:
+    """It is what a full read returns, and never older than a write that it was waited for."""
+    chance = random.Random(7)
+    writer, reader = plans(), plans()
+    expected: dict[str, int] = {}
+    len(reader)
+    for number in range(400):
+        name = f"d{chance.randrange(12)}"
+        if name in expected and chance.random() < 0.3:
+            writer.delete(name)
+            del expected[name]
+        else:
+            stamp = writer.put(name, number)
+            expected[name] = number
+            if chance.random() < 0.2:
+                reader.fresh(stamp)
+                assert reader[name] == number
+        if chance.random() < 0.05:
+            client_of(reader).drop_connection("the test cuts it")
+        if chance.random() < 0.02:
+            client_of(writer).drop_connection("the test cuts it")
+    reader.fresh()
+    assert dict(reader) == expected
+    assert dict(plans()) == expected
+
+
+def test_a_forked_child_has_a_copy_of_its_own(plans: Plans) -> None:
+    mine = plans()
+    mine.put("acme", 1)
+    mine.fresh()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            mine.put("child", mine["acme"] + 1)
+            mine.fresh()
+            code = 0 if mine["child"] == 2 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    mine.fresh()
+    assert dict(mine) == {"acme": 1, "child": 2}
+
+
+def test_the_copy_stays_readable_after_close(plans: Plans, coordinator_url: str) -> None:
+    """A closed app opens its connection again."""
+    app = App("shop", coordinator=coordinator_url)
+    with app:
+        app.documents("plans").put("acme", 1)
+    assert dict(app.documents("plans")) == {"acme": 1}
+    app.close()
