@@ -9,7 +9,16 @@ import sys
 from bench.support.report import say
 from tests.support.paths import ROOT
 
-ALL = ("throughput", "latency", "handover", "checkpoints", "jobs", "queue_lifecycle", "sqs")
+ALL = (
+    "throughput",
+    "latency",
+    "handover",
+    "checkpoints",
+    "jobs",
+    "queue_lifecycle",
+    "documents",
+    "sqs",
+)
 
 
 def main() -> int:

@@ -106,6 +106,7 @@ def change(
     *,
     root: str,
     is_mine: Callable[[NodeRead], bool] = lambda node: False,
+    guess: Node | None = None,
 ) -> Committed | None:
     """Change a node at the version read, again until no other change comes between.
 
@@ -114,13 +115,14 @@ def change(
     :param root: the path of a node that exists, for `settle`.
     :param is_mine: whether a node was written by this call. Without it, a change whose answer was
         lost is decided again, on the node as it is then.
+    :param guess: the node for the first decision, which saves a read if it is right.
     :returns: the transaction; None if `decide` returned None.
     :raises NodeRefusedError: this account may not change one of the nodes.
     :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
     """
     unanswered = False
     while True:
-        node = read(client, path)
+        node, guess = guess or read(client, path), None
         if unanswered and isinstance(node, NodeRead) and is_mine(node):
             return Committed(node.mzxid, (node.version,))
         ops = decide(node)

@@ -34,7 +34,12 @@ class DocumentStore(Protocol):
         """Wait until a copy is as new as `ltime`, or as this call; return False if it is not."""
 
     def perform(
-        self, name: str, key: str, decide: Decide, is_mine: Callable[[NodeRead], bool]
+        self,
+        name: str,
+        key: str,
+        decide: Decide,
+        is_mine: Callable[[NodeRead], bool],
+        guess: NodeRead | None,
     ) -> int:
         """Change a document, see `coordination.transactions.change`; return its new time."""
 
@@ -93,7 +98,12 @@ class CoordinatorDocuments:
         return side is not None and side.wait(partial(view.when_fresh, ltime), timeout_seconds)
 
     def perform(
-        self, name: str, key: str, decide: Decide, is_mine: Callable[[NodeRead], bool]
+        self,
+        name: str,
+        key: str,
+        decide: Decide,
+        is_mine: Callable[[NodeRead], bool],
+        guess: NodeRead | None,
     ) -> int:
         folder = self._layout.fleet.document_set(name)
         client = self._client
@@ -108,7 +118,8 @@ class CoordinatorDocuments:
             return ops
 
         path = f"{folder}/{key}"
-        answer = change(client, path, decided, root=self._layout.root, is_mine=is_mine)
+        root = self._layout.root
+        answer = change(client, path, decided, root=root, is_mine=is_mine, guess=guess)
         return answer.zxid if answer is not None else 0
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ transactions at the version read.
 
 from __future__ import annotations
 
+import functools
 import getpass
 import logging
 import os
@@ -20,6 +21,7 @@ from typing import Any, Final
 import ujson
 
 from qdo.coordination.protocol.machine import (
+    ANY_VERSION,
     CreateOp,
     DeleteOp,
     NodeMissing,
@@ -151,7 +153,9 @@ class Documents(Mapping[str, Any]):
         :raises CoordinatorUnreachableError: the coordinator does not respond; the document may be
             written later.
         """
-        return self._write(name, lambda node: value, if_version)
+        # Without a condition it needs no version, and no read before the write.
+        blind = NodeRead(b"", ANY_VERSION) if if_version == ANY else None
+        return self._write(name, lambda node: value, if_version, blind)
 
     def change(self, name: str, function: Callable[[Any], Any]) -> int:
         """Replace the value of a document by what a function makes of it; return its time.
@@ -186,9 +190,15 @@ class Documents(Mapping[str, Any]):
             _check_version(name, node, if_version)
             return [DeleteOp(path, node.version)]
 
-        self._store().perform(self.name, name, decide, lambda node: False)
+        self._store().perform(self.name, name, decide, lambda node: False, None)
 
-    def _write(self, name: str, make: Callable[[Node], Any], if_version: int | None) -> int:
+    def _write(
+        self,
+        name: str,
+        make: Callable[[Node], Any],
+        if_version: int | None,
+        guess: NodeRead | None = None,
+    ) -> int:
         path = self._path(name)
         id = uuid.uuid4().hex
         mine = id.encode()
@@ -201,7 +211,7 @@ class Documents(Mapping[str, Any]):
             # Only a write returns its place in the coordinator's order, a creation does not.
             return [CreateOp(path, b""), SetOp(path, data, 0)]
 
-        return self._store().perform(self.name, name, decide, lambda node: mine in node.data)
+        return self._store().perform(self.name, name, decide, lambda node: mine in node.data, guess)
 
     def _path(self, name: str) -> str:
         return self._store().path(self.name, checked_name("document", name))
@@ -246,6 +256,7 @@ def _encoded(name: str, value: Any, id: str) -> bytes:
     return data
 
 
+@functools.cache
 def writer() -> str:
     """Return who writes: user and host."""
     try:

@@ -40,7 +40,12 @@ class MemoryDocuments:
         return True
 
     def perform(
-        self, name: str, key: str, decide: Decide, is_mine: Callable[[NodeRead], bool]
+        self,
+        name: str,
+        key: str,
+        decide: Decide,
+        is_mine: Callable[[NodeRead], bool],
+        guess: NodeRead | None,
     ) -> int:
         nodes = self._nodes.setdefault(name, {})
         ops = decide(nodes.get(key, NodeMissing()))

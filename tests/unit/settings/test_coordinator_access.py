@@ -173,6 +173,8 @@ def test_rights_of_each_role(files: dict[str, str]) -> None:
             LAYOUT.worker("worker-1"),
             LAYOUT.doorbells,
             LAYOUT.doorbell("q"),
+            LAYOUT.fleet.documents,
+            f"{LAYOUT.fleet.document_set('plans')}/acme",
             f"{LAYOUT.root}er",
         )
     }
@@ -185,5 +187,7 @@ def test_rights_of_each_role(files: dict[str, str]) -> None:
         f"{own},digest:ops:rw,{readers}",
         f"{own},digest:ops:r,{readers},x509:CN=web, O=shop:c",
         f"{own},digest:ops:r,{readers},x509:CN=web, O=shop:w",
+        f"{own},digest:ops:cdrw,{readers},x509:CN=web, O=shop:r",
+        f"{own},digest:ops:cdrw,{readers},x509:CN=web, O=shop:r",
         f"{own},world:anyone:cr",
     ]
