@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from qdo.brokers.base import Broker
@@ -16,6 +17,7 @@ from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import literal_characters
 from qdo.jobs.signatures import check_hook
 from qdo.sending.documents import AppDocuments
+from qdo.sending.locks import lock_connection
 from qdo.sending.sender import Sender
 from qdo.text import pluralize
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from qdo.fleet.document_store import DocumentStore
     from qdo.fleet.documents import Documents
+    from qdo.fleet.locks import HeldLock, LockService
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -69,6 +72,7 @@ class App(Sender):
         self.hooks = Hooks(name)
         """The registered hooks, for the engine and the testing kit."""
         self._documents = AppDocuments(name, lambda: self.settings)
+        self._locks = lock_connection(name, lambda: self.settings)
         self.outboxes: list[OutboxTable] = []
         """Every outbox that the workers of this app relay; an outbox adds itself."""
         if job_context is not None:
@@ -147,26 +151,50 @@ class App(Sender):
                 return job
         return None
 
-    # --- documents ---
+    # --- documents and locks ---
 
     def documents(self, name: str) -> Documents:
         """Return a set of documents: JSON values by name, the same in every process of the app.
 
-        :raises DocumentNameError: the name cannot be part of a znode's path.
+        :raises SharedNameError: the name cannot be part of a znode's path.
         """
         documents = self._documents[name]
         if not self.hooks.own_middleware:
             self.hooks.own_middleware.extend(self._documents.middleware())
         return documents
 
-    def override_documents(self, store: DocumentStore) -> AbstractContextManager[None]:
-        """Keep documents in another store until the block ends, for `qdo.testing`."""
-        return self._documents.override(store)
+    def lock(
+        self,
+        name: str,
+        *,
+        shared: bool = False,
+        why: str = "",
+        timeout_seconds: float | None = None,
+    ) -> AbstractContextManager[HeldLock]:
+        """Hold a lock of the app during a ``with`` block, in one process at a time.
+
+        :param shared: hold it together with other shared holders, but not with an exclusive one.
+        :param why: shown by `qdo locks`, up to 200 characters.
+        :param timeout_seconds: how long to wait for it; None: for ever.
+        :raises LockTimeoutError: it is not free in time.
+        :raises SharedNameError: the name cannot be part of a znode's path.
+        :raises CoordinatorUnreachableError: the coordinator does not respond.
+        """
+        from qdo.fleet.locks import held_lock
+
+        return held_lock(self._locks.get, name, shared, why, timeout_seconds)
+
+    @contextlib.contextmanager
+    def override_coordinator(self, documents: DocumentStore, locks: LockService) -> Iterator[None]:
+        """Keep documents and locks elsewhere until the block ends, for `qdo.testing`."""
+        with self._documents.connection.override(documents), self._locks.override(locks):
+            yield
 
     def close(self) -> None:
         """Close the connections of the app; using it again opens them again."""
         super().close()
-        self._documents.close()
+        self._documents.connection.close()
+        self._locks.close()
 
     # --- hooks ---
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from qdo.errors import QdoError, UnreachableError, UsageError
 
-# --- documents -------------------------------------------------------------------
 
-
-class DocumentNameError(UsageError):
+class SharedNameError(UsageError):
     """the name of a {what} must have 1 to 200 characters without '/', control characters and
     emoji, got {name!r}: {reason}; choose another name"""
+
+
+# --- documents -------------------------------------------------------------------
 
 
 class DocumentValueError(UsageError):
@@ -34,3 +35,20 @@ class DocumentUnreadableError(QdoError):
 class StaleCopyError(UnreachableError):
     """the copy of {what} must be as new as the call within {seconds:g} s, but the coordinator did
     not respond; the last copy stays readable, try again later"""
+
+
+# --- locks -----------------------------------------------------------------------
+
+
+class LockTimeoutError(QdoError):
+    """lock {name!r} must be free within {seconds:g} s, but another process holds it{holder}; wait
+    longer, or see `qdo locks`"""
+
+    exit_code = 5
+
+
+class LockLostError(QdoError):
+    """lock {name!r} is no longer certain to be held: the coordinator may have ended the session;
+    stop the work that needs it, and acquire it again"""
+
+    exit_code = 5

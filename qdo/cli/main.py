@@ -25,6 +25,7 @@ COMMANDS = {
         "documents",
         "List, get, put and delete documents that all processes share.",
     ),
+    "locks": ("qdo.cli.commands.locks", "locks", "List who holds locks, and who waits."),
     "broker": (
         "qdo.cli.commands.broker",
         "broker",

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, NodeRead, Op
-from qdo.coordination.side import SideConnection
+from qdo.coordination.side.connection import SideConnection
 from qdo.coordination.transactions import Node, change, make_folder
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
@@ -22,7 +22,12 @@ OnChange = Callable[[FolderView, str], None]
 
 
 class DocumentStore(Protocol):
-    """The sets of documents of one app, as this process sees them."""
+    """The sets of documents of one app, as this process sees them.
+
+    :ivar writer: who this process is, for others.
+    """
+
+    writer: str
 
     def path(self, name: str, key: str) -> str:
         """Return the path of a document's node."""
@@ -52,14 +57,20 @@ class CoordinatorDocuments:
     :param timeout_seconds: how long the first read of a set waits for its copy.
     """
 
-    def __init__(self, client: Client, layout: Layout, timeout_seconds: float) -> None:
+    def __init__(self, client: Client, layout: Layout, timeout_seconds: float, writer: str) -> None:
         self.pid = os.getpid()
+        self.writer = writer
         self._client = client
         self._side: SideConnection | None = None
         self._layout = layout
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._views: dict[str, FolderView] = {}
+
+    @property
+    def over(self) -> bool:
+        """False: without nodes of its own it survives the end of its session."""
+        return False
 
     def path(self, name: str, key: str) -> str:
         return f"{self._layout.fleet.document_set(name)}/{key}"

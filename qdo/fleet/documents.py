@@ -1,17 +1,13 @@
 """Documents: JSON values by name that every process of an app reads from its own memory.
 
 A document is the node ``documents/<set>/<name>``. Each process keeps a copy of the sets that it
-uses (`protocol.folder_view`), over a connection of its own (`coordination.side`). Writes are
-transactions at the version read.
+uses (`protocol.folder_view`), over a connection of its own (`coordination.side.connection`).
+Writes are transactions at the version read.
 """
 
 from __future__ import annotations
 
-import functools
-import getpass
 import logging
-import os
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -33,15 +29,14 @@ from qdo.coordination.transactions import Node
 from qdo.coordination.znodes.values import load
 from qdo.errors import NotFoundError
 from qdo.fleet.document_store import DocumentStore
+from qdo.fleet.names import checked_name
 from qdo.fleet.protocol.folder_view import CopiedNode, FolderView
 from qdo.fleet_errors import (
     DocumentConflictError,
-    DocumentNameError,
     DocumentUnreadableError,
     DocumentValueError,
     StaleCopyError,
 )
-from qdo.queues import name_error
 from qdo.strict_json import strict_json
 
 _log = logging.getLogger(__name__)
@@ -205,7 +200,7 @@ class Documents(Mapping[str, Any]):
 
         def decide(node: Node) -> list[Op]:
             _check_version(name, node, if_version)
-            data = _encoded(name, make(node), id)
+            data = _encoded(name, make(node), id, self._store().writer)
             if isinstance(node, NodeRead):
                 return [SetOp(path, data, node.version)]
             # Only a write returns its place in the coordinator's order, a creation does not.
@@ -230,15 +225,7 @@ class Documents(Mapping[str, Any]):
                 _log.exception("a listener of documents %s failed for %s", self.name, name)
 
 
-def checked_name(what: str, name: str) -> str:
-    """Return a name; raise DocumentNameError if no node can have it."""
-    reason = name_error(name) if type(name) is str else f"it is a {type(name).__name__}"
-    if reason:
-        raise DocumentNameError(what=what, name=name, reason=reason)
-    return name
-
-
-def _encoded(name: str, value: Any, id: str) -> bytes:
+def _encoded(name: str, value: Any, id: str, writer: str) -> bytes:
     """Return the data of a document's node."""
     try:
         body = strict_json(value)
@@ -248,22 +235,12 @@ def _encoded(name: str, value: Any, id: str) -> bytes:
     if len(body) > MAX_DOCUMENT_BYTES:
         found = f"{len(body)} bytes"
         raise DocumentValueError(name=name, limit=MAX_DOCUMENT_BYTES, found=found)
-    about = {"id": id, "by": writer(), "at": round(time.time(), 3)}
+    about = {"id": id, "by": writer, "at": round(time.time(), 3)}
     data = b'{"value":%b,%b' % (body, ujson.dumps(about).encode()[1:])
     if load(data)[1] is not None:
         found = "more levels"
         raise DocumentValueError(name=name, limit=MAX_DOCUMENT_BYTES, found=found)
     return data
-
-
-@functools.cache
-def writer() -> str:
-    """Return who writes: user and host."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 def _parsed(data: bytes) -> StoredDocument:

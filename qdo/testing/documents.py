@@ -18,6 +18,8 @@ from qdo.fleet.protocol.folder_view import FolderView
 class MemoryDocuments:
     """The store of documents of a TestKit."""
 
+    writer = "TestKit"
+
     def __init__(self) -> None:
         self._nodes: dict[str, dict[str, NodeRead]] = {}
         self._views: dict[str, FolderView] = {}

@@ -15,6 +15,7 @@ from qdo.app import App
 from qdo.coordination.queue_admin import Which, with_seek, with_unblock
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NoJobError, NotSettledError, UsageError
+from qdo.fleet.locks import MemoryLocks
 from qdo.jobs.options import is_async
 from qdo.ops.unblock import Decision
 from qdo.queues import QueueFilter
@@ -80,7 +81,7 @@ class TestKit(Results):
         with contextlib.ExitStack() as undo:
             undo.enter_context(self.clock.installed())
             undo.enter_context(app.override_broker(self.broker, chosen))
-            undo.enter_context(app.override_documents(MemoryDocuments()))
+            undo.enter_context(app.override_coordinator(MemoryDocuments(), MemoryLocks()))
             self._undo = undo.pop_all()
 
     def close(self) -> None:

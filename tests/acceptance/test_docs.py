@@ -102,6 +102,7 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
         ("programs", 5),
         ("outbox", 2),
         ("documents", 2),
+        ("locks", 1),
         ("jobs", 2),
     ],
 )

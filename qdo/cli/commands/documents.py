@@ -19,8 +19,10 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.encoding import decode_strictly
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.document_store import CoordinatorDocuments
-from qdo.fleet.documents import ANY, MAX_DOCUMENT_BYTES, Documents, checked_name
+from qdo.fleet.documents import ANY, MAX_DOCUMENT_BYTES, Documents
+from qdo.fleet.names import checked_name
 from qdo.fleet.protocol.folder_view import CopiedNode
+from qdo.settings.hosts import writer_shown
 from qdo.settings.settings import Settings
 
 _SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
@@ -156,7 +158,7 @@ def _opened(
 
 
 def _documents(client: Client, layout: Layout, name: str, settings: Settings) -> Documents:
-    store = CoordinatorDocuments(client, layout, settings.connect_seconds)
+    store = CoordinatorDocuments(client, layout, settings.connect_seconds, writer_shown(settings))
     return Documents(name, lambda: store)
 
 

@@ -119,8 +119,15 @@ class Component(Registration):
     :ivar faults: returns the queues that the process cannot process, and why.
     """
 
-    def __init__(self, folder: str, host: str, value: dict[str, Any], session: int) -> None:
-        super().__init__(folder, f"{host}-", encode(value), session, lambda path: None)
+    def __init__(
+        self,
+        folder: str,
+        host: str,
+        value: dict[str, Any],
+        session: int,
+        on_registered: Callable[[str], None] = lambda path: None,
+    ) -> None:
+        super().__init__(folder, f"{host}-", encode(value), session, on_registered)
         self._due = False
         self.faults: Callable[[], dict[str, str]] = dict
 

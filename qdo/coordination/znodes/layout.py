@@ -27,6 +27,13 @@ class FleetLayout:
     def documents(self) -> str:
         return f"{self.root}/documents"
 
+    @property
+    def locks(self) -> str:
+        return f"{self.root}/locks"
+
+    def lock(self, name: str) -> str:
+        return f"{self.root}/locks/{name}"
+
     def document_set(self, name: str) -> str:
         return f"{self.root}/documents/{name}"
 

@@ -20,12 +20,12 @@ from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.queues import EVERYTHING
 from qdo.settings.coordinator_access import coordinator_access
+from qdo.settings.hosts import host_shown
 from qdo.settings.settings import Settings
 from qdo.system.sqlite import absolute
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.discovery import has_dynamic_queues
 from qdo.worker.duties.member_api import MemberApi
-from qdo.worker.duties.status_report import host_shown
 
 OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import gevent
 
 from qdo._version import __version__
+from qdo.settings.hosts import host_shown
 from qdo.settings.settings import Settings
 from qdo.worker.duties.member_api import CurrentMember
 from qdo.worker.duties.runner import Duty
@@ -26,7 +26,6 @@ REPORTS_PER_SESSION = 3
 report that it is silent."""
 MOST_QUEUES = 100
 """At most this many queues are listed, those farthest behind: many clients read component nodes."""
-HIDDEN_HOST = "hidden"
 WORTH_SECONDS = 1.0
 """Queues less far behind are not listed."""
 
@@ -84,11 +83,6 @@ class StatusReport(Duty):
             **self._counters.dump(),
             "behind": lags(self._dispatcher.slots.values()),
         }
-
-
-def host_shown(settings: Settings) -> str:
-    """Return the name of this host as znodes show it."""
-    return HIDDEN_HOST if "hosts" in settings.hide else socket.gethostname()
 
 
 def lags(slots: Iterable[Slot]) -> dict[str, float]:

@@ -56,6 +56,7 @@ CALLS = {
         ("documents", "put", HOSTILE_NAME, HOSTILE_NAME, "1", "--if-version", "7"),
         ("documents", "delete", HOSTILE, HOSTILE_NAME),
     ],
+    "locks": [("locks",), ("locks", "--app", HOSTILE)],
     "broker": [("broker", "file")],
     "keys": [("keys", "list", "--keys", TEXT), ("keys", "retire", "--keys", TEXT, HOSTILE)],
     "acl": [("acl", "check"), ("acl", "check", "--app", HOSTILE), ("acl", "apply")],
@@ -89,6 +90,10 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     name = f"{TEXT.replace(':', '')}:hash"
     acl = [*OPEN_ACL_UNSAFE, ACL(Permissions.READ, Id("digest", name))]
     client.set_acls(LAYOUT.queue("garbage"), acl)
+    lock = f"{LAYOUT.fleet.lock(HOSTILE_NAME)}/x-00000000-"
+    about = {"who": TEXT, "why": TEXT, "at": 1.0}
+    client.create(lock, encode(about), ephemeral=True, sequence=True, makepath=True)
+    client.create(lock, HOSTILE.encode(errors="surrogatepass"), sequence=True)
     folder = LAYOUT.fleet.document_set(HOSTILE_NAME)
     hostile = {"value": TEXT, "by": TEXT, "at": 1.0}
     client.create(f"{folder}/{HOSTILE_NAME}", encode(hostile), makepath=True)

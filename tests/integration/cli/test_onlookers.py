@@ -27,7 +27,7 @@ _RUN = """
 import os, sys
 import qdo.cli.commands.queues, qdo.cli.commands.workers, qdo.cli.commands.dead_letters
 import qdo.cli.commands.tree, qdo.cli.commands.broker, qdo.cli.commands.send
-import qdo.cli.commands.documents
+import qdo.cli.commands.documents, qdo.cli.commands.locks
 import qdo.cli.commands.seek, qdo.cli.commands.unblock, qdo.brokers.registry
 import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config
 import kazoo.handlers.threading, encodings.idna
@@ -61,6 +61,7 @@ def fill(folder: Path) -> Iterator[Client]:
         app.send_many([("q", 1), ("q", 2)])
         letter = DeadLetterRecord("q", 1, b"1", None, None, "no", "", 1, "w", 1, 0.0)
         app.broker.dead_letters.store(letter)
+        client.create(f"{LAYOUT.fleet.lock('export')}/x-00000000-0000000000", b"", makepath=True)
         client.create(f"{LAYOUT.fleet.document_set('plans')}/acme", b'{"value": 1}', makepath=True)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)
@@ -100,6 +101,7 @@ READING = (
     "dead-letters",
     "documents list",
     "documents list plans",
+    "locks",
     "broker file",
 )
 

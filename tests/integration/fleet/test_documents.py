@@ -19,9 +19,9 @@ from qdo.fleet.document_store import CoordinatorDocuments
 from qdo.fleet.documents import MAX_DOCUMENT_BYTES, Documents
 from qdo.fleet_errors import (
     DocumentConflictError,
-    DocumentNameError,
     DocumentUnreadableError,
     DocumentValueError,
+    SharedNameError,
 )
 
 LAYOUT = Layout.of("shop")
@@ -130,9 +130,9 @@ def test_changes_are_reported_with_their_values(plans: Plans) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "", ".", "..", "x" * 201, "a\nb", "😀", None, 7])
 def test_names_that_cannot_be_nodes(plans: Plans, name: Any) -> None:
-    with pytest.raises(DocumentNameError):
+    with pytest.raises(SharedNameError):
         plans().put(name, 1)
-    with pytest.raises(DocumentNameError):
+    with pytest.raises(SharedNameError):
         App("shop").documents(name)
 
 

@@ -19,6 +19,7 @@ from kazoo.protocol.states import KazooState
 
 from qdo.coordination.client import Client
 from qdo.coordination.machine_loop import MachineLoop
+from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.machine import Machine
 
 _log = logging.getLogger(__name__)
@@ -32,12 +33,14 @@ class SideConnection:
     :ivar client: its client.
     :ivar pid: the process that opened it.
     :param client: open and connected; closed by `close`.
+    :param lease: renewed by every transaction, for a session that owns nodes.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, lease: Lease | None = None) -> None:
         self.client = client
         self.pid = os.getpid()
         self._loop = MachineLoop(client, before_flush=_nothing, after_step=_nothing)
+        self._loop.lease = lease
         self._loop.running = True
         client.add_listener(self._state_changed)
         if client.connected:

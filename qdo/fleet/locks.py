@@ -1,0 +1,218 @@
+"""Locks that all processes of an app share: one holder at a time, or many readers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from qdo.coordination.side.leased import LeasedConnection
+from qdo.coordination.transactions import make_folder
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.values import encode, load
+from qdo.errors import NodeRefusedError, UsageError
+from qdo.fleet.names import checked_name
+from qdo.fleet.protocol.lock_contender import LockContender
+from qdo.fleet_errors import LockLostError, LockTimeoutError
+from qdo.system.clock import clock
+
+RELEASE_SECONDS = 5.0
+"""How long a release waits for its answer. Without one it is repeated in the background."""
+MAX_WHY = 200
+"""Characters."""
+
+
+class HeldLock:
+    """A lock that this process holds, or has lost.
+
+    :ivar name: name of the lock.
+    :ivar fence: grows with every holder of the lock; pass it to systems that can compare it.
+    """
+
+    def __init__(self, name: str, fence: int, is_valid: Callable[[], bool]) -> None:
+        self.name = name
+        self.fence = fence
+        self._is_valid = is_valid
+
+    @property
+    def valid(self) -> bool:
+        """Whether it is certain that no other process holds the lock."""
+        return self._is_valid()
+
+    def check(self) -> None:
+        """Raise LockLostError unless the lock is certainly held; it costs a clock call."""
+        if not self.valid:
+            raise LockLostError(name=self.name)
+
+
+class LockService(Protocol):
+    """Where the locks of an app are."""
+
+    def acquire(
+        self, name: str, shared: bool, why: str, timeout_seconds: float | None
+    ) -> tuple[HeldLock, Callable[[], None]]:
+        """Return a lock once it is held, and the function that releases it.
+
+        :raises LockTimeoutError: it is not held in time.
+        """
+
+
+@contextmanager
+def held_lock(
+    service: Callable[[], LockService],
+    name: str,
+    shared: bool,
+    why: str,
+    timeout_seconds: float | None,
+) -> Iterator[HeldLock]:
+    """Hold a lock during a block."""
+    checked_name("lock", name)
+    if len(why) > MAX_WHY:
+        raise UsageError(reason=f"why must have at most {MAX_WHY} characters, got {len(why)}")
+    held, release = service().acquire(name, shared, why, timeout_seconds)
+    try:
+        yield held
+    finally:
+        release()
+
+
+class CoordinatorLocks:
+    """Locks in the coordinator.
+
+    :ivar pid: the process that opened the connection.
+    :param writer: who this process is, for `qdo locks`.
+    """
+
+    def __init__(self, connection: LeasedConnection, layout: Layout, writer: str) -> None:
+        self.pid = os.getpid()
+        self._writer = writer
+        self.connection = connection
+        self._layout = layout
+        self._folders: set[str] = set()
+
+    @property
+    def over(self) -> bool:
+        """Whether the session has ended, and with it all locks of this connection."""
+        return self.connection.over
+
+    def close(self) -> None:
+        """End the session, and release all its locks."""
+        self.connection.close()
+
+    def acquire(
+        self, name: str, shared: bool, why: str, timeout_seconds: float | None
+    ) -> tuple[HeldLock, Callable[[], None]]:
+        """Return a lock once it is held, and the function that releases it.
+
+        :raises LockTimeoutError: it is not held in time.
+        :raises LockLostError: the session ended while it waited.
+        :raises NodeRefusedError: the account at the coordinator may not take it.
+        """
+        folder = self._layout.fleet.lock(name)
+        if folder not in self._folders:
+            make_folder(self.connection.client, folder)
+            self._folders.add(folder)
+        waiter = _Waiter(self.connection, folder, shared, self._about(why))
+        try:
+            waiter.wait_held(timeout_seconds)
+            contender = waiter.contender
+            if contender.refusal:
+                account = self.connection.client.access.account_name()
+                raise NodeRefusedError(path=folder, account=account)
+            if not contender.fence:
+                if self.connection.over or contender.left:
+                    raise LockLostError(name=name)
+                holder = load(contender.ahead)[0].get("who")
+                raise LockTimeoutError(
+                    name=name,
+                    seconds=timeout_seconds,
+                    holder=f": it waits for {holder}" if isinstance(holder, str) else "",
+                )
+        except BaseException:
+            waiter.release()
+            raise
+        connection = self.connection
+        held = HeldLock(name, contender.fence, lambda: connection.valid and not contender.left)
+        return held, waiter.release
+
+    def _about(self, why: str) -> dict[str, Any]:
+        about = {"who": f"{self._writer} pid {os.getpid()}", "at": round(time.time(), 3)}
+        return {**about, "why": why} if why else about
+
+
+class _Waiter:
+    """A contender, and the thread that waits for it."""
+
+    def __init__(
+        self, connection: LeasedConnection, folder: str, shared: bool, about: dict[str, Any]
+    ) -> None:
+        self._connection = connection
+        self._changed: Any = connection.client.handler.event_object()
+        self.contender = LockContender(
+            folder,
+            uuid.uuid4().hex[:8],
+            encode(about),
+            connection.session(connection.client),
+            shared=shared,
+            on_change=self._changed.set,
+        )
+        connection.waiters.add(self._changed)
+
+    def wait_held(self, timeout_seconds: float | None) -> None:
+        """Wait until the contender holds the lock while its session certainly lives."""
+        deadline = None if timeout_seconds is None else clock() + timeout_seconds
+        self._connection.add(self.contender)
+        while True:
+            left = None if deadline is None else deadline - clock()
+            if self._ended() or (left is not None and left <= 0):
+                return
+            self._changed.wait(left)
+            self._changed.clear()
+
+    def _ended(self) -> bool:
+        contender = self.contender
+        return bool(contender.fence or contender.refusal or contender.left or self._connection.over)
+
+    def release(self) -> None:
+        """Give the lock up, and wait a moment for the answer."""
+        self._changed.clear()
+        self._connection.call(self.contender.leave)
+        deadline = clock() + RELEASE_SECONDS
+        while not (self.contender.left or self.contender.refusal or self._connection.over):
+            if clock() >= deadline:
+                return
+            self._changed.wait(deadline - clock())
+            self._changed.clear()
+        self._connection.remove(self.contender)
+        self._connection.waiters.discard(self._changed)
+
+
+class MemoryLocks:
+    """Locks within one process, for `qdo.testing`: nobody waits, since nobody could release."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders: dict[str, list[bool]] = {}
+        self._fence = 0
+
+    def acquire(
+        self, name: str, shared: bool, why: str, timeout_seconds: float | None
+    ) -> tuple[HeldLock, Callable[[], None]]:
+        """Return a lock; raise LockTimeoutError if it is held."""
+        with self._lock:
+            holders = self._holders.setdefault(name, [])
+            if holders and not (shared and all(holders)):
+                raise LockTimeoutError(name=name, seconds=timeout_seconds or 0, holder="")
+            holders.append(shared)
+            self._fence += 1
+            held = [True]
+
+        def release() -> None:
+            held.clear()
+            holders.remove(shared)
+
+        return HeldLock(name, self._fence, lambda: bool(held)), release

@@ -1,0 +1,158 @@
+"""One contender for a lock. A machine without I/O.
+
+A contender is an ephemeral sequential node ``x-<id>-<number>``, or ``s-<id>-<number>`` for a shared
+lock. An exclusive one waits for the next smaller contender of any kind, a shared one for the next
+smaller exclusive one. Numbers only grow, so nobody comes before a contender later, and each one
+watches one node only. The order of contenders, and not a try for the lock, decides: nobody starves.
+
+The fence is the zxid of the contender's creation. Holders of an exclusive lock come in that order.
+
+A contender that gives up deletes its node, behind a barrier if its creation was not answered. So
+no node of a caller who has left can get the lock later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qdo.coordination.protocol.machine import (
+    Children,
+    ChildrenRead,
+    Commit,
+    DeleteOp,
+    Get,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Response,
+    Stat,
+)
+from qdo.coordination.protocol.registration import Registration
+
+_CONTENDER = re.compile("([xs])-[0-9a-f]{8}-([0-9]{10,})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A node below a lock."""
+
+    name: str
+    exclusive: bool
+    number: int
+
+    @classmethod
+    def parse(cls, name: str) -> Contender | None:
+        """Return the contender with this name, None for a node of another program."""
+        found = _CONTENDER.fullmatch(name)
+        return cls(name, found[1] == "x", int(found[2])) if found else None
+
+    def waits_for(self, other: Contender) -> bool:
+        """Return whether this one must not hold the lock while the other one exists."""
+        return other.number < self.number and (self.exclusive or other.exclusive)
+
+
+class LockContender(Registration):
+    """Waits for a lock, holds it, and gives it up.
+
+    :ivar fence: grows with every holder of the lock; 0 before it is held.
+    :ivar ahead: data of the contender that this one waits for, b"" if it waits for none.
+    :param id: eight hexadecimal digits that no other contender has.
+    :param on_change: called when it holds the lock, when it is refused, and when it has left.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        id: str,
+        data: bytes,
+        session: int,
+        *,
+        shared: bool,
+        on_change: Callable[[], None],
+    ) -> None:
+        stem = f"{'s' if shared else 'x'}-{id}-"
+        super().__init__(folder, stem, data, session, lambda path: self._survey(), on_change)
+        self.fence = 0
+        self.left = False
+        self.ahead = b""
+        self._on_change = on_change
+        self._leaving = False
+        self._watched = ""
+
+    def leave(self) -> None:
+        """Give the lock up, or stop waiting for it."""
+        self._leaving = True
+        if self.path is not None:
+            self._delete()
+
+    # --- the session --------------------------------------------------------------------
+
+    def connected(self) -> None:
+        super().connected()
+        if self.path is not None:
+            if self._leaving:
+                self._delete()
+            else:
+                self._survey()
+
+    def changed(self, path: str) -> None:
+        if path == self._watched:
+            self._survey()
+
+    def _create(self) -> None:
+        if self._leaving:
+            self._gone()  # behind the barrier: no creation of this contender can follow
+        else:
+            super()._create()
+
+    # --- the order of contenders ----------------------------------------------------------
+
+    def _survey(self) -> None:
+        if self._leaving:
+            self._delete()
+        elif not self.fence:
+            self.ask(Children(self._folder), self._surveyed)
+
+    def _surveyed(self, answer: Response) -> None:
+        if not isinstance(answer, ChildrenRead) or self.path is None or self._leaving:
+            return
+        own = Contender.parse(self.path.rpartition("/")[2])
+        found = filter(None, map(Contender.parse, answer.names))
+        before = [each for each in found if own is not None and own.waits_for(each)]
+        if before:
+            last = max(before, key=lambda each: each.number)
+            self._watched = f"{self._folder}/{last.name}"
+            self.ask(Get(self._watched, watch=True), self._ahead_read)
+        else:
+            self.ask(Stat(self.path), self._own_read)
+
+    def _ahead_read(self, answer: Response) -> None:
+        if isinstance(answer, NodeMissing):
+            self._survey()
+        elif isinstance(answer, NodeRead):
+            self.ahead = answer.data
+
+    def _own_read(self, answer: Response) -> None:
+        if isinstance(answer, NodeRead) and not self._leaving:
+            self.ahead = b""
+            self.fence = answer.mzxid
+            self._on_change()
+        elif isinstance(answer, NodeMissing):
+            self._gone()  # another program has deleted it
+
+    # --- leaving --------------------------------------------------------------------------
+
+    def _delete(self) -> None:
+        if self.path is not None and not self.left:
+            self.ask(Commit((DeleteOp(self.path),)), self._deleted)
+
+    def _deleted(self, answer: Response) -> None:
+        if not isinstance(answer, NoResponse):
+            self._gone()
+
+    def _gone(self) -> None:
+        if not self.left:
+            self.left = True
+            self._on_change()

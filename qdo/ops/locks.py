@@ -1,0 +1,64 @@
+"""Who holds the locks of an app, and who waits for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.values import load
+from qdo.fleet.protocol.lock_contender import Contender
+
+
+@dataclass(frozen=True, slots=True)
+class LockRow:
+    """One contender for a lock.
+
+    :ivar who: user, host and process; "" if unknown.
+    :ivar since: when it began to contend, Unix time by its own clock; None if unknown.
+    """
+
+    lock: str
+    shared: bool
+    holds: bool
+    who: str
+    why: str
+    since: float | None
+
+
+def locks(client: Client, layout: Layout) -> list[LockRow]:
+    """Return the contenders of every lock, in their order.
+
+    :raises NodeRefusedError: this account may not list them.
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    names = read_children(client, [layout.fleet.locks]).get(layout.fleet.locks, [])
+    below = read_children(client, [layout.fleet.lock(name) for name in names])
+    return [row for path in below for row in _of_lock(client, path, below[path])]
+
+
+def _of_lock(client: Client, path: str, names: list[str]) -> list[LockRow]:
+    contenders = sorted(
+        (each for each in map(Contender.parse, names) if each is not None),
+        key=lambda each: each.number,
+    )
+    nodes = read_nodes(client, [f"{path}/{each.name}" for each in contenders])
+    values = {node.path.rpartition("/")[2]: load(node.data)[0] for node in nodes}
+    rows = []
+    for contender in contenders:
+        if contender.name not in values:
+            continue  # it has left meanwhile
+        value = values[contender.name]
+        who, why, at = value.get("who"), value.get("why"), value.get("at")
+        rows.append(
+            LockRow(
+                path.rpartition("/")[2],
+                not contender.exclusive,
+                not any(contender.waits_for(other) for other in contenders),
+                who if isinstance(who, str) else "",
+                why if isinstance(why, str) else "",
+                float(at) if isinstance(at, int | float) else None,
+            )
+        )
+    return rows

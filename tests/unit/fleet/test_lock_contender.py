@@ -1,0 +1,347 @@
+"""Contenders for a lock against every order of requests, lost answers, cancels and dead sessions.
+
+Several clients contend for one lock at a small coordinator. A connection is lost with any number of
+its requests performed and none of the rest. Mutants show that the rules are needed, and that the
+test can tell.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+
+from qdo.coordination.protocol.machine import (
+    Callback,
+    CheckOp,
+    Children,
+    ChildrenRead,
+    Commit,
+    CommitError,
+    Committed,
+    Create,
+    Created,
+    DeleteOp,
+    Get,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Rejected,
+    Request,
+    Response,
+    Stat,
+)
+from qdo.coordination.protocol.registration import Registration
+from qdo.fleet.protocol.lock_contender import Contender, LockContender
+
+FOLDER = "/locks/export"
+CLIENTS = 4
+STEPS = 250
+
+
+class LockClient:
+    """A session with one contender after the other.
+
+    :ivar alive: whether the coordinator still has the session.
+    """
+
+    def __init__(self, world: LockWorld, session: int) -> None:
+        self.world = world
+        self.session = session
+        self.alive = True
+        self.contenders: list[LockContender] = []
+        self.asked: deque[tuple[LockContender, Request, Callback]] = deque()
+        self.received: deque[Callable[[], object]] = deque()
+        self.performed: deque[Callback] = deque()
+        self.watched: dict[str, list[LockContender]] = {}
+        self.connected = True
+
+    def contend(self, shared: bool) -> None:
+        number = self.world.next_id()
+        contender = self.world.kind(
+            FOLDER, f"{number:08x}", b"", self.session, shared=shared, on_change=lambda: None
+        )
+        self.contenders.append(contender)
+        if self.connected:
+            contender.connected()
+            self.send()
+
+    def leave(self, contender: LockContender) -> None:
+        contender.leave()
+        self.send()
+
+    def send(self) -> None:
+        for contender in self.contenders:
+            while contender.outbox:
+                request, then = contender.outbox.popleft()
+                self.asked.append((contender, request, then))
+
+    def perform(self) -> None:
+        """Perform the oldest request; its answer is under way."""
+        contender, request, then = self.asked.popleft()
+        reply = self.world.reply(self, contender, request)
+        self.performed.append(then)
+        self.received.append(lambda: self.performed.popleft()(reply))
+
+    def receive(self) -> None:
+        self.received.popleft()()
+        self.send()
+
+    def cut(self) -> None:
+        """Lose the connection: any prefix of the requests was performed."""
+        for _ in range(self.world.random.randint(0, len(self.asked))):
+            self.perform()
+        self.connected = False
+        waiting = [*self.performed, *(then for _, _, then in self.asked)]
+        self.received.clear()
+        self.performed.clear()
+        self.asked.clear()
+        self.watched.clear()
+        for then in waiting:
+            then(NoResponse())
+        for contender in self.contenders:
+            for _, then in contender.outbox:
+                then(NoResponse())
+            contender.outbox.clear()
+            contender.suspended()
+
+    def reconnect(self) -> None:
+        self.connected = True
+        for contender in self.contenders:
+            contender.connected()
+        self.send()
+
+
+class LockWorld:
+    """A coordinator with one lock, and its clients."""
+
+    def __init__(self, seed: int, kind: type[LockContender] = LockContender) -> None:
+        self.random = random.Random(seed)
+        self.kind = kind
+        self.nodes: dict[str, tuple[int, int]] = {}
+        self.zxid = 0
+        self.number = 0
+        self.ids = 0
+        self.sessions = 0
+        self.clients = [self.client() for _ in range(CLIENTS)]
+        self.last_exclusive = 0
+        self.holds = 0
+
+    def next_id(self) -> int:
+        self.ids += 1
+        return self.ids
+
+    def client(self) -> LockClient:
+        self.sessions += 1
+        return LockClient(self, self.sessions)
+
+    def reply(self, client: LockClient, contender: LockContender, request: Request) -> Response:
+        if isinstance(request, Create):
+            self.zxid += 1
+            path = f"{request.path}{self.number:010}"
+            self.number += 1
+            self.nodes[path] = client.session, self.zxid
+            return Created(path)
+        if isinstance(request, Children):
+            return ChildrenRead(tuple(path.rpartition("/")[2] for path in self.nodes))
+        if isinstance(request, Commit):
+            return self.commit(request)
+        assert isinstance(request, Get | Stat)
+        if request.watch:
+            watching = client.watched.setdefault(request.path, [])
+            watching += [contender] if contender not in watching else []
+        found = self.nodes.get(request.path)
+        return NodeMissing() if found is None else NodeRead(b"", 0, found[1], found[0])
+
+    def commit(self, request: Commit) -> Response:
+        (op,) = request.ops
+        if isinstance(op, CheckOp):
+            return Committed(0, (-1,))
+        assert isinstance(op, DeleteOp)
+        if op.path not in self.nodes:
+            return Rejected(0, CommitError.NO_NODE)
+        self.remove(op.path)
+        return Committed(self.zxid, (-1,))
+
+    def remove(self, path: str) -> None:
+        self.zxid += 1
+        del self.nodes[path]
+        for client in self.clients:
+            for contender in client.watched.pop(path, ()):
+                client.received.append(lambda contender=contender: contender.changed(path))  # type: ignore[misc]
+
+    def expire(self, client: LockClient) -> None:
+        """End a session; its process learns of it, and makes a new one."""
+        client.alive = False
+        for path, (session, _) in list(self.nodes.items()):
+            if session == client.session:
+                self.remove(path)
+        self.clients[self.clients.index(client)] = self.client()
+
+    def holders(self) -> list[LockContender]:
+        return [
+            contender
+            for client in self.clients
+            for contender in client.contenders
+            if contender.fence and not contender.left and not contender._leaving
+        ]
+
+    def check(self) -> None:
+        """Holders are one, or all shared; exclusive ones come in the order of their fences."""
+        holders = self.holders()
+        exclusive = [each for each in holders if each._stem.startswith("x")]
+        assert not exclusive or len(holders) == 1, "two holders"
+        for each in exclusive:
+            assert each.fence >= self.last_exclusive, "a fence went back"
+            self.holds += each.fence > self.last_exclusive
+            self.last_exclusive = each.fence
+
+    def step(self) -> None:
+        client = self.random.choice(self.clients)
+        steps: list[Callable[[], object]] = [client.perform] * 6 if client.asked else []
+        steps += [client.receive] * 6 if client.received else []
+        waiting = [each for each in client.contenders if not each._leaving]
+        if len(waiting) < 2:
+            steps.append(lambda: client.contend(self.random.random() < 0.4))
+        if waiting:
+            steps.append(lambda: client.leave(self.random.choice(waiting)))
+        if client.connected:
+            steps += [client.cut] if self.random.random() < 0.1 else []
+        else:
+            steps.append(client.reconnect)
+        if self.random.random() < 0.01:
+            steps.append(lambda: self.expire(client))
+        if steps:
+            self.random.choice(steps)()
+
+    def settle(self) -> None:
+        """Let everything that is under way arrive."""
+        for _ in range(2000):
+            busy = False
+            for client in self.clients:
+                if not client.connected:
+                    client.reconnect()
+                while client.asked or client.received:
+                    busy = True
+                    if client.asked:
+                        client.perform()
+                    else:
+                        client.receive()
+                    self.check()
+            if not busy:
+                return
+        raise AssertionError("the contenders never come to rest")
+
+
+def play(seed: int, kind: type[LockContender] = LockContender) -> int:
+    """Play one history; return how many exclusive holders it had."""
+    world = LockWorld(seed, kind)
+    for _ in range(STEPS):
+        world.step()
+        world.check()
+    # Everybody who still waits gets the lock once those before have left.
+    world.settle()
+    while waiting := [
+        contender
+        for client in world.clients
+        for contender in client.contenders
+        if not contender._leaving
+    ]:
+        holders = world.holders()
+        assert holders, "nobody holds the lock that somebody waits for"
+        for client in world.clients:
+            for contender in client.contenders:
+                if contender in holders:
+                    client.leave(contender)
+        world.settle()
+        assert len(waiting) > sum(
+            not contender._leaving for client in world.clients for contender in client.contenders
+        )
+    assert not world.nodes, "the node of a contender who has left remains"
+    return world.holds
+
+
+def play_many(kind: type[LockContender] = LockContender) -> int:
+    return sum(play(seed, kind) for seed in range(600))
+
+
+def test_holders_exclude_each_other_and_nobody_starves() -> None:
+    assert play_many() > 1000
+
+
+class CreatesAgain(LockContender):
+    """A mutant: after a lost answer it creates another node, without looking for the first."""
+
+    def connected(self) -> None:
+        if self.path is None and not self._leaving:
+            self._create()
+        else:
+            super().connected()
+
+
+class ForgetsOnCancel(LockContender):
+    """A mutant: whoever leaves before the answer to the creation does not wait for it."""
+
+    def connected(self) -> None:
+        if self.path is None and self._leaving:
+            self._gone()
+        else:
+            super().connected()
+
+
+class SharedWaitsForNobody(LockContender):
+    """A mutant: a shared contender does not wait for an exclusive one."""
+
+    def _surveyed(self, answer: Response) -> None:
+        if self.path is not None and self._stem.startswith("s"):
+            self.ask(Stat(self.path), self._own_read)
+        else:
+            super()._surveyed(answer)
+
+
+class LooksOnlyOnce(LockContender):
+    """A mutant: it takes the end of the contender ahead for its turn."""
+
+    def changed(self, path: str) -> None:
+        if path == self._watched and self.path is not None:
+            self.ask(Stat(self.path), self._own_read)
+
+
+class DoesNotWatchAgain(LockContender):
+    """A mutant: after a reconnection it waits for a watch that is lost."""
+
+    def connected(self) -> None:
+        if self.path is None or self._leaving:
+            super().connected()
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [CreatesAgain, ForgetsOnCancel, SharedWaitsForNobody, LooksOnlyOnce, DoesNotWatchAgain],
+)
+def test_a_contender_without_one_of_its_rules_is_found(mutant: type[LockContender]) -> None:
+    with pytest.raises(AssertionError):
+        play_many(mutant)
+
+
+@pytest.mark.parametrize("name", ["x-1", "lock", "x-0000000g-0000000001", "x--1", "X-00000000-1"])
+def test_nodes_of_other_programs_are_no_contenders(name: str) -> None:
+    assert Contender.parse(name) is None
+
+
+def test_order_of_contenders() -> None:
+    def contender(name: str) -> Contender:
+        found = Contender.parse(name)
+        assert found is not None
+        return found
+
+    first = contender("s-00000000-0000000001")
+    second = contender("x-00000000-0000000002")
+    third = contender("s-ffffffff-0000000003")
+    assert not first.waits_for(second)
+    assert second.waits_for(first)
+    assert third.waits_for(second)
+    assert not third.waits_for(first)
+    assert issubclass(LockContender, Registration)
