@@ -52,3 +52,14 @@ class LockLostError(QdoError):
     stop the work that needs it, and acquire it again"""
 
     exit_code = 5
+
+
+# --- the action log --------------------------------------------------------------
+
+
+class AuditRefusedError(QdoError):
+    """the command must leave an entry in the action log {path}, but {account} may not create one,
+    so nothing was changed; use an account with the role operators (acl_operators), start a worker
+    of this version, which creates the log, or correct its rights with `qdo acl apply`"""
+
+    exit_code = 5

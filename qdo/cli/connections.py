@@ -13,7 +13,9 @@ from qdo.cli.app_settings import code_hint
 from qdo.cli.output import print_message
 from qdo.coordination.client import Address, Client, connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import DatabaseError
+from qdo.errors import DatabaseError, QdoError
+from qdo.fleet.audit import AuditTrail
+from qdo.fleet.protocol.audit_entries import Values
 from qdo.sending.doorbell import open_broker_with_doorbell
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.settings import Settings
@@ -47,6 +49,29 @@ def open_connections(
     with ExitStack() as stack:
         client = _client(settings, layout, stack, create) if coordinator else None
         yield Connections(client, _broker(settings, stack) if broker else None, layout)
+
+
+def note_in_action_log(
+    settings: Settings, command: str, target: str, before: Values, after: Values, reason: str
+) -> None:
+    """Write an entry for a change that was made in the broker; if that fails, print why.
+
+    Nothing happens without a coordinator: a file that no worker has created.
+    """
+    path = Address.parse(settings.coordinator).path
+    if path is not None and not file_exists(path):
+        return
+    try:
+        with open_connections(settings, broker=False) as connections:
+            client = connections.client
+            if client is None:
+                return
+            trail = AuditTrail(client, connections.layout, command, reason)
+            fault = trail.note(target, before, after)
+    except QdoError as error:
+        fault = str(error)
+    if fault is not None:
+        print_message(f"hint: this change has no entry in the action log: {fault}")
 
 
 def _client(settings: Settings, layout: Layout, stack: ExitStack, create: bool) -> Client | None:

@@ -15,6 +15,7 @@ from qdo._version import __version__
 from qdo.cli.app_settings import import_settings
 from qdo.cli.output import FORMATS, forget_stdout, print_message, print_traceback
 from qdo.errors import QdoError, UsageError
+from qdo.fleet.protocol.audit_entries import MAX_TEXT
 from qdo.settings.settings import Settings, declarations
 from qdo.settings.sources import load
 from qdo.settings.values import CONFIG_VARIABLE, Declaration
@@ -241,6 +242,26 @@ def output_option(function: _Function) -> _Function:
         show_default=True,
         help="Format of the data on stdout.",
     )(function)
+
+
+def reason_option(function: _Function) -> _Function:
+    """Add --reason, as `reason`: the action log keeps it."""
+    return click.option(
+        "--reason",
+        metavar="TEXT",
+        default="",
+        callback=_checked_reason,
+        help="Why you do this; `qdo audit` shows it.",
+    )(function)
+
+
+def _checked_reason(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if len(value) > MAX_TEXT:
+        raise UsageError(
+            reason=f"--reason must have at most {MAX_TEXT} characters, got {len(value)}; shorten"
+            " it, or refer to a longer text"
+        )
+    return value
 
 
 def version_option(function: _Function) -> _Function:

@@ -26,6 +26,7 @@ COMMANDS = {
         "List, get, put and delete documents that all processes share.",
     ),
     "locks": ("qdo.cli.commands.locks", "locks", "List who holds locks, and who waits."),
+    "audit": ("qdo.cli.commands.audit", "audit", "List what operators changed, and why."),
     "broker": (
         "qdo.cli.commands.broker",
         "broker",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from kazoo.exceptions import KazooException
 
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.election import Election
+from qdo.coordination.protocol.machine import CheckOp
 from qdo.coordination.protocol.rebalancer import Rebalancer
 from qdo.coordination.refusals import is_refusal
 from qdo.coordination.znodes.layout import Layout
@@ -17,6 +19,8 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import CoordinatorUnreachableError
 
 Put = Callable[[Callable[[], object]], None]
+Chore: TypeAlias = Callable[[Client, Layout, CheckOp], int]
+"""Cleans up with the leader's fence; returns the number of nodes that it deleted."""
 
 
 class LeaderQueues:
@@ -78,6 +82,20 @@ class LeaderQueues:
             return change(self._client, self._layout, name)
         except KazooException as error:
             raise unreachable(self._layout, error) from error
+
+    def do_chore(self, chore: Chore) -> int:
+        """Call a function that cleans up; return its result. Waits for the coordinator.
+
+        It gets the leader's fence, and puts it first into each of its transactions: a worker that
+        lost leadership changes nothing. Not called, with the result 0, unless this worker leads.
+
+        :raises NodeRefusedError: the coordinator does not let this worker list or read the nodes.
+        :raises CoordinatorUnreachableError: the connection is lost.
+        """
+        if self.election is None or not self.election.leading:
+            return 0
+        fence = CheckOp(self._layout.rebalancer, self.election.fence)
+        return chore(self._client, self._layout, fence)
 
 
 def unreachable(layout: Layout, error: KazooException) -> CoordinatorUnreachableError:

@@ -9,18 +9,22 @@ own node, so an idle owner notices too.
 
 A queue node is deleted only while it is marked as deleted and has no owner, and together with a
 write of its folder: see `protocol.queue_nodes`.
+
+An operator's change also leaves an entry in the action log, in the same transaction: `record` makes
+that operation, from the node before and after. Each call of it returns the same path, so a change
+whose answer was lost is recognized by its entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
-
+from qdo.coordination import transactions
 from qdo.coordination.client import Client
-from qdo.coordination.refusals import is_refusal
+from qdo.coordination.protocol.machine import CreateOp, DeleteOp, NodeRead, Op, SetOp
+from qdo.coordination.transactions import Node, read
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -34,6 +38,8 @@ from qdo.errors import (
 )
 
 Change = Callable[[QueueNode], QueueNode]
+Record: TypeAlias = Callable[[QueueNode, QueueNode], CreateOp]
+"""Makes the entry of a change in the action log, from the node before and after."""
 Which: TypeAlias = int | Literal["first", "all"]
 """A message that blocks a queue, by its position; or the first, or all of them."""
 
@@ -50,6 +56,8 @@ def seek(
     last: int,
     position: str | None = None,
     finished: str | None = None,
+    *,
+    record: Record | None = None,
 ) -> QueueNode:
     """Continue a queue after `last`; return the node before the change.
 
@@ -66,7 +74,7 @@ def seek(
             node = _unmarked(node)
         return with_seek(node, last, position)
 
-    return _change(client, layout, queue, change)
+    return _change(client, layout, queue, change, record=record)
 
 
 def with_seek(node: QueueNode, last: int, position: str | None = None) -> QueueNode:
@@ -80,6 +88,8 @@ def unblock(
     queue: str,
     verdict: str,
     which: Which = "first",
+    *,
+    record: Record | None = None,
 ) -> tuple[FailureRecord, ...]:
     """Decide on messages that block a queue; return their failure records.
 
@@ -90,16 +100,20 @@ def unblock(
     :raises NotFoundError: the queue has no node.
     :raises NotBlockedError: it is not blocked, or not by this message.
     """
-    node = _change(client, layout, queue, lambda node: with_unblock(node, queue, verdict, which))
-    return _chosen(node, queue, verdict, which)
+
+    def change(node: QueueNode) -> QueueNode:
+        return with_unblock(node, queue, verdict, which)
+
+    node = _change(client, layout, queue, change, record=record)
+    return chosen(node, queue, verdict, which)
 
 
 def with_unblock(node: QueueNode, queue: str, verdict: str, which: Which = "first") -> QueueNode:
     """Return a node as changed by `unblock`: the next blocking message comes first."""
-    chosen = _chosen(node, queue, verdict, which)
+    decided = chosen(node, queue, verdict, which)
 
     def decide(failure: FailureRecord) -> FailureRecord | None:
-        if failure not in chosen:
+        if failure not in decided:
             return failure
         if verdict == "retry":
             return None
@@ -118,8 +132,11 @@ def with_unblock(node: QueueNode, queue: str, verdict: str, which: Which = "firs
     return replace(node, failure=first, out_of_order=left)
 
 
-def _chosen(node: QueueNode, queue: str, verdict: str, which: Which) -> tuple[FailureRecord, ...]:
-    """Return the failure records of the chosen messages."""
+def chosen(node: QueueNode, queue: str, verdict: str, which: Which) -> tuple[FailureRecord, ...]:
+    """Return the failure records of the messages that `unblock` decides on.
+
+    :raises NotBlockedError: see `unblock`; NotBlockingError is a subclass.
+    """
     blocked = node.blocking
     waiting = node.retrying if verdict == "retry" else ()
     if not blocked and not waiting:
@@ -128,10 +145,10 @@ def _chosen(node: QueueNode, queue: str, verdict: str, which: Which) -> tuple[Fa
         return blocked or waiting
     if which == "first":
         return (blocked or waiting)[:1]
-    chosen = tuple(each for each in (*blocked, *waiting) if each.position == which)
-    if not chosen:
+    named = tuple(each for each in (*blocked, *waiting) if each.position == which)
+    if not named:
         raise NotBlockingError(queue=queue, message=which)
-    return chosen
+    return named
 
 
 def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
@@ -154,7 +171,9 @@ def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
     )
 
 
-def retire(client: Client, layout: Layout, queue: str) -> QueueNode:
+def retire(
+    client: Client, layout: Layout, queue: str, *, record: Record | None = None
+) -> QueueNode:
     """Mark a queue as deleted that its broker no longer has; return the node before the change.
 
     Its owner releases it with all its progress.
@@ -165,7 +184,7 @@ def retire(client: Client, layout: Layout, queue: str) -> QueueNode:
     def change(node: QueueNode) -> QueueNode:
         return node if node.deleted else _marked(queue, node, ((RETIRED, True),))
 
-    return _change(client, layout, queue, change, sought=0)
+    return _change(client, layout, queue, change, sought=0, record=record)
 
 
 def mark_finished(client: Client, layout: Layout, queue: str, finished: str) -> QueueNode:
@@ -181,40 +200,45 @@ def mark_finished(client: Client, layout: Layout, queue: str, finished: str) -> 
     return _change(client, layout, queue, change, sought=0)
 
 
-def restore(client: Client, layout: Layout, queue: str) -> QueueNode:
+def restore(
+    client: Client, layout: Layout, queue: str, *, record: Record | None = None
+) -> QueueNode:
     """Undo `retire`; return the node before the change."""
 
     def change(node: QueueNode) -> QueueNode:
         return _unmarked(node) if is_deleted(node) else node
 
-    return _change(client, layout, queue, change, sought=0)
+    return _change(client, layout, queue, change, sought=0, record=record)
 
 
-def remove(client: Client, layout: Layout, queue: str) -> str:
+def remove(
+    client: Client, layout: Layout, queue: str, *, entry: Callable[[], CreateOp] | None = None
+) -> str:
     """Delete the node of a queue that is marked as deleted, unless it has an owner.
 
+    :param entry: makes the entry in the action log.
     :returns: the owner, "" if the node is deleted or does not exist.
     :raises NodeRefusedError: the coordinator does not let this client delete the node.
     """
     path = layout.queue(queue)
-    while True:
-        try:
-            folder, folder_stat = client.get(layout.queues)
-            data, stat = client.get(path)
-            node = QueueNode.parse(data)
-            if node.owner and client.exists(layout.worker(node.owner)) is not None:
-                return node.owner
-        except NoNodeError:
-            return ""
-        except KazooException as error:
-            if is_refusal(error):
-                raise NodeRefusedError(path=path, account=client.access.account_name()) from error
-            raise
-        transaction = client.transaction()
-        transaction.set_data(layout.queues, folder or b"", folder_stat.version)
-        transaction.delete(path, stat.version)
-        if _has_succeeded(client, transaction.commit(), path):
-            return ""
+    owner = ""
+
+    def decide(folder: Node) -> list[Op] | None:
+        nonlocal owner
+        found = read(client, path)
+        if not isinstance(folder, NodeRead) or not isinstance(found, NodeRead):
+            owner = ""
+            return None
+        owner = QueueNode.parse(found.data).owner
+        if owner and isinstance(read(client, layout.worker(owner)), NodeRead):
+            return None
+        owner = ""
+        written = SetOp(layout.queues, folder.data, folder.version)
+        ops: list[Op] = [written, DeleteOp(path, found.version)]
+        return [*ops, entry()] if entry is not None else ops
+
+    transactions.change(client, layout.queues, decide, root=layout.root)
+    return owner
 
 
 def is_deleted(node: QueueNode) -> bool:
@@ -242,66 +266,65 @@ def _deleted(queue: str) -> Change:
 
 
 def _change(
-    client: Client, layout: Layout, queue: str, change: Change, sought: int = 1
+    client: Client,
+    layout: Layout,
+    queue: str,
+    change: Change,
+    *,
+    sought: int = 1,
+    record: Record | None = None,
 ) -> QueueNode:
-    while True:
-        path = layout.queue(queue)
-        try:
-            data, stat = client.get(path)
-        except NoNodeError as error:
-            raise NotFoundError(what="queue", name=queue) from error
-        except KazooException as error:
-            if is_refusal(error):
-                raise NodeRefusedError(path=path, account=client.access.account_name()) from error
-            raise
-        node = QueueNode.parse(data)
-        after = change(node)
-        if after is node:
-            return node
-        after = replace(after, seek=node.seek + sought)
-        if _commit(client, layout, queue, after, stat.version):
-            return node
-
-
-def _commit(client: Client, layout: Layout, queue: str, node: QueueNode, version: int) -> bool:
-    """Write a changed node and notify its owner; return False if either changed since."""
+    """Change a node and notify its owner; return the node before the change."""
     path = layout.queue(queue)
-    transaction = client.transaction()
-    transaction.set_data(path, node.encode(), version)
-    owner = _notified(client, layout, node.owner, queue) if node.owner else None
-    if owner is not None:
-        transaction.set_data(layout.worker(node.owner), *owner)
-    results = transaction.commit()
-    if owner is not None and is_refusal(results[1]):
-        # The owner finds out with its next write of the queue node.
-        transaction = client.transaction()
-        transaction.set_data(path, node.encode(), version)
-        results = transaction.commit()
-    return _has_succeeded(client, results, path)
+    refusing = ""
+    before = QueueNode()
+    entry: CreateOp | None = None
 
-
-def _has_succeeded(client: Client, results: Iterable[Any], path: str) -> bool:
-    """Return whether a transaction took effect, False if a node changed since it was read."""
-    for result in results:
-        if isinstance(result, (BadVersionError, NoNodeError)):
-            return False
-        if is_refusal(result):
-            raise NodeRefusedError(path=path, account=client.access.account_name()) from result
-        if isinstance(result, KazooException) and not isinstance(result, RolledBackError):
-            raise result
-    return True
-
-
-def _notified(client: Client, layout: Layout, owner: str, queue: str) -> tuple[bytes, int] | None:
-    """Return the owner's node with a request to read a queue again, and the version to replace."""
-    try:
-        data, stat = client.get(layout.worker(owner))
-    except NoNodeError:
-        return None  # gone forever: the next owner reads the queue node
-    except KazooException as error:
-        if is_refusal(error):
+    def decide(node: Node) -> list[Op] | None:
+        nonlocal before, entry
+        if not isinstance(node, NodeRead):
+            raise NotFoundError(what="queue", name=queue)
+        before = QueueNode.parse(node.data)
+        after = change(before)
+        if after is before:
             return None
-        raise
-    own = WorkerNode.parse(data)
+        ops: list[Op] = [
+            SetOp(path, replace(after, seek=before.seek + sought).encode(), node.version)
+        ]
+        if record is not None:
+            entry = record(before, after)
+            ops.append(entry)
+        if before.owner and before.owner != refusing:
+            ops.extend(_notice(client, layout, before.owner, queue))
+        return ops
+
+    def is_mine(node: NodeRead) -> bool:
+        return entry is not None and isinstance(read(client, entry.path), NodeRead)
+
+    while True:
+        try:
+            transactions.change(client, path, decide, root=layout.root, is_mine=is_mine)
+        except NodeRefusedError as error:
+            owner = before.owner
+            if not owner or owner == refusing or error.details["path"] != layout.worker(owner):
+                raise
+            refusing = owner  # it finds out with its next write of the queue node
+        else:
+            return before
+
+
+def _notice(client: Client, layout: Layout, owner: str, queue: str) -> list[Op]:
+    """Return the request to a queue's owner to read it again.
+
+    There is none for an owner that is gone forever: the next one reads the queue node.
+    """
+    path = layout.worker(owner)
+    try:
+        node = read(client, path)
+    except NodeRefusedError:
+        return []
+    if not isinstance(node, NodeRead):
+        return []
+    own = WorkerNode.parse(node.data)
     reread = tuple(dict.fromkeys((*own.reread, queue)))
-    return replace(own, reread=reread).encode(), stat.version
+    return [SetOp(path, replace(own, reread=reread).encode(), node.version)]

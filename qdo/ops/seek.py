@@ -10,10 +10,13 @@ from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError, UnreachableError, UnsupportedError, UsageError
-from qdo.positions import TIME_POSITIONS, position_now, position_of_time
+from qdo.fleet.audit import AuditTrail
+from qdo.fleet.protocol.audit_entries import Values
+from qdo.positions import TIME_POSITIONS, format_last, position_now, position_of_time
 from qdo.queues import check_path_part
 from qdo.text import describe
 
@@ -107,9 +110,28 @@ def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target
     )
 
 
-def execute(client: Client, layout: Layout, seek: SeekPlan) -> None:
-    """Execute a plan; a live owner finishes its message in flight and resumes from there."""
-    operator.seek(client, layout, seek.queue, seek.after.last, seek.after.position, seek.finished)
+def execute(client: Client, layout: Layout, seek: SeekPlan, reason: str = "") -> None:
+    """Execute a plan; a live owner finishes its message in flight and resumes from there.
+
+    :param reason: for the action log.
+    :raises AuditRefusedError: this account may not write to the action log.
+    """
+    after = seek.after
+    with AuditTrail(client, layout, "seek", reason).change(seek.queue) as entry:
+
+        def record(before: QueueNode, after: QueueNode) -> CreateOp:
+            return entry(_recorded(before), _recorded(after))
+
+        operator.seek(
+            client, layout, seek.queue, after.last, after.position, seek.finished, record=record
+        )
+
+
+def _recorded(node: QueueNode) -> Values:
+    """Return a node's position for the action log."""
+    if node.fault is not None:
+        return {"fault": node.fault}
+    return {"last": format_last(node.last) or EARLIEST, "position": node.position}
 
 
 def _waiting(broker: Broker, queue: str, place: QueuePosition) -> tuple[int | None, float | None]:

@@ -8,19 +8,27 @@ from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.queue_admin import Which
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.encoding import ID, parsed
+from qdo.fleet.audit import AuditTrail
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import check_path_part
+from qdo.text import join_some
 
 Decision: TypeAlias = Literal["retry", "skip", "dead-letter"]
 
 
 def unblock(
-    client: Client, layout: Layout, queue: str, decision: Decision, which: Which = "first"
+    client: Client,
+    layout: Layout,
+    queue: str,
+    decision: Decision,
+    which: Which = "first",
+    reason: str = "",
 ) -> tuple[FailureRecord, ...]:
     """Decide about messages that block a queue; return their failure records.
 
@@ -29,10 +37,20 @@ def unblock(
     "dead-letter" stores it as a dead letter with its error.
 
     :param which: position of the message, "first" or "all".
+    :param reason: for the action log.
     :raises NotFoundError: there is no such queue.
     :raises NotBlockedError: the queue, or this message, is not blocked.
+    :raises AuditRefusedError: this account may not write to the action log.
     """
-    return operator.unblock(client, layout, queue, decision, which)
+    with AuditTrail(client, layout, "unblock", reason).change(queue) as entry:
+
+        def record(before: QueueNode, after: QueueNode) -> CreateOp:
+            decided = operator.chosen(before, queue, decision, which)
+            messages = join_some([str(each.position) for each in decided])
+            attempts = max(each.attempts for each in decided)
+            return entry({"messages": messages, "attempts": attempts}, {"decision": decision})
+
+        return operator.unblock(client, layout, queue, decision, which, record=record)
 
 
 def failing(client: Client, layout: Layout, queue: str) -> tuple[FailureRecord, ...]:

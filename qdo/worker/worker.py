@@ -53,6 +53,7 @@ from qdo.text import pluralize
 from qdo.worker.drain import Drain
 from qdo.worker.duties.burst import Burst
 from qdo.worker.duties.checkpoint_progress import CheckpointProgress
+from qdo.worker.duties.chores import Chores
 from qdo.worker.duties.discovery import Discovery
 from qdo.worker.duties.doorbell_listener import DoorbellListener
 from qdo.worker.duties.left_messages import LeftMessages
@@ -239,6 +240,7 @@ class Worker:
             self._status,
             self._discovery,
             Retention(self._broker, slots, settings, clock),
+            Chores(self._current),
             *self._optional_duties(),
         ]
 
@@ -302,9 +304,7 @@ class Worker:
 
     def _is_idle(self) -> bool:
         """Return whether all queues of this worker are claimed and fully processed."""
-        member = self._current.member
-        settled = member is not None and member.settled()
-        return settled and self._dispatcher.all_idle() and self._duties.quiet
+        return self._current.settled() and self._dispatcher.all_idle() and self._duties.quiet
 
     # --- shutdown ---------------------------------------------------------------------
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.framework import output_option, reason_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import PartialFailureError, SettingsError
+from qdo.fleet.audit import AuditTrail
 from qdo.ops.acl import AclDifference, acl_differences, apply_acls
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.settings import Settings
@@ -47,9 +48,10 @@ def check(form: str, settings: Settings) -> int:
 
 
 @acl.command()
+@reason_option
 @with_settings(*_OPTIONS)
 @output_option
-def apply(form: str, settings: Settings) -> None:
+def apply(reason: str, form: str, settings: Settings) -> None:
     """Give every node the rights of the settings; list the nodes that differed.
 
     This needs an account with all rights on these nodes.
@@ -59,6 +61,8 @@ def apply(form: str, settings: Settings) -> None:
         client = connections.client
         differences = acl_differences(client, connections.layout) if client else []
         refused = apply_acls(client, differences) if client else []
+        if client is not None and len(differences) > len(refused):
+            _log(AuditTrail(client, connections.layout, "acl apply", reason), differences, refused)
     _show(differences, form)
     if refused:
         raise PartialFailureError(
@@ -78,6 +82,14 @@ def account(settings: Settings) -> None:
     if found is None:
         raise SettingsError(name="coordinator_auth", reason="set it to digest:NAME or sasl:NAME")
     click.echo(f"{found.identity.scheme}:{found.identity.id}")
+
+
+def _log(audit: AuditTrail, differences: Sequence[AclDifference], refused: Sequence[str]) -> None:
+    """Write the entry in the action log: rights cannot be changed in a transaction."""
+    before = {"differing": len(differences)}
+    fault = audit.note(differences[-1].path, before, {"differing": len(refused)})
+    if fault is not None:
+        print_message(f"hint: this change has no entry in the action log: {fault}")
 
 
 def _show(differences: Sequence[AclDifference], form: str) -> None:

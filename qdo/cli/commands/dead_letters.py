@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,9 +13,10 @@ import click
 
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import positions_of
-from qdo.cli.connections import open_connections
+from qdo.cli.connections import note_in_action_log, open_connections
+from qdo.cli.dead_letter_page import dead_letter_page
 from qdo.cli.durations import parse_duration
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.framework import output_option, reason_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.errors import ConfirmationRequiredError, NotFoundError, PartialFailureError, UsageError
 from qdo.ops import dead_letters as ops
@@ -24,9 +24,11 @@ from qdo.ops.dead_letters import Filter, Letter, LetterResult
 from qdo.positions import Positions
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
-from qdo.text import did_you_mean, join_some, pluralize, printable_lines
+from qdo.text import did_you_mean, join_some, pluralize
 
 SCHEMA = "qdo.dead-letters/2"
+_CHANGING = ("app", "broker", "coordinator", "namespace", "connect_seconds")
+"""The action log is in the coordinator."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -162,46 +164,9 @@ def show(queue: str, id: str, form: str, settings: Settings) -> None:
         record, vault = ops.read(broker, found[0]), vault_of(settings, settings.app)
         item = ops.exported(found[0], record, broker.positions, vault)
     if form == "table":
-        click.echo(_page(item, found[0].entry.body_bytes))
+        click.echo(dead_letter_page(item, found[0].entry.body_bytes))
     else:
         emit(SCHEMA, [item], form, {})
-
-
-def _page(item: dict[str, Any], body_bytes: int) -> str:
-    if "body" in item:
-        body = _json(item["body"])
-    else:
-        reason = item.get("body_error", "not JSON; `export` writes them in base64")
-        body = f"{body_bytes} bytes, {reason}"
-    lines = {
-        "queue": item["queue"],
-        "id": item["id"],
-        "position": item["position"],
-        "sent": item["time"],
-        **({"due": item["due_time"]} if item["due_time"] else {}),
-        "dead since": item["dead_time"],
-        "attempts": item["attempts"],
-        "worker": item["worker"],
-        "fence": item["fence"],
-        "key": item["key"],
-        "headers": _json(item["headers"]) if item["headers"] else None,
-        "error": item["error"],
-        "body": body,
-    }
-    width = max(map(len, lines)) + 2
-    margin = " " * width
-    shown = [
-        f"{name:{width}}{printable_lines(_text(value), margin)}" for name, value in lines.items()
-    ]
-    return "\n".join([*shown, "", printable_lines(_text(item["traceback"]).rstrip())])
-
-
-def _text(value: Any) -> str:
-    return "-" if value is None or value == "" else str(value)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 @dead_letters.command()
@@ -225,11 +190,18 @@ def export(glob: str, wanted: Filter, settings: Settings) -> None:
 @click.argument("queue", metavar="QUEUE|GLOB")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
+@reason_option
 @_filters
-@with_settings("app", "broker")
+@with_settings(*_CHANGING)
 @output_option
 def retry(
-    queue: str, ids: tuple[str, ...], every: bool, wanted: Filter, form: str, settings: Settings
+    queue: str,
+    ids: tuple[str, ...],
+    every: bool,
+    reason: str,
+    wanted: Filter,
+    form: str,
+    settings: Settings,
 ) -> None:
     """Send dead letters again: each becomes the newest message of its queue.
 
@@ -239,7 +211,9 @@ def retry(
     with _broker(settings) as broker:
         letters, missing = _chosen(broker, queue, ids, every, wanted)
         done = ops.retry(broker, letters) if broker else iter(())
-        _report("retried", done, len(letters), missing, form, positions_of(settings.broker))
+        log = _logger(settings, "dead-letters retry", queue, len(letters), reason)
+        positions = positions_of(settings.broker)
+        _report("retried", done, len(letters), missing, form, positions, log)
 
 
 @dead_letters.command()
@@ -247,14 +221,16 @@ def retry(
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation; a single ID needs none.")
+@reason_option
 @_filters
-@with_settings("app", "broker")
+@with_settings(*_CHANGING)
 @output_option
 def discard(
     queue: str,
     ids: tuple[str, ...],
     every: bool,
     yes: bool,
+    reason: str,
     wanted: Filter,
     form: str,
     settings: Settings,
@@ -270,7 +246,9 @@ def discard(
         if (len(letters) > 1 or (letters and not ids)) and not yes:
             _confirm(f"discarding {pluralize(len(letters), 'dead letter')}")
         done = ops.discard(broker, letters) if broker else iter(())
-        _report("discarded", done, len(letters), missing, form, positions_of(settings.broker))
+        log = _logger(settings, "dead-letters discard", queue, len(letters), reason)
+        positions = positions_of(settings.broker)
+        _report("discarded", done, len(letters), missing, form, positions, log)
 
 
 def _chosen(
@@ -312,6 +290,7 @@ def _report(
     missing: tuple[str, ...],
     form: str,
     positions: Positions,
+    log: Callable[[str, int], None],
 ) -> None:
     """Print the results, even if an error ends the operation; raise an error for the rest."""
     results: list[LetterResult] = []
@@ -322,6 +301,7 @@ def _report(
         items = [_done_item(each, positions) for each in results if each.done]
         emit(f"qdo.dead-letters-{word}/1", items, form, _columns(word))
         print_message(f"{pluralize(len(items), 'dead letter')} {word}")
+        log(word, len(items))
     rest = [*missing, *(each.letter.id for each in results if not each.done)]
     if rest:
         raise PartialFailureError(
@@ -330,6 +310,19 @@ def _report(
             what=f"dead letters were {word}",
             rest=f"{join_some(rest)}: not found, or no longer there",
         )
+
+
+def _logger(
+    settings: Settings, command: str, queue: str, chosen: int, reason: str
+) -> Callable[[str, int], None]:
+    """Return a function that writes the entry of this command in the action log."""
+
+    def log(word: str, done: int) -> None:
+        if done:
+            before, after = {"dead_letters": chosen}, {word: done}
+            note_in_action_log(settings, command, queue, before, after, reason)
+
+    return log
 
 
 def _columns(word: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.framework import output_option, reason_option, require_app, with_settings
 from qdo.cli.output import emit
 from qdo.errors import ConfirmationRequiredError, NotFoundError
 from qdo.ops.delete import delete, plan_deletion
@@ -23,10 +23,16 @@ from qdo.text import pluralize
     help="Also delete messages that are not done, and dead letters.",
 )
 @click.option("--yes", is_flag=True, help="Do it; without, only show what would be deleted.")
+@reason_option
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
 def delete_queues(
-    queues: tuple[str, ...], with_messages: bool, yes: bool, form: str, settings: Settings
+    queues: tuple[str, ...],
+    with_messages: bool,
+    yes: bool,
+    reason: str,
+    form: str,
+    settings: Settings,
 ) -> None:
     """Delete queues, with their done messages and their progress.
 
@@ -45,7 +51,7 @@ def delete_queues(
                 plan.check_empty()
         if yes:
             for plan in plans:
-                delete(client, layout, broker, plan, with_messages=with_messages)
+                delete(client, layout, broker, plan, with_messages=with_messages, reason=reason)
     items = [{**dataclasses.asdict(plan), "deleted": yes} for plan in plans]
     columns = ("queue", "owner", "waiting", "delayed", "dead_letters", "deleted")
     emit("qdo.delete/1", items, form, {name: name.replace("_", " ").upper() for name in columns})

@@ -8,7 +8,7 @@ import click
 
 from qdo.cli.connections import open_connections
 from qdo.cli.durations import short_duration
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.framework import output_option, reason_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.errors import NotFoundError
 from qdo.ops.seek import EARLIEST, QueuePosition, SeekPlan, check_seekable, execute, plan_seek
@@ -20,9 +20,10 @@ from qdo.settings.settings import Settings
 @click.argument("queue")
 @click.argument("target", metavar="earliest|latest|POSITION|TIME")
 @click.option("--execute", "really", is_flag=True, help="Do it; without, only show the effect.")
+@reason_option
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
-def seek(queue: str, target: str, really: bool, form: str, settings: Settings) -> None:
+def seek(queue: str, target: str, really: bool, reason: str, form: str, settings: Settings) -> None:
     """Move a queue to another position.
 
     Moving backwards processes messages again; moving forwards skips messages. Nothing changes
@@ -39,7 +40,7 @@ def seek(queue: str, target: str, really: bool, form: str, settings: Settings) -
             raise NotFoundError(what="queue", name=queue)
         plan = plan_seek(client, connections.layout, broker, queue, target)
         if really:
-            execute(client, connections.layout, plan)
+            execute(client, connections.layout, plan, reason)
     item = _item(plan, really)
     columns = ["queue", "before", "after", *_measures(plan), "executed"]
     if form == "table":

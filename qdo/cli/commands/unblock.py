@@ -9,7 +9,7 @@ import click
 
 from qdo.brokers.registry import keeps_dead_letters, positions_of
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.framework import output_option, reason_option, require_app, with_settings
 from qdo.cli.output import emit
 from qdo.coordination.queue_admin import Which
 from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord
@@ -30,6 +30,7 @@ from qdo.settings.settings import Settings
     help="Decide about this message, named by its id or position; required by --skip.",
 )
 @click.option("--all", "everything", is_flag=True, help="Decide about every blocking message.")
+@reason_option
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
 def unblock_queue(
@@ -39,6 +40,7 @@ def unblock_queue(
     dead_letter: bool,
     message: str | None,
     everything: bool,
+    reason: str,
     form: str,
     settings: Settings,
 ) -> None:
@@ -66,7 +68,7 @@ def unblock_queue(
         which: Which = "all" if everything else _which(queue, message, named)
         if decision == "skip" and which == "first" and found and found[0].blocked:
             raise _unnamed(queue, *named[0])
-        decided = unblock(client, layout, queue, decision, which)
+        decided = unblock(client, layout, queue, decision, which, reason)
     ids = {each.position: id for each, id in named}
     items = [
         {

@@ -67,7 +67,10 @@ class LeaderState(Enum):
 
 
 class Election(Machine):
-    """One worker's candidacy."""
+    """One worker's candidacy.
+
+    :ivar fence: the leader's fence of this worker, while it is `leading`.
+    """
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class Election(Machine):
     ) -> None:
         super().__init__()
         self.office = LeaderState.INACTIVE
+        self.fence = -1
         self._layout = layout
         self._worker = worker
         self._session = session
@@ -265,7 +269,8 @@ class Election(Machine):
         if isinstance(answer, Committed):
             self.office = LeaderState.LEADING
             log.info("%s: elected as rebalancer", self._worker)
-            self._on_elected(answer.versions[0])
+            self.fence = answer.versions[0]
+            self._on_elected(self.fence)
         elif isinstance(answer, NoResponse):
             self.resign("the reply to becoming leader was lost")
         elif isinstance(answer, Rejected) and answer.fault is CommitError.OTHER:

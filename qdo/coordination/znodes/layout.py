@@ -37,6 +37,13 @@ class FleetLayout:
     def document_set(self, name: str) -> str:
         return f"{self.root}/documents/{name}"
 
+    @property
+    def actionlog(self) -> str:
+        return f"{self.root}/actionlog"
+
+    def log_entry(self, name: str) -> str:
+        return f"{self.root}/actionlog/{name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -103,6 +110,7 @@ class Layout:
             self.rebalancer,
             self.election,
             self.components,
+            self.fleet.actionlog,
         )
 
     def worker(self, name: str) -> str:

@@ -4,8 +4,8 @@
 role        rights
 ==========  ===================================================================================
 workers     all, on every node
-operators   read every node; write queues, workers and documents; create documents; delete
-            queues, documents and ``broker``
+operators   read every node; write queues, workers and documents; create documents and entries of
+            the action log; delete queues, documents and ``broker``
 monitors    read every node
 senders     create and write doorbells; read documents
 ==========  ===================================================================================
@@ -84,6 +84,8 @@ class NodeRights:
         elif f"{path}/".startswith(f"{layout.fleet.documents}/"):
             rights[OPERATORS] |= _WRITE | _CREATE | _DELETE
             rights[SENDERS] = _READ
+        elif path == layout.fleet.actionlog:
+            rights[OPERATORS] |= _CREATE
         elif path == layout.doorbells:
             rights[SENDERS] = _CREATE
         elif folder == layout.doorbells:

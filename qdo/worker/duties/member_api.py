@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from qdo.coordination.client import Client
+from qdo.coordination.leader_queues import Chore
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.layout import Layout
@@ -25,6 +26,7 @@ class LeaderApi(Protocol):
     def exclude_deleted(self, names: frozenset[str]) -> None: ...
     def read_queues(self, names: Sequence[str]) -> Mapping[str, QueueNode]: ...
     def change_queue(self, change: Change, name: str) -> QueueNode: ...
+    def do_chore(self, chore: Chore) -> int: ...
 
 
 class DoorbellApi(Protocol):
@@ -73,3 +75,7 @@ class CurrentMember:
     def contact(self) -> float:
         """Return when the coordinator last answered; the present time without a registration."""
         return clock() if self.member is None else self.member.lease.contact
+
+    def settled(self) -> bool:
+        """Return whether the worker is registered, and has claimed all of its queues."""
+        return self.member is not None and self.member.settled()

@@ -57,6 +57,7 @@ CALLS = {
         ("documents", "delete", HOSTILE, HOSTILE_NAME),
     ],
     "locks": [("locks",), ("locks", "--app", HOSTILE)],
+    "audit": [("audit",), ("audit", HOSTILE), ("audit", "--since", HOSTILE)],
     "broker": [("broker", "file")],
     "keys": [("keys", "list", "--keys", TEXT), ("keys", "retire", "--keys", TEXT, HOSTILE)],
     "acl": [("acl", "check"), ("acl", "check", "--app", HOSTILE), ("acl", "apply")],
@@ -98,6 +99,9 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     hostile = {"value": TEXT, "by": TEXT, "at": 1.0}
     client.create(f"{folder}/{HOSTILE_NAME}", encode(hostile), makepath=True)
     client.create(f"{folder}/bytes", HOSTILE.encode(errors="surrogatepass"))
+    texts = ("by", "account", "command", "target", "reason")
+    hostile = {**dict.fromkeys(texts, TEXT), "from": {TEXT: HOSTILE}, "to": {"a": [TEXT]}}
+    client.create(LAYOUT.fleet.log_entry(f"1000-{HOSTILE_NAME}"), encode(hostile))
     client.create(LAYOUT.queue("bytes"), HOSTILE.encode(errors="surrogatepass"))
     client.create(LAYOUT.broker, BrokerNode(HOSTILE, HOSTILE, HOSTILE).encode())
     with App("a") as app:

@@ -74,6 +74,7 @@ def test_each_role_does_its_work(accounts: Accounts) -> None:
         seek = fleet.qdo("seek", "a", "earliest", "--execute", config=configs["operator"])
         assert seek.code == 0, seek.err
         wait_until(lambda: fleet.done() == ["a 1", "a 1"], "the message is processed again")
+        assert_logged(accounts)
         for name, code in (("operator", 0), ("monitor", 0), ("worker", 0), ("other", 5)):
             for command in ("queues", "workers"):
                 ended = fleet.qdo(command, config=configs[name])
@@ -87,6 +88,24 @@ def test_each_role_does_its_work(accounts: Accounts) -> None:
         assert deleted.code == 0, deleted.err
         with fleet.client(configs["other"]) as other:
             assert_closed(other)
+
+
+def assert_logged(accounts: Accounts) -> None:
+    """Operators add to the action log, and can neither change nor delete an entry."""
+    with accounts.fleet.client(accounts.configs["operator"]) as operator:
+        [entry] = operator.get_children(LAYOUT.fleet.actionlog)
+        path = LAYOUT.fleet.log_entry(entry)
+        assert json.loads(operator.get(path)[0])["account"] == "sasl:operator"
+        for use in (
+            lambda: operator.set(path, b"{}"),
+            lambda: operator.delete(path),
+            lambda: operator.create(f"{path}/below", b""),
+            lambda: operator.set_acls(path, OPEN_ACL_UNSAFE),
+        ):
+            with pytest.raises(NoAuthError):
+                use()
+    with accounts.fleet.client(accounts.configs["sender"]) as sender, pytest.raises(NoAuthError):
+        sender.create(LAYOUT.fleet.log_entry("x"), b"")
 
 
 def assert_closed(client: Client) -> None:

@@ -176,6 +176,9 @@ class FakeMember:
     def change_queue(self, change: object, name: str) -> QueueNode:
         raise AssertionError("the brokers of these tests keep their queues")
 
+    def do_chore(self, chore: object) -> int:
+        return 0
+
     def watch(self, queues: Sequence[str]) -> None:
         self.bells.update(queues)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from kazoo.exceptions import BadVersionError, NoNodeError, RolledBackError
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.serialization import SetData, Transaction
 
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -28,25 +30,25 @@ class Nodes:
 
     def __init__(self) -> None:
         self.stored: dict[str, tuple[bytes, int]] = {}
+        self.chroot = ""
+        self.handler = SequentialThreadingHandler()
 
-    def get(self, path: str) -> tuple[bytes, Any]:
-        if path not in self.stored:
-            raise NoNodeError
-        data, version = self.stored[path]
-        return data, SimpleNamespace(version=version)
+    def _call(self, request: Any, answer: Any) -> None:
+        if isinstance(request, Transaction):
+            answer.set(self._committed(request.operations))
+        elif request.path not in self.stored:
+            answer.set_exception(NoNodeError())
+        else:
+            data, version = self.stored[request.path]
+            answer.set((data, SimpleNamespace(version=version, mzxid=0, ephemeralOwner=0)))
 
-    def transaction(self) -> Any:
-        changes: list[tuple[str, bytes, int]] = []
-
-        def commit() -> list[Any]:
-            for path, _, version in changes:
-                if self.stored[path][1] != version:
-                    return [BadVersionError(), *[RolledBackError()] * (len(changes) - 1)]
-            for path, data, version in changes:
-                self.stored[path] = data, version + 1
-            return [None] * len(changes)
-
-        return SimpleNamespace(set_data=lambda *change: changes.append(change), commit=commit)
+    def _committed(self, changes: Sequence[SetData]) -> list[Any]:
+        for change in changes:
+            if self.stored[change.path][1] != change.version:
+                return [BadVersionError(), *[RolledBackError()] * (len(changes) - 1)]
+        for change in changes:
+            self.stored[change.path] = change.data, change.version + 1
+        return [None] * len(changes)
 
 
 class FakeLeader:

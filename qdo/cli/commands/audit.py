@@ -1,0 +1,79 @@
+"""`qdo audit`: what operators changed."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from qdo.cli.connections import open_connections
+from qdo.cli.durations import parse_duration
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import emit, iso_time, print_message
+from qdo.fleet.audit import read_entries
+from qdo.fleet.protocol.audit_entries import AuditEntry, Values
+from qdo.settings.settings import Settings
+
+
+@click.command()
+@click.argument("glob", default="*")
+@click.option("--since", metavar="DURATION", help="Only entries at most this old: 2h, 7d.")
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="The number of entries, the newest first.",
+)
+@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@output_option
+def audit(glob: str, since: str | None, limit: int, form: str, settings: Settings) -> None:
+    """List the changes that operators made with commands, newest first.
+
+    GLOB selects entries by their command, or by the name of what was changed, such as a queue. The
+    log keeps the last 5,000 entries, for 30 days.
+    """
+    app = require_app(settings)
+    oldest = 0.0 if since is None else time.time() - parse_duration(since, "--since")
+    with open_connections(settings, broker=False) as connections:
+        client, layout = connections.client, connections.layout
+        found = []
+        if client is not None:
+            found = read_entries(client, layout, limit=limit + 1, glob=glob, since=oldest)
+    if not found:
+        print_message(f"hint: no entry in the action log of app {app!r} matches")
+    items = [_item(each, form) for each in found[:limit]]
+    columns = ["time", "by", "command", "target", "from", "to", "reason"]
+    if any(each.fault is not None for each in found):
+        columns.append("fault")
+    emit("qdo.audit/1", items, form, {name: name.upper() for name in columns})
+    if len(found) > limit:
+        print_message(f"hint: only the newest {limit} entries are listed; see --limit and --since")
+
+
+def _item(entry: AuditEntry, form: str) -> dict[str, Any]:
+    table = form == "table"
+    return {
+        "id": entry.id,
+        "time": iso_time(entry.at),
+        "by": entry.by,
+        "account": entry.account,
+        "command": entry.command,
+        "target": entry.target,
+        "from": _shown(entry.before) if table else entry.before,
+        "to": _shown(entry.after) if table else entry.after,
+        "reason": entry.reason,
+        "fault": entry.fault,
+    }
+
+
+def _shown(values: Values | None) -> str:
+    """Return the known values for a table, such as `last=7`."""
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in (values or {}).items()
+        if value is not None
+    )

@@ -1,0 +1,116 @@
+"""The action log: who changed what with which command, and why.
+
+Every command that changes a node of the coordinator writes one entry in the transaction of this
+change: either both happen or neither. An entry is a node of its own, and is never written again.
+Its name begins with its time, so the newest entries are found without reading any.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import Committed, CreateOp, Rejected
+from qdo.coordination.transactions import commit, make_folder
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import NodeRefusedError, QdoError
+from qdo.fleet.names import writer
+from qdo.fleet.protocol.audit_entries import AuditEntry, Values, entry_name, entry_time
+from qdo.fleet_errors import AuditRefusedError
+
+READ_AT_ONCE = 200
+"""Entries in one read, while those that match are searched."""
+
+Entry = Callable[[Values, Values], CreateOp]
+
+
+class AuditTrail:
+    """Writes the entries of one run of a command.
+
+    :param command: its name, such as "seek".
+    :param reason: why the operator runs it.
+    """
+
+    def __init__(self, client: Client, layout: Layout, command: str, reason: str = "") -> None:
+        self._client = client
+        self._layout = layout
+        self._command = command
+        self._reason = reason
+
+    @contextmanager
+    def change(self, target: str) -> Iterator[Entry]:
+        """Return a function that makes the entry of one change: an operation for its transaction.
+
+        The function takes the values before and after. It may be called again when the transaction
+        is repeated: the entry keeps its path, so it can be written only once.
+
+        :raises AuditRefusedError: this account may not write entries; nothing is changed.
+        """
+        fleet = self._layout.fleet
+        name = entry_name(time.time(), secrets.token_hex(4))
+
+        def entry(before: Values, after: Values) -> CreateOp:
+            # Workers have made this node, or an account with all rights makes it here.
+            make_folder(self._client, fleet.actionlog)
+            account = self._client.access.account
+            written = AuditEntry(
+                name,
+                0.0,
+                by=writer(),
+                account="" if account is None else str(account),
+                command=self._command,
+                target=target,
+                before=before,
+                after=after,
+                reason=self._reason,
+            )
+            return CreateOp(fleet.log_entry(name), written.encode())
+
+        try:
+            yield entry
+        except NodeRefusedError as error:
+            if not f"{error.details['path']}/".startswith(f"{fleet.actionlog}/"):
+                raise
+            account = self._client.access.account_name()
+            raise AuditRefusedError(path=fleet.actionlog, account=account) from error
+
+    def note(self, target: str, before: Values, after: Values) -> str | None:
+        """Write the entry of a change that was made elsewhere, such as in the broker.
+
+        :returns: why there is no entry, None if there is one.
+        """
+        try:
+            with self.change(target) as entry:
+                answer = commit(self._client, [entry(before, after)])
+        except QdoError as error:
+            return str(error)
+        if isinstance(answer, Committed):
+            return None
+        return answer.reason if isinstance(answer, Rejected) else "the coordinator did not respond"
+
+
+def read_entries(
+    client: Client, layout: Layout, *, limit: int, glob: str = "*", since: float = 0.0
+) -> list[AuditEntry]:
+    """Return the newest entries whose command or target matches a glob, newest first.
+
+    :param since: Unix time of the oldest entry to return.
+    :raises NodeRefusedError: this account may not list the log.
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    folder = layout.fleet.actionlog
+    names = read_children(client, [folder]).get(folder, [])
+    wanted = sorted((name for name in names if entry_time(name) >= since), reverse=True)
+    found: list[AuditEntry] = []
+    while wanted and len(found) < limit:
+        batch, wanted = wanted[:READ_AT_ONCE], wanted[READ_AT_ONCE:]
+        for node in read_nodes(client, [layout.fleet.log_entry(name) for name in batch]):
+            name = node.path.rpartition("/")[2]
+            entry = AuditEntry.parse(name, node.data, node.written, node.refused)
+            if entry.matches(glob):
+                found.append(entry)
+    return found[:limit]

@@ -1,0 +1,285 @@
+"""The action log: one entry in the transaction of each change, and never too many entries."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from kazoo.security import ACL, Id, Permissions
+
+from qdo.cli.framework import run
+from qdo.cli.main import qdo
+from qdo.coordination import queue_admin, transactions
+from qdo.coordination.client import Client
+from qdo.coordination.member import Member
+from qdo.coordination.protocol.machine import CheckOp, Committed, CreateOp, NoResponse, Op
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.errors import NodeRefusedError, NotFoundError
+from qdo.fleet.action_log import AT_ONCE, ActionLogChore
+from qdo.fleet.audit import AuditTrail, read_entries
+from qdo.fleet.protocol.audit_entries import MAX_ENTRIES, entry_name
+from qdo.fleet_errors import AuditRefusedError
+from qdo.ops.seek import QueuePosition, SeekPlan, execute
+from qdo.ops.unblock import unblock
+from qdo.worker.duties.chores import Chores
+from qdo.worker.duties.member_api import CurrentMember
+from tests.support.fleet import LAYOUT as FLEET
+from tests.support.fleet import MemberFleet
+from tests.support.processes import wait_until
+
+LAYOUT = Layout.of("shop")
+LOG = LAYOUT.fleet.actionlog
+READ_ONLY = [ACL(Permissions.READ, Id("world", "anyone"))]
+
+
+@pytest.fixture
+def client(outsider: Client) -> Client:
+    for path in LAYOUT.persistent:
+        outsider.ensure_path(path)
+    outsider.create(LAYOUT.queue("orders"), QueueNode(last=7).encode())
+    return outsider
+
+
+def seek(client: Client, last: int = 9) -> None:
+    plan = SeekPlan("orders", None, QueuePosition(last), 0, 0, None)
+    execute(client, LAYOUT, plan, "CRM is back")
+
+
+def count(client: Client) -> int:
+    return len(client.get_children(LOG))
+
+
+def test_an_entry_is_in_the_transaction_of_its_change(client: Client) -> None:
+    seek(client)
+    [entry] = read_entries(client, LAYOUT, limit=10)
+    assert (entry.command, entry.target, entry.reason) == ("seek", "orders", "CRM is back")
+    assert "@" in entry.by
+    assert entry.before is not None
+    assert entry.after is not None
+    assert (entry.before["position"], entry.after["position"]) == (None, None)
+    assert abs(entry.at - time.time()) < 60
+    written = client.get(LAYOUT.fleet.log_entry(entry.id))[1].czxid
+    assert written == client.get(LAYOUT.queue("orders"))[1].mzxid
+
+
+def test_a_decision_on_a_message_is_logged(client: Client) -> None:
+    failure = FailureRecord(8, 3, "secret body", blocked_since=1.0)
+    client.set(LAYOUT.queue("orders"), QueueNode(last=7, failure=failure).encode())
+    unblock(client, LAYOUT, "orders", "skip", 8)
+    [entry] = read_entries(client, LAYOUT, limit=10)
+    assert (entry.command, entry.before, entry.after) == (
+        "unblock",
+        {"messages": "8", "attempts": 3},
+        {"decision": "skip"},
+    )
+    assert b"secret" not in client.get(LAYOUT.fleet.log_entry(entry.id))[0]
+
+
+def test_a_refused_change_has_no_entry(client: Client) -> None:
+    client.set_acls(LAYOUT.queue("orders"), READ_ONLY)
+    with pytest.raises(NodeRefusedError) as refused:
+        seek(client)
+    assert not isinstance(refused.value, AuditRefusedError)
+    client.delete(LAYOUT.queue("orders"))
+    with pytest.raises(NotFoundError):
+        seek(client)
+    assert count(client) == 0
+
+
+def test_a_change_without_the_right_to_log_is_not_made(client: Client) -> None:
+    client.set_acls(LOG, READ_ONLY)
+    before = client.get(LAYOUT.queue("orders"))
+    with pytest.raises(AuditRefusedError) as refused:
+        seek(client)
+    assert refused.value.details["path"] == LOG
+    assert refused.value.exit_code == 5
+    assert client.get(LAYOUT.queue("orders")) == before
+    client.delete(LOG)
+    client.set_acls(LAYOUT.root, READ_ONLY)
+    with pytest.raises(AuditRefusedError):
+        seek(client)
+    assert client.get(LAYOUT.queue("orders")) == before
+    fault = AuditTrail(client, LAYOUT, "retry").note("orders", {}, {})
+    assert fault is not None
+    assert "action log" in fault
+
+
+def test_the_log_is_created_when_it_is_missing(client: Client) -> None:
+    """Also when it vanishes while a change is decided."""
+    client.delete(LOG)
+    assert read_entries(client, LAYOUT, limit=10) == []
+    with AuditTrail(client, LAYOUT, "seek").change("orders") as entry:
+
+        def record(before: QueueNode, after: QueueNode) -> CreateOp:
+            op = entry({}, {})
+            if not removed:
+                removed.append(op)
+                client.delete(LOG)
+            return op
+
+        removed: list[CreateOp] = []
+        queue_admin.seek(client, LAYOUT, "orders", 9, record=record)
+    assert count(client) == 1
+    assert QueueNode.parse(client.get(LAYOUT.queue("orders"))[0]).seek == 1
+
+
+def lose_answers(
+    monkeypatch: pytest.MonkeyPatch, lost: Callable[[Sequence[Op]], bool], performed: bool
+) -> list[Sequence[Op]]:
+    """Let the answers to some transactions be lost, once each; return these transactions."""
+    seen: list[Sequence[Op]] = []
+    commit = transactions.commit
+
+    def answer(client: Client, ops: Sequence[Op]) -> Any:
+        if lost(ops) and not seen:
+            seen.append(ops)
+            if performed:
+                assert isinstance(commit(client, ops), Committed)
+            return NoResponse()
+        return commit(client, ops)
+
+    monkeypatch.setattr(transactions, "commit", answer)
+    return seen
+
+
+@pytest.mark.parametrize("performed", [True, False])
+def test_a_lost_answer_leaves_one_entry(
+    client: Client, monkeypatch: pytest.MonkeyPatch, performed: bool
+) -> None:
+    """A change that was made is found by its entry; one that was not made is made again."""
+    owner = LAYOUT.worker("worker-0000000001")
+    client.create(owner, b"{}")
+    client.set(LAYOUT.queue("orders"), QueueNode(last=7, owner="worker-0000000001").encode())
+    seen = lose_answers(monkeypatch, lambda ops: len(ops) == 3, performed)
+    seek(client)
+    assert len(seen) == 1
+    assert count(client) == 1
+    assert QueueNode.parse(client.get(LAYOUT.queue("orders"))[0]).seek == 1
+    assert json.loads(client.get(owner)[0])["reread"] == ["orders"]
+
+
+def test_an_owner_that_may_not_be_told_does_not_stop_a_seek(client: Client) -> None:
+    """It finds out with its next write of the queue node."""
+    owner = LAYOUT.worker("worker-0000000001")
+    client.create(owner, b"{}", acl=READ_ONLY)
+    client.set(LAYOUT.queue("orders"), QueueNode(last=7, owner="worker-0000000001").encode())
+    seek(client)
+    assert count(client) == 1
+    assert client.get(owner)[0] == b"{}"
+    assert QueueNode.parse(client.get(LAYOUT.queue("orders"))[0]).last == 9
+
+
+# --- reading -------------------------------------------------------------------------
+
+
+def add(client: Client, at: float, data: bytes = b'{"command": "seek"}') -> str:
+    name = entry_name(at, "0123abcd")
+    client.create(LAYOUT.fleet.log_entry(name), data)
+    return name
+
+
+def test_the_newest_entries_come_first(client: Client) -> None:
+    now = time.time()
+    old, new, newest = (add(client, now - age) for age in (500, 50, 5))
+    assert [each.id for each in read_entries(client, LAYOUT, limit=2)] == [newest, new]
+    assert [each.id for each in read_entries(client, LAYOUT, limit=9)] == [newest, new, old]
+    assert len(read_entries(client, LAYOUT, limit=9, since=now - 100)) == 2
+    assert read_entries(client, LAYOUT, limit=9, glob="unblock") == []
+
+
+def test_a_forged_entry_costs_only_itself(
+    client: Client,
+    coordinator_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("QDO_APP", "shop")
+    monkeypatch.setenv("QDO_COORDINATOR", coordinator_url)
+    for number, data in enumerate((b"", b"null", b"\xff", b"[" * 5000, b'{"command": []}')):
+        add(client, 1000.0 + number, data)
+    client.create(f"{LOG}/zoo", b'{"command": "seek", "to": {"a": "\\u001b[31m"}}')
+    client.create(LAYOUT.fleet.log_entry(entry_name(9e9, "00000000")), b"x" * 500_000)
+    protected = add(client, 2000.0)
+    acl = [ACL(Permissions.ALL, Id("digest", "a:b"))]
+    client.set_acls(LAYOUT.fleet.log_entry(protected), acl)
+    seek(client)
+    assert run(qdo, "qdo", ["audit", "-o", "json"]) == 0
+    printed = capsys.readouterr().out
+    items = {each["id"]: each for each in json.loads(printed)["items"]}
+    assert len(items) == 9
+    faults = {each["command"] for each in items.values() if each["fault"] is None}
+    assert faults == {"seek"}
+    assert items[protected]["fault"]
+    assert run(qdo, "qdo", ["audit"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+# --- the leader's chore --------------------------------------------------------------
+
+
+def fence(client: Client) -> CheckOp:
+    return CheckOp(LAYOUT.rebalancer, client.exists(LAYOUT.rebalancer).version)
+
+
+def fill(client: Client, number: int, at: float) -> list[str]:
+    names = [entry_name(at + each / 1000, f"{each:08x}") for each in range(number)]
+    for start in range(0, number, 100):
+        transaction = client.transaction()
+        for name in names[start : start + 100]:
+            transaction.create(LAYOUT.fleet.log_entry(name), b'{"command": "seek"}')
+        transaction.commit()
+    return names
+
+
+def test_the_leader_deletes_the_oldest_entries(client: Client) -> None:
+    names = fill(client, MAX_ENTRIES + AT_ONCE + 1, time.time() - 100)
+    chore = ActionLogChore()
+    assert chore(client, LAYOUT, fence(client)) == AT_ONCE + 1
+    assert sorted(client.get_children(LOG)) == names[AT_ONCE + 1 :]
+    assert chore(client, LAYOUT, fence(client)) == 0
+
+
+def test_only_the_leader_does_chores(outsider: Client, coordinator_url: str) -> None:
+    fleet = MemberFleet(coordinator_url)
+    try:
+        members = [fleet.join()[0] for _ in range(2)]
+        wait_until(lambda: any(each.is_leader() for each in members), "a member leads")
+        leader, other = sorted(members, key=Member.is_leader, reverse=True)
+        name = entry_name(1000.0, "0123abcd")
+        path = FLEET.fleet.log_entry(name)
+        outsider.create(path, b"")
+        duties = [Chores(CurrentMember(each), period_seconds=1.0) for each in (other, leader)]
+        duties[0].step()
+        assert outsider.exists(path)
+        assert other.leader.do_chore(ActionLogChore()) == 0
+        duties[1].step()
+        assert not outsider.exists(path)
+    finally:
+        fleet.close()
+
+
+def test_a_deposed_leader_deletes_nothing(client: Client) -> None:
+    fill(client, 150, 1000.0)
+    old = fence(client)
+    client.set(LAYOUT.rebalancer, b'{"worker": "worker-0000000002"}')
+    assert ActionLogChore()(client, LAYOUT, old) == 0
+    assert count(client) == 150
+    assert ActionLogChore()(client, LAYOUT, fence(client)) == 150
+
+
+def test_an_entry_that_cannot_be_deleted_costs_only_itself(client: Client) -> None:
+    names = fill(client, 120, 1000.0)
+    for name in names[5:8]:
+        client.create(f"{LAYOUT.fleet.log_entry(name)}/below", b"")
+    chore = ActionLogChore()
+    assert chore(client, LAYOUT, fence(client)) == 117
+    assert sorted(client.get_children(LOG)) == names[5:8]
+    fill(client, 1, 2000.0)
+    assert chore(client, LAYOUT, fence(client)) == 1
+    client.delete(LOG, recursive=True)
+    assert chore(client, LAYOUT, fence(client)) == 0
