@@ -76,6 +76,7 @@ class LockContender(Registration):
         super().__init__(folder, stem, data, session, lambda path: self._survey(), on_change)
         self.fence = 0
         self.left = False
+        self._zxid = 0
         self.ahead = b""
         self._on_change = on_change
         self._leaving = False
@@ -112,7 +113,10 @@ class LockContender(Registration):
     def _survey(self) -> None:
         if self._leaving:
             self._delete()
-        elif not self.fence:
+        elif not self.fence and self.path is not None:
+            if not self._zxid:
+                # Sent together with the next request: a round trip less.
+                self.ask(Stat(self.path), self._own_read)
             self.ask(Children(self._folder), self._surveyed)
 
     def _surveyed(self, answer: Response) -> None:
@@ -125,8 +129,10 @@ class LockContender(Registration):
             last = max(before, key=lambda each: each.number)
             self._watched = f"{self._folder}/{last.name}"
             self.ask(Get(self._watched, watch=True), self._ahead_read)
-        else:
-            self.ask(Stat(self.path), self._own_read)
+        elif self._zxid and not self.fence:
+            self.ahead = b""
+            self.fence = self._zxid
+            self._on_change()
 
     def _ahead_read(self, answer: Response) -> None:
         if isinstance(answer, NodeMissing):
@@ -135,10 +141,8 @@ class LockContender(Registration):
             self.ahead = answer.data
 
     def _own_read(self, answer: Response) -> None:
-        if isinstance(answer, NodeRead) and not self._leaving:
-            self.ahead = b""
-            self.fence = answer.mzxid
-            self._on_change()
+        if isinstance(answer, NodeRead):
+            self._zxid = answer.mzxid
         elif isinstance(answer, NodeMissing):
             self._gone()  # another program has deleted it
 

@@ -295,18 +295,16 @@ class SharedWaitsForNobody(LockContender):
     """A mutant: a shared contender does not wait for an exclusive one."""
 
     def _surveyed(self, answer: Response) -> None:
-        if self.path is not None and self._stem.startswith("s"):
-            self.ask(Stat(self.path), self._own_read)
-        else:
-            super()._surveyed(answer)
+        alone = self._stem.startswith("s") and isinstance(answer, ChildrenRead)
+        super()._surveyed(ChildrenRead(()) if alone else answer)
 
 
 class LooksOnlyOnce(LockContender):
     """A mutant: it takes the end of the contender ahead for its turn."""
 
     def changed(self, path: str) -> None:
-        if path == self._watched and self.path is not None:
-            self.ask(Stat(self.path), self._own_read)
+        if path == self._watched:
+            self._surveyed(ChildrenRead(()))
 
 
 class DoesNotWatchAgain(LockContender):
