@@ -17,6 +17,7 @@ ALL = (
     "jobs",
     "queue_lifecycle",
     "documents",
+    "locks",
     "sqs",
 )
 

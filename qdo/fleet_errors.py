@@ -18,6 +18,11 @@ class DocumentValueError(UsageError):
     a reference to a larger value, or split it"""
 
 
+class SetFullError(UsageError):
+    """documents {name!r} must have at most {documents} documents and {mebibytes} MiB, so no other
+    one can be created; delete some, or use several sets"""
+
+
 class DocumentConflictError(QdoError):
     """document {name!r} must {expected} for this change, got {found}{writer}; read it again and
     repeat the change"""

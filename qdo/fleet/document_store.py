@@ -55,9 +55,18 @@ class CoordinatorDocuments:
     :ivar pid: the process that opened the connection.
     :param client: a connected client, for this only.
     :param timeout_seconds: how long the first read of a set waits for its copy.
+    :param record: makes the entry of a change in the action log, from the document before it.
     """
 
-    def __init__(self, client: Client, layout: Layout, timeout_seconds: float, writer: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        layout: Layout,
+        timeout_seconds: float,
+        writer: str,
+        record: Callable[[Node], CreateOp] | None = None,
+    ) -> None:
+        self._record = record
         self.pid = os.getpid()
         self.writer = writer
         self._client = client
@@ -126,10 +135,12 @@ class CoordinatorDocuments:
             if ops and isinstance(ops[0], CreateOp) and not made:
                 made = True
                 make_folder(client, folder)
-            return ops
+            return [*ops, self._record(node)] if ops and self._record is not None else ops
 
         path = f"{folder}/{key}"
         root = self._layout.root
+        # An entry in the action log names the version that was replaced.
+        guess = None if self._record is not None else guess
         answer = change(client, path, decided, root=root, is_mine=is_mine, guess=guess)
         return answer.zxid if answer is not None else 0
 

@@ -30,11 +30,12 @@ from qdo.coordination.znodes.values import load
 from qdo.errors import NotFoundError
 from qdo.fleet.document_store import DocumentStore
 from qdo.fleet.names import checked_name
-from qdo.fleet.protocol.folder_view import CopiedNode, FolderView
+from qdo.fleet.protocol.folder_view import MAX_BYTES, MAX_NODES, CopiedNode, FolderView
 from qdo.fleet_errors import (
     DocumentConflictError,
     DocumentUnreadableError,
     DocumentValueError,
+    SetFullError,
     StaleCopyError,
 )
 from qdo.strict_json import strict_json
@@ -144,6 +145,7 @@ class Documents(Mapping[str, Any]):
             missing.
         :raises DocumentConflictError: it has another version.
         :raises DocumentValueError: JSON cannot hold the value, or it is too large.
+        :raises SetFullError: the set has as many documents as a copy holds.
         :raises NodeRefusedError: the account at the coordinator may not write it.
         :raises CoordinatorUnreachableError: the coordinator does not respond; the document may be
             written later.
@@ -203,6 +205,8 @@ class Documents(Mapping[str, Any]):
             data = _encoded(name, make(node), id, self._store().writer)
             if isinstance(node, NodeRead):
                 return [SetOp(path, data, node.version)]
+            if not self._current().has_room(len(data)):
+                raise SetFullError(name=self.name, documents=MAX_NODES, mebibytes=MAX_BYTES >> 20)
             # Only a write returns its place in the coordinator's order, a creation does not.
             return [CreateOp(path, b""), SetOp(path, data, 0)]
 

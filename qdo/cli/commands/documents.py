@@ -11,13 +11,16 @@ from typing import Any
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.framework import output_option, reason_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.coordination.bulk_reads import read_children
 from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import CreateOp, NodeRead
+from qdo.coordination.transactions import Node
 from qdo.coordination.znodes.layout import Layout
 from qdo.encoding import decode_strictly
 from qdo.errors import NotFoundError, UsageError
+from qdo.fleet.audit import AuditTrail, Entry
 from qdo.fleet.document_store import CoordinatorDocuments
 from qdo.fleet.documents import ANY, MAX_DOCUMENT_BYTES, Documents
 from qdo.fleet.names import checked_name
@@ -116,9 +119,16 @@ def get(set_name: str, name: str, settings: Settings) -> None:
 @click.argument("value")
 @_if_version
 @click.option("--create", is_flag=True, help="Only if there is no such document.")
+@reason_option
 @with_settings(*_SETTINGS)
 def put(
-    set_name: str, name: str, value: str, if_version: int | None, create: bool, settings: Settings
+    set_name: str,
+    name: str,
+    value: str,
+    if_version: int | None,
+    create: bool,
+    reason: str,
+    settings: Settings,
 ) -> None:
     """Write a document: VALUE is JSON, or - to read it from stdin."""
     if create and if_version is not None:
@@ -127,23 +137,31 @@ def put(
     with _opened(settings, set_name, create=True) as (client, layout):
         if client is None:
             raise NotFoundError(what="coordinator", name=settings.coordinator)
-        version = ANY if if_version is None else if_version
-        written = _documents(client, layout, set_name, settings)
-        written.put(name, parsed, if_version=None if create else version)
+        version = None if create else ANY if if_version is None else if_version
+        trail = AuditTrail(client, layout, "documents put", reason)
+        with trail.change(f"{set_name}/{name}") as entry:
+            written = _documents(client, layout, set_name, settings, entry)
+            written.put(name, parsed, if_version=version)
 
 
 @documents.command()
 @click.argument("set_name", metavar="SET")
 @click.argument("name")
 @_if_version
+@reason_option
 @with_settings(*_SETTINGS)
-def delete(set_name: str, name: str, if_version: int | None, settings: Settings) -> None:
+def delete(
+    set_name: str, name: str, if_version: int | None, reason: str, settings: Settings
+) -> None:
     """Delete a document."""
     with _opened(settings, set_name) as (client, layout):
         if client is None:
             raise NotFoundError(what="document", name=name)
         version = ANY if if_version is None else if_version
-        _documents(client, layout, set_name, settings).delete(name, if_version=version)
+        trail = AuditTrail(client, layout, "documents delete", reason)
+        with trail.change(f"{set_name}/{name}") as entry:
+            found = _documents(client, layout, set_name, settings, entry)
+            found.delete(name, if_version=version)
 
 
 @contextmanager
@@ -157,8 +175,23 @@ def _opened(
         yield connections.client, connections.layout
 
 
-def _documents(client: Client, layout: Layout, name: str, settings: Settings) -> Documents:
-    store = CoordinatorDocuments(client, layout, settings.connect_seconds, writer_shown(settings))
+def _documents(
+    client: Client, layout: Layout, name: str, settings: Settings, entry: Entry | None = None
+) -> Documents:
+    """Return a set; `entry` makes the entry of a change in the action log."""
+
+    def record(node: Node) -> CreateOp:
+        # No values: documents may be large, and not every reader of the log may read them.
+        version = node.version if isinstance(node, NodeRead) and node.version >= 0 else None
+        return entry({"version": version}, {})  # type: ignore[misc]
+
+    store = CoordinatorDocuments(
+        client,
+        layout,
+        settings.connect_seconds,
+        writer_shown(settings),
+        None if entry is None else record,
+    )
     return Documents(name, lambda: store)
 
 

@@ -193,7 +193,7 @@ class FolderView(Machine):
         if held is not None and held.mzxid >= node.mzxid:
             return
         size = len(node.data)
-        if held is None and (len(self.entries) >= MAX_NODES or self._bytes + size > MAX_BYTES):
+        if held is None and not self.has_room(size):
             self.fault = (
                 f"{self._folder} must have at most {MAX_NODES:,} nodes and {MAX_BYTES >> 20} MiB,"
                 f" so {name!r} is left out"
@@ -213,6 +213,10 @@ class FolderView(Machine):
         self._bytes += entry.size - (0 if held is None else held.size)
         self.entries[name] = entry
         self._on_change(name)
+
+    def has_room(self, size: int) -> bool:
+        """Return whether the copy can hold another node with so many bytes."""
+        return len(self.entries) < MAX_NODES and self._bytes + size <= MAX_BYTES
 
     def _drop(self, name: str) -> None:
         held = self.entries.pop(name, None)

@@ -54,6 +54,25 @@ def count(client: Client) -> int:
     return len(client.get_children(LOG))
 
 
+def test_changed_documents_have_an_entry_each(
+    client: Client, coordinator_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A change that is refused has none."""
+    app = ("--app", "shop", "--coordinator", coordinator_url)
+    put = ["documents", "put", *app, "plans", "acme"]
+    assert run(qdo, "qdo", [*put, "1", "--reason", "new plan"]) == 0
+    assert run(qdo, "qdo", [*put, "2"]) == 0
+    assert run(qdo, "qdo", [*put, "3", "--create"]) == 5
+    assert run(qdo, "qdo", ["documents", "delete", *app, "plans", "acme"]) == 0
+    assert run(qdo, "qdo", ["documents", "delete", *app, "plans", "acme"]) == 6
+    found = read_entries(client, LAYOUT, limit=10)
+    assert [(each.command, each.target, each.before, each.reason) for each in found] == [
+        ("documents delete", "plans/acme", {"version": 2}, ""),
+        ("documents put", "plans/acme", {"version": 1}, ""),
+        ("documents put", "plans/acme", {"version": None}, "new plan"),
+    ]
+
+
 def test_an_entry_is_in_the_transaction_of_its_change(client: Client) -> None:
     seek(client)
     [entry] = read_entries(client, LAYOUT, limit=10)

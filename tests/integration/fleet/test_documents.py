@@ -17,10 +17,12 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFoundError
 from qdo.fleet.document_store import CoordinatorDocuments
 from qdo.fleet.documents import MAX_DOCUMENT_BYTES, Documents
+from qdo.fleet.protocol import folder_view
 from qdo.fleet_errors import (
     DocumentConflictError,
     DocumentUnreadableError,
     DocumentValueError,
+    SetFullError,
     SharedNameError,
 )
 
@@ -195,6 +197,18 @@ def test_a_hostile_node_costs_only_itself(
     mine.put("bad", 3)
     mine.fresh()
     assert (mine["good"], mine["bad"]) == (2, 3)
+
+
+def test_a_full_set_takes_no_other_document(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy would leave it out; those that exist can be changed."""
+    monkeypatch.setattr(folder_view, "MAX_NODES", 2)
+    mine = plans()
+    for name in ("a", "b"):
+        mine.fresh(mine.put(name, 1))
+    with pytest.raises(SetFullError):
+        mine.put("c", 1)
+    mine.fresh(mine.put("b", 2))
+    assert dict(mine) == {"a": 1, "b": 2}
 
 
 def test_a_copy_after_many_changes_and_lost_connections(plans: Plans) -> None:
