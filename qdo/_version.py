@@ -1,3 +1,6 @@
-"""The version, in a module of its own that any module may import."""
+"""The versions of the program and of its format, in a module that any module may import."""
 
 __version__ = "0.1.0"
+
+FORMAT_LEVEL = 1
+"""Grows when this program writes something to the coordinator that older ones would misread."""

@@ -12,6 +12,11 @@ COMMANDS = {
     "send": ("qdo.cli.commands.send", "send", "Send messages: one, or JSON lines from a file."),
     "queues": ("qdo.cli.commands.queues", "queues", "List queues: owner, progress, backlog."),
     "workers": ("qdo.cli.commands.workers", "workers", "List the registered workers."),
+    "components": (
+        "qdo.cli.commands.components",
+        "components",
+        "List the processes with their versions.",
+    ),
     "dead-letters": (
         "qdo.cli.commands.dead_letters",
         "dead_letters",

@@ -33,6 +33,7 @@ Signals:
     "coordinator",
     "group",
     "namespace",
+    "zone",
     "processes",
     "concurrency",
     "executor",

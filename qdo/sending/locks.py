@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from qdo.sending.coordinator import ProcessConnection, open_client
-from qdo.settings.hosts import host_shown, writer_shown
+from qdo.settings.hosts import describe_process, writer_shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,20 +20,13 @@ def lock_connection(
     """Return the connection for the locks of an app, opened by the first lock."""
 
     def open_locks() -> CoordinatorLocks:
-        from qdo._version import __version__
         from qdo.coordination.side.leased import LeasedConnection
         from qdo.coordination.transactions import make_folder
         from qdo.fleet.locks import CoordinatorLocks
 
         client, layout = open_client(settings(), app)
         make_folder(client, f"{layout.components}/client")
-        component = {
-            "kind": "client",
-            "host": host_shown(settings()),
-            "pid": os.getpid(),
-            "version": __version__,
-        }
-        connection = LeasedConnection(client, layout, component)
+        connection = LeasedConnection(client, layout, describe_process(settings()))
         return CoordinatorLocks(connection, layout, writer_shown(settings()))
 
     return ProcessConnection(app, open_locks)

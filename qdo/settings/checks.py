@@ -138,6 +138,13 @@ def accounts(value: tuple[str, ...]) -> str | None:
     return None
 
 
+def zone(value: str) -> str | None:
+    """Check the name of a zone; empty means none."""
+    if re.fullmatch(r"[\w.-]{0,100}", value):
+        return None
+    return f"it must have at most 100 letters, digits, '.', '-' and '_', got {value[:120]!r}"
+
+
 def namespace(value: str) -> str | None:
     """Check an absolute path of a znode."""
     if value.startswith("/") and all(value[1:].split("/")):

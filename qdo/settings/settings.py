@@ -9,6 +9,8 @@ origin.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +43,11 @@ class Settings(AppSettings):
     :raises SettingsError: a value has the wrong type or is out of range.
     """
 
+    zone: str = setting(
+        "",
+        "where this process runs, such as a data center; `qdo components` shows it",
+        checks.zone,
+    )
     processes: int = setting(
         1, "number of worker processes that qdo-worker runs", checks.between(1, 1024), "processes"
     )
@@ -220,6 +227,11 @@ class Settings(AppSettings):
     def values(self) -> dict[str, Any]:
         """Return every setting by name, in the order of declaration."""
         return {each.name: getattr(self, each.name) for each in declarations()}
+
+    def digest(self) -> str:
+        """Return a short text that is the same for equal settings only."""
+        text = json.dumps(dataclasses.asdict(self) | {"origins": None}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def merged(self, values: Mapping[str, Any], origin: str) -> Settings:
         """Return a copy in which `values`, set at `origin`, override the present values.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import heapq
 import os
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import gevent
 
-from qdo._version import __version__
-from qdo.settings.hosts import host_shown
+from qdo.settings.hosts import describe_process
 from qdo.settings.settings import Settings
 from qdo.worker.duties.member_api import CurrentMember
 from qdo.worker.duties.runner import Duty
@@ -49,14 +47,13 @@ class StatusReport(Duty):
     ) -> None:
         self._dispatcher = dispatcher
         self._counters = counters
+        self._process = describe_process(settings) | {"parent": os.getppid()}
         self._concurrency = settings.concurrency
         self._refresh_seconds = min(
             REFRESH_SECONDS, settings.session_timeout_seconds / REPORTS_PER_SESSION
         )
         self._state = state
         self._current = current
-        self._host = host_shown(settings)
-        self._started_at = time.time()
 
     def run(self) -> None:
         while True:
@@ -72,14 +69,12 @@ class StatusReport(Duty):
     def component(self, name: str) -> dict[str, Any]:
         """Return the content of the component node of a worker with this name."""
         return {
-            "host": self._host,
-            "pid": os.getpid(),
-            "version": __version__,
-            "started": self._started_at,
+            **self._process,
             "state": self._state(),
             "worker": name,
             "concurrency": self._concurrency,
             "queues": len(self._dispatcher.slots),
+            "busy": sum(1 for _ in self._dispatcher.running()),
             **self._counters.dump(),
             "behind": lags(self._dispatcher.slots.values()),
         }

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from qdo import App
 from qdo.coordination import queue_admin
 from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.errors import QueueNotEmptyError
+from qdo.fleet.audit import read_entries
+from qdo.ops.delete import delete, plan_deletion
 from tests.support.cli import QDO, WORKER, Ended, command
 
 APP = """
@@ -93,6 +97,28 @@ def test_an_interrupted_deletion_can_be_repeated(folder: Path) -> None:
     client.create(LAYOUT.queue("a"), b'{"last": "5", "deleted": true, "retired": true}')
     assert qdo(folder, "delete", "a", "--yes").code == 0
     assert client.exists(LAYOUT.queue("a")) is None
+    log = read_entries(client, LAYOUT, limit=9)
+    assert [(each.command, each.target) for each in log] == [("delete", "a")] * 2
+    client.stop()
+    client.close()
+
+
+def test_a_failed_deletion_is_logged_with_its_undoing(folder: Path) -> None:
+    """Each change has its entry, the first one before any message is deleted."""
+    qdo(folder, "send", "a", "1")
+    process(folder)
+    client = connect(f"sqlite:{folder}/qdo-data/coordination.db", handler="threading")
+    client.open(5.0)
+    with App("shop", broker=f"sqlite:{folder}/qdo-data/messages.db") as app:
+        plan = plan_deletion(client, LAYOUT, app.broker, "a")
+        app.send("a", 2)
+        with pytest.raises(QueueNotEmptyError):
+            delete(client, LAYOUT, app.broker, plan, reason="no longer used")
+    undone, begun = read_entries(client, LAYOUT, limit=9)
+    assert begun.after == {"deleted": True}
+    assert undone.after == {"deleted": False}
+    assert begun.reason == undone.reason == "no longer used"
+    assert not QueueNode.parse(client.get(LAYOUT.queue("a"))[0]).deleted
     client.stop()
     client.close()
 

@@ -34,6 +34,7 @@ CALLS = {
     "send": [("send", HOSTILE_NAME, "1"), ("send", "q", "--file", f"{TEXT[2:]}")],
     "queues": [("queues",), ("queues", HOSTILE)],
     "workers": [("workers",)],
+    "components": [("components",)],
     "dead-letters": [
         ("dead-letters",),
         ("dead-letters", "show", HOSTILE_NAME, str(POSITION)),

@@ -28,6 +28,7 @@ import os, sys
 import qdo.cli.commands.queues, qdo.cli.commands.workers, qdo.cli.commands.dead_letters
 import qdo.cli.commands.tree, qdo.cli.commands.broker, qdo.cli.commands.send
 import qdo.cli.commands.documents, qdo.cli.commands.locks, qdo.cli.commands.audit
+import qdo.cli.commands.components
 import qdo.cli.commands.seek, qdo.cli.commands.unblock, qdo.brokers.registry
 import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config
 import kazoo.handlers.threading, encodings.idna
@@ -63,6 +64,7 @@ def fill(folder: Path) -> Iterator[Client]:
         app.broker.dead_letters.store(letter)
         client.create(f"{LAYOUT.fleet.lock('export')}/x-00000000-0000000000", b"", makepath=True)
         client.create(f"{LAYOUT.fleet.document_set('plans')}/acme", b'{"value": 1}', makepath=True)
+        client.create(f"{LAYOUT.components}/worker/host-1", b"{}", makepath=True)
         client.create(LAYOUT.fleet.log_entry("1000-1"), b'{"command": "seek"}')
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)
@@ -102,6 +104,7 @@ READING = (
     "dead-letters",
     "documents list",
     "audit",
+    "components",
     "documents list plans",
     "locks",
     "broker file",

@@ -1,0 +1,48 @@
+"""`qdo components`: the processes of an app."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from qdo.cli.connections import open_connections
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import emit, iso_time, print_message
+from qdo.fleet.components import ProcessDescription, read_components, skew
+from qdo.settings.settings import Settings
+
+_COLUMNS = ("kind", "host", "pid", "version", "level", "zone", "state", "busy", "fault")
+
+
+@click.command()
+@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@output_option
+def components(form: str, settings: Settings) -> None:
+    """List the processes of an app with their versions.
+
+    BUSY is the number of queues with a job that runs. `qdo workers` lists the workers with their
+    queues instead.
+    """
+    app = require_app(settings)
+    with open_connections(settings, broker=False) as connections:
+        client = connections.client
+        found = read_components(client, connections.layout) if client else []
+    if not found:
+        print_message(f"hint: no process of app {app!r} is registered")
+    columns = {name: name.upper() for name in _COLUMNS}
+    if all(each.fault is None for each in found):
+        del columns["fault"]
+    emit("qdo.components/1", [_item(each) for each in found], form, columns)
+    versions = skew(found)
+    if versions:
+        print_message(f"hint: the processes have different versions of qdo: {versions}")
+
+
+def _item(process: ProcessDescription) -> dict[str, Any]:
+    return {
+        **asdict(process),
+        "started": iso_time(process.started),
+        "reported": iso_time(process.reported),
+    }

@@ -1,0 +1,166 @@
+"""`qdo components`: real processes, several versions, nodes of other programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.security import ACL, Id, Permissions
+
+from qdo import App
+from qdo._version import FORMAT_LEVEL, __version__
+from qdo.cli.framework import run
+from qdo.cli.main import qdo
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import SettingsError
+from qdo.fleet.components import read_components
+from qdo.settings.settings import Settings
+from tests.support.cli import QDO, WORKER, clean_environment, command
+from tests.support.processes import Proc, wait_until
+
+LAYOUT = Layout.of("shop")
+WORKERS = f"{LAYOUT.components}/worker"
+JOB = """
+import gevent
+
+def job(message, context):
+    gevent.sleep(3600)
+"""
+
+
+@pytest.fixture
+def settings(coordinator_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setenv("QDO_APP", "shop")
+    monkeypatch.setenv("QDO_COORDINATOR", coordinator_url)
+    return {"QDO_APP": "shop", "QDO_COORDINATOR": coordinator_url, "QDO_ZONE": "ams"}
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> tuple[list[dict[str, Any]], str]:
+    """Return the listed processes, and what was printed on stderr."""
+    capsys.readouterr()
+    assert run(qdo, "qdo", ["components", "-o", "json"]) == 0
+    printed = capsys.readouterr()
+    return json.loads(printed.out)["items"], printed.err
+
+
+def test_processes_describe_themselves(
+    settings: dict[str, str],
+    outsider: Client,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the parent that started them; a job that runs counts as busy."""
+    items, hint = listed(capsys)
+    assert items == []
+    assert hint.startswith("hint: no process")
+    (tmp_path / "work.py").write_text(JOB)
+    environment = clean_environment(
+        {
+            **settings,
+            "QDO_BROKER": f"sqlite:{tmp_path}/messages.db",
+            "QDO_SESSION_TIMEOUT_SECONDS": "2.5",
+            "QDO_DRAIN_SECONDS": "0",
+            "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+        }
+    )
+    arguments = (*WORKER, "--job", "work:job", "--processes", "2")
+    with Proc.python(*arguments, env=environment, cwd=tmp_path) as parent:
+        assert command(*QDO, "send", "q", "1", cwd=tmp_path, env=environment).code == 0
+        wait_until(
+            lambda: sorted(each.busy or 0 for each in read_components(outsider, LAYOUT)) == [0, 1],
+            "one of two processes is busy",
+        )
+        items, hint = listed(capsys)
+        assert hint == ""
+        for item in items:
+            assert item["kind"] == "worker"
+            assert item["parent"] == parent.pid
+            assert (item["version"], item["level"]) == (__version__, FORMAT_LEVEL)
+            assert (item["python"], item["zone"]) == (platform.python_version(), "ams")
+            assert (item["state"], item["fault"]) == ("running", None)
+        assert len({item["pid"] for item in items}) == 2
+        assert len({item["settings"] for item in items}) == 1
+        parent.send(signal.SIGTERM)
+        parent.wait()
+
+
+def test_versions_that_differ_are_named(
+    settings: dict[str, str], outsider: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version, level in (("0.1.0", 1), ("0.2.0", 2), ("0.2.0", 2), ("0.2.0", "x")):
+        value = json.dumps({"host": "a", "version": version, "level": level}).encode()
+        outsider.create(f"{WORKERS}/a-", value, ephemeral=True, sequence=True, makepath=True)
+    outsider.create(f"{LAYOUT.components}/client/b-1", b"{}", ephemeral=True, makepath=True)
+    items, hint = listed(capsys)
+    assert [item["kind"] for item in items] == ["client", *["worker"] * 4]
+    assert "0.1.0 (level 1) in 1 of 4 processes, 0.2.0 (level 2) in 2 of 4 processes" in hint
+    assert "0.2.0 (level unknown) in 1 of 4 processes" in hint
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"\xff",
+        b"[" * 5000,
+        b'{"pid": 1e400, "level": NaN}',
+        b'{"pid": true, "level": "1", "busy": [], "started": 1e308, "zone": {"a": 1}}',
+        b'{"pid": 9223372036854775808, "host": "\\ud800", "started": -9223372036854775808}',
+        b'{"host": "%s"}' % (b"x" * 500_000),
+    ],
+)
+def test_a_hostile_node_costs_only_its_row(
+    settings: dict[str, str],
+    outsider: Client,
+    capsys: pytest.CaptureFixture[str],
+    data: bytes,
+) -> None:
+    outsider.create(f"{WORKERS}/bad", data, makepath=True)
+    outsider.create(f"{WORKERS}/good", b'{"host": "h", "pid": 7}', ephemeral=True)
+    items, _ = listed(capsys)
+    bad, good = items
+    assert bad["fault"]
+    assert (good["host"], good["pid"], good["fault"]) == ("h", 7, None)
+    assert run(qdo, "qdo", ["components"]) == 0
+
+
+def test_a_protected_node_is_listed_with_its_fault(
+    settings: dict[str, str], outsider: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    acl = [ACL(Permissions.ALL, Id("digest", "a:b"))]
+    outsider.ensure_path(WORKERS)
+    outsider.create(f"{WORKERS}/bad", b"{}", acl=acl, ephemeral=True)
+    outsider.create(f"{LAYOUT.components}/lonely", b"not a folder")
+    [item], _ = listed(capsys)
+    assert "ACL" in item["fault"]
+
+
+def test_a_process_that_holds_a_lock_is_listed(
+    settings: dict[str, str], coordinator_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script or a web server: no worker, but a process with nodes."""
+    with App("shop", coordinator=coordinator_url) as app, app.lock("export"):
+        [item], _ = listed(capsys)
+        assert (item["kind"], item["pid"], item["level"]) == ("client", os.getpid(), FORMAT_LEVEL)
+        assert item["fault"] is None
+
+
+def test_equal_settings_have_one_digest() -> None:
+    digest = Settings(app="shop").digest()
+    assert Settings(app="shop", origins={"app": "QDO_APP"}).digest() == digest
+    assert Settings(app="shop", attempts=3).digest() != digest
+
+
+@pytest.mark.parametrize("zone", ["a b", "a/b", "x" * 101, "\x1b[31m", "zone\n"])
+def test_a_zone_must_be_a_short_word(zone: str) -> None:
+    with pytest.raises(SettingsError):
+        Settings(zone=zone)
+    assert Settings(zone="eu-west_1.a").zone == "eu-west_1.a"
