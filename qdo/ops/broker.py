@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import DeleteOp, NodeRead, Op
+from qdo.coordination.transactions import Node, change
 from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import WorkersRegisteredError
+from qdo.fleet.audit import AuditTrail
 from qdo.text import join_some
 
 
@@ -19,14 +22,25 @@ def broker_node(client: Client, layout: Layout) -> BrokerNode | None:
     return found[0] if found else None
 
 
-def reset_broker(client: Client, layout: Layout) -> None:
+def reset_broker(client: Client, layout: Layout, reason: str = "") -> None:
     """Forget the broker file of an app: the next worker that registers decides.
 
+    :param reason: for the action log.
     :raises WorkersRegisteredError: workers use the file; they would not notice the change.
+    :raises NodeRefusedError: this account may not do it.
+    :raises AuditRefusedError: this account may not write to the action log.
     """
     workers = read_children(client, [layout.workers]).get(layout.workers)
     if workers:
         app = layout.root.rpartition("/")[2]
         raise WorkersRegisteredError(app=app, workers=join_some(sorted(workers)))
-    if client.exists(layout.broker):
-        client.delete(layout.broker)
+    with AuditTrail(client, layout, "broker file --reset", reason).change("broker") as entry:
+
+        def decide(node: Node) -> list[Op] | None:
+            if not isinstance(node, NodeRead):
+                return None
+            file = BrokerNode.parse(node.data)
+            before = {"address": file.address, "host": file.host, "id": file.id}
+            return [DeleteOp(layout.broker, node.version), entry(before, {"address": None})]
+
+        change(client, layout.broker, decide, root=layout.root)

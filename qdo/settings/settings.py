@@ -229,9 +229,12 @@ class Settings(AppSettings):
         return {each.name: getattr(self, each.name) for each in declarations()}
 
     def digest(self) -> str:
-        """Return a short text that is the same for equal settings only."""
+        """Return a short text that is the same for equal settings only.
+
+        Passwords in addresses are left out: who knows the other settings could try passwords.
+        """
         text = json.dumps(dataclasses.asdict(self) | {"origins": None}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return hashlib.sha256(hide_credentials(text).encode()).hexdigest()[:12]
 
     def merged(self, values: Mapping[str, Any], origin: str) -> Settings:
         """Return a copy in which `values`, set at `origin`, override the present values.

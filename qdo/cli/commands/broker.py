@@ -6,7 +6,7 @@ import click
 
 from qdo.brokers.registry import schema_of
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.framework import output_option, reason_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.ops.broker import broker_node, reset_broker
 from qdo.settings.settings import Settings
@@ -21,9 +21,10 @@ def broker() -> None:
 
 @broker.command()
 @click.option("--reset", is_flag=True, help="Forget the file: the next worker decides.")
+@reason_option
 @with_settings("app", "coordinator", "namespace", "connect_seconds")
 @output_option
-def file(reset: bool, form: str, settings: Settings) -> None:
+def file(reset: bool, reason: str, form: str, settings: Settings) -> None:
     """Show the broker file that all workers of an app must use, as their first worker opened it.
 
     A worker with another file does not start. To change the file, stop all workers and run this
@@ -34,7 +35,7 @@ def file(reset: bool, form: str, settings: Settings) -> None:
         client, layout = connections.client, connections.layout
         node = broker_node(client, layout) if client else None
         if client and reset:
-            reset_broker(client, layout)
+            reset_broker(client, layout, reason)
     if node is None:
         print_message(f"hint: no worker of app {app!r} has registered with a broker file")
     elif reset:

@@ -114,6 +114,9 @@ def test_a_broker_file_is_changed_on_purpose(machines: TwoMachines) -> None:
     assert (item["address"], item["host"]) == (machines.file(0), socket.gethostname())
     assert machines.qdo("broker", "file", "--reset").code == 0
     assert json.loads(machines.qdo("broker", "file", "-o", "json").out)["items"] == []
+    [entry] = json.loads(machines.qdo("audit", "-o", "json").out)["items"]
+    assert entry["command"] == "broker file --reset"
+    assert entry["from"]["address"] == machines.file(0)
     machines.send(1, "after")
     machines.start(1).wait_for_line(r"worker-\d+: registered")
     wait_until(lambda: machines.done() == ["before", "after"], "the message in the new file")
