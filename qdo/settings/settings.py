@@ -27,7 +27,7 @@ from qdo.settings.values import (
     convert,
     from_origin,
 )
-from qdo.text import did_you_mean
+from qdo.text import did_you_mean, hide_credentials
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -233,8 +233,13 @@ class Settings(AppSettings):
 
         Passwords in addresses are left out: who knows the other settings could try passwords.
         """
-        text = json.dumps(dataclasses.asdict(self) | {"origins": None}, sort_keys=True)
-        return hashlib.sha256(hide_credentials(text).encode()).hexdigest()[:12]
+        values = {
+            name: hide_credentials(value) if isinstance(value, str) else value
+            for name, value in dataclasses.asdict(self).items()
+            if name != "origins"
+        }
+        text = json.dumps(values, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def merged(self, values: Mapping[str, Any], origin: str) -> Settings:
         """Return a copy in which `values`, set at `origin`, override the present values.
