@@ -78,6 +78,9 @@ def tell(world: World) -> None:
         world.schedule.at(random.random() * duration, world.befall, random.choice(FAULTS))
     for _ in range(random.randint(1, 4)):
         world.schedule.at(random.random() * duration, world.send)
+    if world.limits is not None:
+        for _ in range(random.randint(0, 4)):
+            world.schedule.at(random.random() * duration, world.change_max)
     world.coordinator.sluggish = random.random() < 0.4
     if random.random() < 0.2:
         _storm(world, random.random() * duration)

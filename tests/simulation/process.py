@@ -11,6 +11,7 @@ from qdo.queues import EVERYTHING, QueueFilter
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.invariants import Checks, Violation
+from tests.simulation.limits import LimitBook
 from tests.simulation.network import Link
 from tests.simulation.registration import SimulatedMember
 from tests.simulation.schedule import Schedule
@@ -40,6 +41,7 @@ class SimulatedProcess:
         checkpoint_seconds: float,
         switches: Switches,
         takes: QueueFilter = EVERYTHING,
+        limits: LimitBook | None = None,
     ) -> None:
         self.schedule = schedule
         self.coordinator = coordinator
@@ -51,6 +53,7 @@ class SimulatedProcess:
         self.checkpoint_seconds = checkpoint_seconds
         self.switches = switches
         self.takes = takes
+        self.limits = limits
         self.dead = False
         self.stopped = False
         self.blocked = False

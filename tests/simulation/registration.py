@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -11,9 +12,11 @@ from qdo.coordination.client import Client
 from qdo.coordination.kazoo_driver import KazooDriver
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.protocol.machine import Machine
 from qdo.coordination.protocol.options import MemberOptions
 from tests.simulation.client import LinkClient, LinkPerformer
 from tests.simulation.engine import SimulatedEngine
+from tests.simulation.limits import SimulatedJobs
 from tests.simulation.network import Link
 
 if TYPE_CHECKING:
@@ -35,12 +38,14 @@ class SimulatedMember(Member):
         )
         self.engine.on_expired = process.renew
         self.wake = process.wake
+        self.process = process
         self.client = LinkClient(process.wake)
         super().__init__(
             cast(Client, self.client),
             process.layout,
             self.engine,
             component={},
+            make_machines=self._limit_machines,
             options=MemberOptions(
                 checkpoint_seconds=process.checkpoint_seconds, filter=process.takes
             ),
@@ -75,6 +80,10 @@ class SimulatedMember(Member):
         self.engine.worker = path.rpartition("/")[2]
         self.engine.member = self
         super()._worker_registered(path)
+
+    def _limit_machines(self, worker: str) -> Sequence[Machine]:
+        book = self.process.limits
+        return () if book is None else (SimulatedJobs(self, worker, book).share,)
 
     def stop(self) -> None:
         """End the session."""

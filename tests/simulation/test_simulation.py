@@ -23,11 +23,13 @@ from tests.simulation.coordinator import Coordinator
 from tests.simulation.history import play
 from tests.simulation.mutants.__main__ import check_edits
 from tests.simulation.mutants.edits import MUTANTS, Mutant
+from tests.simulation.mutants.limit_edits import LIMIT_MUTANTS
 from tests.simulation.schedule import Schedule
 from tests.support.paths import ROOT
 
 HISTORIES = 2000
 FILTER_HISTORIES = 500
+LIMIT_HISTORIES = 500
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -58,6 +60,16 @@ def test_no_history_with_filters_violates_an_invariant(histories: int | None) ->
     assert run.stdout, run.stderr
     found = json.loads(run.stdout)
     text = f"{found}; python -m tests.simulation --switch filters --seed {found['seed']}"
+    assert found["invariant"] == "", text
+
+
+def test_no_history_with_limits_violates_an_invariant(histories: int | None) -> None:
+    """The same with jobs that need permits: the shares never exceed `max`, no process uses more
+    than its share, dead processes hold nothing for long, and everybody gets a turn."""
+    run = _run("--histories", str(histories or LIMIT_HISTORIES), "--switch", "limits", "--json")
+    assert run.stdout, run.stderr
+    found = json.loads(run.stdout)
+    text = f"{found}; python -m tests.simulation --switch limits --seed {found['seed']}"
     assert found["invariant"] == "", text
 
 
@@ -103,7 +115,7 @@ def test_a_mutant_is_found() -> None:
     assert json.loads(run.stdout)["invariant"] in ("1", "7")
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *LIMIT_MUTANTS], ids=lambda mutant: mutant.name)
 def test_a_mutant_still_fits_the_source(mutant: Mutant) -> None:
     """A list of mutants that no longer apply would prove nothing."""
     check_edits(mutant)

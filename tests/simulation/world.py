@@ -11,6 +11,7 @@ from qdo.queues import EVERYTHING, QueueFilter
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.invariants import OPERATOR, Checks, Violation
+from tests.simulation.limits import LimitBook
 from tests.simulation.process import SimulatedProcess
 from tests.simulation.schedule import Schedule
 from tests.simulation.switches import Switches
@@ -49,6 +50,7 @@ class World:
         )
         self.coordinator.ensure(self.layout.persistent)
         self.checks = Checks(self.coordinator, self.layout, self.broker)
+        self.limits = LimitBook(self.coordinator, self.layout) if self.switches.limits else None
         self.processes: list[SimulatedProcess] = []
         self.healing = False
         self.rogue = False
@@ -79,6 +81,8 @@ class World:
             process.resume()
             if self.rogue or link.impaired:
                 link.lose()
+        if self.limits is not None:
+            self.limits.heal()
         if not [process for process in self.living() if not process.draining]:
             self.join()
         self._settle(5 * TIMEOUT)
@@ -101,6 +105,8 @@ class World:
         for process in self.living():
             if not (process.draining or process.member.settled()):
                 raise Violation("liveness", f"{process.member.name} does not settle")
+        if self.limits is not None:
+            self.limits.check_served()
 
     def rebalance_in_peace(self) -> None:
         """Let a worker join and another leave while nothing fails, and count the moves."""
@@ -159,8 +165,14 @@ class World:
                 checkpoint_seconds=0.2,
                 switches=self.switches,
                 takes=self.random.choice(FILTERS) if self.switches.filters else EVERYTHING,
+                limits=self.limits,
             )
         )
+
+    def change_max(self) -> None:
+        """Let an operator change the limit."""
+        if self.limits is not None:
+            self.limits.change_max()
 
     def leave(self) -> None:
         """Let a worker drain and go."""

@@ -34,6 +34,13 @@ class FleetLayout:
     def lock(self, name: str) -> str:
         return f"{self.root}/locks/{name}"
 
+    @property
+    def limits(self) -> str:
+        return f"{self.root}/limits"
+
+    def limit(self, name: str) -> str:
+        return f"{self.root}/limits/{name}"
+
     def document_set(self, name: str) -> str:
         return f"{self.root}/documents/{name}"
 

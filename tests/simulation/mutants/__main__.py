@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.simulation.mutants.edits import MUTANTS, Mutant
+from tests.simulation.mutants.limit_edits import LIMIT_MUTANTS
 from tests.support.paths import ROOT
 
 HISTORIES = 20_000
@@ -80,7 +81,7 @@ def main() -> int:
     arguments = parser.parse_args()
     bad = 0
     print(f"{'left out':58} {'breaks':9} {'seed':>6} {'histories':>9}  verdict")
-    for mutant in MUTANTS:
+    for mutant in (*MUTANTS, *LIMIT_MUTANTS):
         if arguments.only not in mutant.name:
             continue
         found = hunt(mutant, arguments.histories if mutant.breaks else arguments.redundant)

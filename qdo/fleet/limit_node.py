@@ -1,0 +1,123 @@
+"""The value of ``limits/<name>``: what a limit allows, and who holds which share of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdo.coordination.znodes.values import encode, load, shown
+
+MOST = 1_000_000
+"""Largest `max`, `burst`, and starts a second."""
+MISSING = "it does not exist"
+"""The fault of a limit without a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareHolder:
+    """One process in one pool of a limit.
+
+    :ivar worker: name of its worker node.
+    :ivar held: its share.
+    :ivar wants: how many it could use at once.
+    """
+
+    worker: str
+    held: int
+    wants: int
+
+
+ShareHolders = tuple[ShareHolder, ...]
+"""The processes of a pool, in the order in which they are dealt permits."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitNode:
+    """A limit.
+
+    :ivar max: permits in the whole fleet, None: any number.
+    :ivar rate: starts a second in the whole fleet, None: any number.
+    :ivar burst: starts above the rate; the shares of a rate are shares of it.
+    :ivar reason: what the operator said who set it.
+    :ivar permits: who holds how many of `max`.
+    :ivar starts: who holds how many of `burst`, each with this part of the rate.
+    :ivar extra: other keys of the node, which are kept.
+    :ivar fault: why the node cannot be used, None if it can.
+    """
+
+    max: int | None = None
+    rate: float | None = None
+    burst: int = 1
+    reason: str = ""
+    permits: ShareHolders = ()
+    starts: ShareHolders = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+    fault: str | None = None
+
+    @classmethod
+    def parse(cls, data: bytes | None) -> LimitNode:
+        """Return the limit of a node; entries that make no sense are left out."""
+        value, fault = load(data)
+        most, rate, burst = value.pop("max", None), value.pop("rate", None), value.pop("burst", 1)
+        if fault is None:
+            fault = _fault(most, rate, burst)
+        permits, starts = _holders(value.pop("permits", ())), _holders(value.pop("starts", ()))
+        reason = value.pop("reason", "")
+        if fault is not None:
+            most, rate, burst = None, None, 1
+        return cls(
+            most,
+            None if rate is None else float(rate),
+            burst,
+            reason if isinstance(reason, str) else "",
+            permits,
+            starts,
+            value,
+            fault,
+        )
+
+    def encode(self) -> bytes:
+        """Return the JSON of the node."""
+        value: dict[str, Any] = {**self.extra, "max": self.max}
+        if self.rate is not None:
+            value |= {"rate": self.rate, "burst": self.burst}
+        if self.reason:
+            value["reason"] = self.reason
+        for key, holders in (("permits", self.permits), ("starts", self.starts)):
+            if holders:
+                value[key] = [[each.worker, each.held, each.wants] for each in holders]
+        return encode(value)
+
+
+def _fault(most: Any, rate: Any, burst: Any) -> str | None:
+    if most is None and rate is None:
+        return "it has neither max nor rate"
+    if most is not None and not is_count(most, 0):
+        return f"max must be an integer from 0 to {MOST}, got {shown(most)}"
+    if rate is not None and not is_rate(rate):
+        return f"rate must be a number of starts a second up to {MOST}, got {shown(rate)}"
+    if not is_count(burst, 1):
+        return f"burst must be an integer from 1 to {MOST}, got {shown(burst)}"
+    return None
+
+
+def is_count(value: Any, least: int) -> bool:
+    """Return whether a value can be `max` (at least 0) or `burst` (at least 1)."""
+    return type(value) is int and least <= value <= MOST
+
+
+def is_rate(value: Any) -> bool:
+    """Return whether a value can be a number of starts a second."""
+    number = type(value) in (int, float) and math.isfinite(value)
+    return number and 1 / 86_400 <= value <= MOST
+
+
+def _holders(value: Any) -> ShareHolders:
+    found: dict[str, ShareHolder] = {}
+    for each in value if isinstance(value, (list, tuple)) else ():
+        if isinstance(each, list) and len(each) == 3 and isinstance(each[0], str):
+            worker, held, wants = each
+            if is_count(held, 0) and is_count(wants, 0):
+                found.setdefault(worker, ShareHolder(worker, held, wants))
+    return tuple(found.values())

@@ -1,0 +1,109 @@
+"""The mutants of limits: each of the rules of `fleet.protocol.shares` left out."""
+
+from __future__ import annotations
+
+from tests.simulation.mutants.edits import Edit, Mutant
+
+
+def _edit(file: str, old: str, new: str) -> Edit:
+    return Edit(f"qdo/fleet/protocol/{file}.py", old, new)
+
+
+def _mutant(name: str, breaks: str, *edits: Edit) -> Mutant:
+    return Mutant(f"limits: {name}", breaks, edits, ("limits",))
+
+
+LIMIT_MUTANTS: tuple[Mutant, ...] = (
+    _mutant(
+        "a share is within what is free",
+        "L1 L2",
+        _edit(
+            "planning",
+            "held = min(held, written + max(0, free))",
+            "held = max(target, pool.occupied)",
+        ),
+    ),
+    _mutant(
+        "writes are at the version read",
+        "L1 L2",
+        _edit("shares", "SetOp(self._path, data, self._version)", "SetOp(self._path, data, -1)"),
+    ),
+    _mutant(
+        "the cap is lowered at once",
+        "L2",
+        _edit(
+            "planning",
+            "        if target < pool.cap:\n            pool.limit(target, now)\n",
+            "",
+        ),
+    ),
+    _mutant(
+        "permits in use are not given up",
+        "L2",
+        _edit("planning", "held = max(target, pool.occupied)", "held = target"),
+    ),
+    _mutant(
+        "a larger share is used after its answer only",
+        "L2",
+        _edit(
+            "shares",
+            "        self._write_at = now + WRITE_SECONDS\n",
+            "        self._write_at = now + WRITE_SECONDS\n"
+            "        for each in permits.holders:\n"
+            "            if each.worker == self._worker:\n"
+            "                self.permits.limit(min(permits.cap, each.held), now)\n",
+        ),
+    ),
+    _mutant(
+        "after a lost answer the node is written again",
+        "L2 L4",
+        _edit(
+            "shares",
+            "        self._told = next(",
+            "        own = sum(each.held for each in node.permits if each.worker == self._worker)\n"
+            "        if self._in_doubt and not self.permits.unlimited:\n"
+            "            self.permits.acknowledge(own, own, now)\n"
+            "            self._in_doubt = False\n"
+            "        self._told = next(",
+        ),
+    ),
+    _mutant(
+        "workers are listed after the limit was read",
+        "L1 L2 L4",
+        _edit(
+            "shares",
+            "            self._busy = True\n"
+            "            self.ask(Children(self._workers, watch=True), self._listed)\n",
+            "            if self._names is None:\n"
+            "                self._busy = True\n"
+            "                self.ask(Children(self._workers), self._listed)\n"
+            "            else:\n"
+            "                self._listed(ChildrenRead(tuple(self._names)))\n",
+        ),
+    ),
+    _mutant(
+        "dead holders are taken out",
+        "L4",
+        _edit("shares", "self._gone = listed - self._names", "self._gone = frozenset()"),
+    ),
+    _mutant(
+        "a holder lets others go first",
+        "L4",
+        _edit("planning", "may_write and self._turn_is_over(pool, rest, total)", "False"),
+    ),
+    _mutant(
+        "only a holder moves to the end",
+        "L4",
+        _edit("planning", "not starved or not rest[index].held or", "not starved or"),
+    ),
+    _mutant(
+        "nothing is used once the lease is over",
+        "L3",
+        _edit("shares", "now >= self._lease.until or self.fault", "self.fault"),
+    ),
+    _mutant(
+        "a share is given up when others lack it",
+        "L4 spin",
+        _edit("planning", "if now >= pool.peak_since", "if not before and now >= pool.peak_since"),
+    ),
+)

@@ -1,0 +1,102 @@
+"""What one process may use of a limit: max-min fair targets, permits, and tokens of a rate."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from qdo.fleet.limit_node import ShareHolder
+from qdo.fleet.protocol.pools import StartPool, targets
+
+
+def _targets(total: int, *wants: int) -> list[int]:
+    return targets(total, [ShareHolder(f"w{n}", 0, each) for n, each in enumerate(wants)])
+
+
+@pytest.mark.parametrize(
+    ("total", "wants", "dealt"),
+    [
+        (10, (), []),
+        (0, (3, 3), [0, 0]),
+        (10, (3, 4), [3, 4]),
+        (10, (20, 2, 20), [4, 2, 4]),
+        (10, (20, 20, 20), [4, 3, 3]),
+        (2, (5, 5, 5), [1, 1, 0]),
+        (1, (0, 5), [0, 1]),
+        (1_000_000, (1_000_000, 999_999), [500_000, 500_000]),
+    ],
+)
+def test_targets_are_max_min_fair(total: int, wants: tuple[int, ...], dealt: list[int]) -> None:
+    """As if dealt one by one down the order, however large the numbers."""
+    assert _targets(total, *wants) == dealt
+
+
+def test_targets_equal_a_deal_one_by_one() -> None:
+    """Compared with the slow way for random wants."""
+    chance = random.Random(1)
+    for _ in range(500):
+        total = chance.randint(0, 20)
+        wants = [chance.randint(0, 6) for _ in range(chance.randint(1, 6))]
+        dealt, left = [0] * len(wants), total
+        while left and dealt != wants:
+            for index, each in enumerate(wants):
+                if left and dealt[index] < each:
+                    dealt[index] += 1
+                    left -= 1
+        assert _targets(total, *wants) == dealt
+
+
+def _share(units: int, unit_rate: float, now: float = 0.0) -> StartPool:
+    pool = StartPool()
+    pool.set_rate(unit_rate, now)
+    pool.acknowledge(units, units, now)
+    return pool
+
+
+def _starts(pool: StartPool, now: float) -> int:
+    """Take all that may be taken."""
+    count = 0
+    while pool.has_free(now):
+        pool.take()
+        count += 1
+    return count
+
+
+def test_new_units_come_without_tokens() -> None:
+    """Their former holder may have used the token a moment ago."""
+    pool = _share(4, 0.5)
+    assert _starts(pool, 0.0) == 0
+    assert pool.next_at(0.0) == 0.5
+    assert _starts(pool, 0.5) == 1
+    assert _starts(pool, 100.0) == 4
+
+
+def test_units_that_are_given_up_lose_their_tokens() -> None:
+    """Whoever gets them earns the tokens again."""
+    pool = _share(4, 0.5)
+    pool.limit(1, 100.0)
+    assert _starts(pool, 100.0) == 1
+    assert pool.next_at(100.0) == 102.0
+
+
+def test_moving_shares_start_no_more_than_the_rate_allows() -> None:
+    """In any window of t seconds at most rate * t + burst, however often shares move."""
+    rate, burst = 10.0, 5
+    chance = random.Random(2)
+    pools = [_share(units, rate / burst) for units in (2, 2, 1)]
+    times: list[float] = []
+    now = 0.0
+    for _ in range(3000):
+        now += chance.random() * 0.05
+        if chance.random() < 0.3:
+            giver, taker = chance.sample(pools, 2)
+            if giver.cap:
+                giver.acknowledge(giver.cap - 1, giver.cap - 1, now)
+                taker.acknowledge(taker.cap + 1, taker.cap + 1, now)
+        for pool in pools:
+            times += [now] * _starts(pool, now)
+    assert len(times) > 0.5 * rate * now
+    for first in range(0, len(times), 7):
+        for last in range(first, min(first + 60, len(times))):
+            assert last - first + 1 <= rate * (times[last] - times[first]) + burst + 1e-6
