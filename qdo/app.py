@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from qdo.brokers.base import Broker
@@ -96,6 +96,8 @@ class App(Sender):
         concurrency: int | None = None,
         batch: int | None = None,
         batch_wait_seconds: float = 0.0,
+        limits: Collection[str] = (),
+        per_queue_rate: str | None = None,
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the job for queues that match a glob.
 
@@ -104,26 +106,26 @@ class App(Sender):
 
         :param executor: "greenlet", "thread" or "process"; the default is the setting `executor`.
             An ``async def`` function runs on the worker's asyncio loop.
-        :param timeout_seconds: how long one message may take. The consequence depends on the
-            executor, see the page "Executors and deadlines" of the documentation.
+        :param timeout_seconds: how long one message may take; see "Executors and deadlines".
         :param memory_mib: resident memory at which a job's process is killed.
         :param recycle_after: number of messages after which a job's process is replaced.
         :param policy: the consequences of failed attempts. The setting `policies` overrides it;
             without a policy, `attempts` and the backoff settings apply.
         :param order: which messages of a queue wait for each other: all of them ("queue"),
             those of the same key ("key"), or none ("none").
-        :param concurrency: how many messages of one queue may be in flight at once, 10 by
-            default; requires `order` "key" or "none".
+        :param concurrency: messages of one queue in flight at once, with `order` "key" or "none".
         :param batch: call the function with a `qdo.Batch` of at most this many messages.
         :param batch_wait_seconds: how long an incomplete batch waits for more messages.
+        :param limits: names of limits of the whole fleet; a call needs a permit of each.
+        :param per_queue_rate: how often each queue may start a message, such as "5/s".
         :raises UsageError: the function cannot be called with (message, context) or is a
             generator, the glob already has a job, or options contradict each other.
         """
         check_declaration(queues, checkpoint, policy)
         options: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
         options |= {"memory_mib": memory_mib, "recycle_after": recycle_after, "policy": policy}
-        options |= {"order": order, "concurrency": concurrency}
-        options |= {"batch": batch, "batch_wait_seconds": batch_wait_seconds}
+        options |= {"order": order, "concurrency": concurrency, "batch": batch, "limits": limits}
+        options |= {"batch_wait_seconds": batch_wait_seconds, "per_queue_rate": per_queue_rate}
 
         def register(function: _Function) -> _Function:
             self._register(Job.checked(function, queues=queues, checkpoint=checkpoint, **options))

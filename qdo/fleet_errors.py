@@ -68,3 +68,21 @@ class AuditRefusedError(QdoError):
     of this version, which creates the log, or correct its rights with `qdo acl apply`"""
 
     exit_code = 5
+
+
+# --- limits ----------------------------------------------------------------------
+
+
+class LimitNameError(UsageError):
+    """the name of a limit must have 1 to 200 characters without '/', control characters and
+    emoji, got {name!r}: {reason}; choose another name"""
+
+
+class LimitValueError(UsageError):
+    """{value} of limit {name!r} must {needs}, got {found!r}; see `qdo limits set --help`"""
+
+
+class LimitNotFoundError(QdoError):
+    """limit {name!r} does not exist{hint}; see `qdo limits list`"""
+
+    exit_code = 6

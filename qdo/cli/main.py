@@ -32,6 +32,11 @@ COMMANDS = {
     ),
     "locks": ("qdo.cli.commands.locks", "locks", "List who holds locks, and who waits."),
     "audit": ("qdo.cli.commands.audit", "audit", "List what operators changed, and why."),
+    "limits": (
+        "qdo.cli.commands.limits",
+        "limits",
+        "List, set and delete limits of jobs in all processes.",
+    ),
     "broker": (
         "qdo.cli.commands.broker",
         "broker",

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from qdo.errors import UsageError
+from qdo.fleet.rates import rate_of
 from qdo.jobs.options import (
     CONCURRENCY,
     ExecutorName,
     Order,
     check_batch,
+    check_limits,
     check_order,
     check_placement,
 )
@@ -45,6 +47,8 @@ class Job:
     :ivar batch: maximum size of the `qdo.Batch` it is called with, None: it is called with one
         message.
     :ivar batch_wait_seconds: how long an incomplete batch waits for more messages.
+    :ivar limits: names of the limits of which each call needs a permit.
+    :ivar per_queue_rate: starts of each queue, such as "5/s"; None for no limit.
     """
 
     function: JobFunction
@@ -59,6 +63,8 @@ class Job:
     concurrency: int | None = None
     batch: int | None = None
     batch_wait_seconds: float = 0.0
+    limits: tuple[str, ...] = ()
+    per_queue_rate: str | None = None
 
     @classmethod
     def checked(cls, function: Callable[..., Any], **options: Any) -> Job:
@@ -66,6 +72,7 @@ class Job:
 
         :raises UsageError: with the remedy, for the first problem.
         """
+        options["limits"] = check_limits(options.get("limits", ()), options.get("per_queue_rate"))
         job = cls(function, **options)
         check_job(function, "message" if job.batch is None else "batch")
         name = job.name
@@ -82,6 +89,11 @@ class Job:
         if self.order == "queue":
             return 1
         return CONCURRENCY if self.concurrency is None else self.concurrency
+
+    @property
+    def queue_seconds(self) -> float:
+        """Least time between two starts of one queue; 0 for none."""
+        return 1 / rate_of(self.per_queue_rate) if self.per_queue_rate else 0.0
 
     @property
     def name(self) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from qdo.errors import UsageError
+from qdo.fleet.rates import rate_of
 from qdo.jobs.signatures import describe_callable
 from qdo.jobs.signatures import is_async as is_async
+from qdo.queues import name_error
 
 if TYPE_CHECKING:
     from qdo.jobs.policy import Policy
@@ -162,6 +165,28 @@ def check_batch(
             "executor='process' takes one message at a time, not a batch; use "
             "executor='thread', or omit batch",
         )
+
+
+MOST_LIMITS = 16
+
+
+def check_limits(limits: Any, per_queue_rate: Any) -> tuple[str, ...]:
+    """Return the names of a job's limits; raise UsageError for anything else."""
+    if isinstance(limits, str) or not isinstance(limits, Collection) or len(limits) > MOST_LIMITS:
+        raise UsageError(
+            reason=f"limits must be a list of at most {MOST_LIMITS} names such as ['crm'], "
+            f"got {limits!r}"
+        )
+    for each in limits:
+        reason = name_error(each) if isinstance(each, str) else "it is not a string"
+        if reason:
+            raise UsageError(reason=f"limits must be names of limits, got {each!r}: {reason}")
+    if per_queue_rate is not None:
+        try:
+            rate_of(per_queue_rate)
+        except ValueError as error:
+            raise UsageError(reason=f"per_queue_rate {error}") from error
+    return tuple(sorted(set(limits)))
 
 
 def _in_range(value: Any, most: int) -> bool:

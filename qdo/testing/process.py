@@ -83,6 +83,7 @@ class Process:
             jitter=world.chance,
         )
         self._pipeline = Pipeline(engine)
+        engine.limits.ignored = True
         self._dispatcher = Dispatcher(
             self._pipeline,
             concurrency=1,

@@ -213,16 +213,16 @@ class Worker:
             schedule=self._timers_changed.set,
             on_quiet=self._stop.wakeup.set,
         )
-        pipeline.on_lane_turn(dispatcher.lane_turns_changed)
+        pipeline.on_lane_turn(dispatcher.lane_turns_changed, dispatcher.resume)
+        self._members.make_machines = partial(pipeline.limits.join, self.app.jobs)
         return pipeline, dispatcher
 
     def _build_duties(self) -> list[Duty]:
         """Make the duties: a new periodic task of a worker is one more line here."""
-        settings, slots = self.settings, self._dispatcher.slots
-        counters = self._pipeline.counters
+        settings, slots, counters = self.settings, self._dispatcher.slots, self._pipeline.counters
         self._discovery = Discovery(self._broker, clock, self._current)
         self._status = StatusReport(
-            self._dispatcher, counters, settings, lambda: self.state, self._current
+            self._dispatcher, self._pipeline, settings, lambda: self.state, self._current
         )
         self._membership = MembershipLoop(
             self._members,

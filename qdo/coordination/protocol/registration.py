@@ -138,7 +138,8 @@ class Component(Registration):
 
     def refresh(self, value: dict[str, Any]) -> None:
         """Write the description of the process, changed or not: the write is a sign of life."""
-        faults = list(self.faults().items())[:MOST_FAULTS]
+        known = {**value.get("faults", {}), **self.faults()}
+        faults = list(known.items())[:MOST_FAULTS]
         self._data = encode({**value, "faults": dict(faults)} if faults else value)
         self._due = True
 

@@ -86,6 +86,10 @@ class NodeRights:
             rights[SENDERS] = _READ
         elif path == layout.fleet.actionlog:
             rights[OPERATORS] |= _CREATE
+        elif path == layout.fleet.limits:
+            rights[OPERATORS] |= _CREATE | _DELETE
+        elif folder == layout.fleet.limits:
+            rights[OPERATORS] |= _WRITE
         elif path == layout.doorbells:
             rights[SENDERS] = _CREATE
         elif folder == layout.doorbells:

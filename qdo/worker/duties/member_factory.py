@@ -13,6 +13,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import MemberListener
+from qdo.coordination.protocol.machine import Machine
 from qdo.coordination.protocol.options import MemberOptions
 from qdo.coordination.server_version import warn_of_server
 from qdo.coordination.session_setup import check_broker, check_rights
@@ -27,6 +28,7 @@ from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.discovery import has_dynamic_queues
 from qdo.worker.duties.member_api import MemberApi
 
+MakeMachines = Callable[[Layout, str, Member], Sequence[Machine]]
 OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
 
 
@@ -35,6 +37,7 @@ class MemberFactory:
 
     :ivar connect_seconds: how long one attempt to connect or register may take.
     :ivar filter: the queues that this worker takes.
+    :ivar make_machines: returns further machines for a registered worker of this name.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     :param on_session: called with id and password of every session, and with its timeout, before
         anything is written in it; and with None after the worker closed it.
@@ -46,6 +49,7 @@ class MemberFactory:
         self.connect_seconds = settings.connect_seconds
         self.filter = EVERYTHING
         self.on_doorbell: Callable[[str], None] | None = None
+        self.make_machines: MakeMachines = lambda layout, name, member: ()
         self._settings = settings
         self._layout = Layout.of(settings.app, settings.namespace)
         self._positions = positions_of(settings.broker)
@@ -98,6 +102,7 @@ class MemberFactory:
             self._layout,
             listener,
             component=component,
+            make_machines=lambda name: self.make_machines(self._layout, name, member),
             on_doorbell=self.on_doorbell,
             options=MemberOptions(
                 checkpoint_seconds=settings.checkpoint_seconds,

@@ -13,8 +13,8 @@ from qdo.settings.hosts import describe_process
 from qdo.settings.settings import Settings
 from qdo.worker.duties.member_api import CurrentMember
 from qdo.worker.duties.runner import Duty
-from qdo.worker.engine.counters import Counters
 from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Slot
 
 REFRESH_SECONDS = 10.0
@@ -40,13 +40,14 @@ class StatusReport(Duty):
     def __init__(
         self,
         dispatcher: Dispatcher,
-        counters: Counters,
+        pipeline: Pipeline,
         settings: Settings,
         state: Callable[[], str],
         current: CurrentMember,
     ) -> None:
         self._dispatcher = dispatcher
-        self._counters = counters
+        self._counters = pipeline.counters
+        self._faults = pipeline.limits.faults
         self._process = describe_process(settings) | {"parent": os.getppid()}
         self._concurrency = settings.concurrency
         self._refresh_seconds = min(
@@ -77,6 +78,7 @@ class StatusReport(Duty):
             "busy": sum(1 for _ in self._dispatcher.running()),
             **self._counters.dump(),
             "behind": lags(self._dispatcher.slots.values()),
+            "faults": self._faults(),
         }
 
 

@@ -75,6 +75,11 @@ class Batches:
                 slot.not_before = slot.gathering_until
                 return TurnResult.WAIT
         slot.gathering_until = 0.0
+        if job.gate is not None:
+            result = job.gate.enter(slot, claim.fence)
+            if result is not None:
+                return result
+            job.gate.start(slot, claim.fence)
         slot.in_flight_index = self._in_flight.take(slot.label)
         try:
             if single:

@@ -12,6 +12,7 @@ from qdo.jobs.options import Order
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt
 from qdo.worker.engine.compatibility import Compatibility
+from qdo.worker.engine.limits import Gate, Limits
 from qdo.worker.engine.observers import Observers
 from qdo.worker.executors.base import Executor, JobCall, NotStarted
 
@@ -35,6 +36,8 @@ class BoundJob:
     timeout_seconds: float | None = None
     decodes: bool = False
     """Its process decodes large bodies."""
+    gate: Gate | None = None
+    """What it needs before a message is started, None for nothing."""
 
 
 def _never_started(message: Message, context: Any) -> None:
@@ -49,12 +52,18 @@ class JobTable:
     """Finds the job of a queue, bound to its executor."""
 
     def __init__(
-        self, app: App, executor: Executor, observers: Observers, compatibility: Compatibility
+        self,
+        app: App,
+        executor: Executor,
+        observers: Observers,
+        compatibility: Compatibility,
+        limits: Limits,
     ) -> None:
         self._app = app
         self._executor = executor
         self._observers = observers
         self._compatibility = compatibility
+        self._limits = limits
         self._bound: dict[Job, BoundJob] = {}
         self._jobless: set[str] = set()
 
@@ -84,6 +93,7 @@ class JobTable:
                 job.batch_wait_seconds,
                 job.timeout_seconds,
                 self._executor.decodes(job),
+                self._limits.gate(job),
             )
         return bound
 

@@ -20,6 +20,7 @@ from qdo.worker.engine.counters import Counters
 from qdo.worker.engine.decoder import Decoder
 from qdo.worker.engine.fetcher import Fetcher
 from qdo.worker.engine.lanes.lane import LanePermits
+from qdo.worker.engine.limits import Limits
 from qdo.worker.engine.observers import Observers
 from qdo.worker.executors.base import Executor
 from qdo.worker.shared_memory.in_flight import InFlightTable
@@ -68,6 +69,7 @@ class Engine:
     fetcher: Fetcher
     decoder: Decoder
     jobs: JobTable
+    limits: Limits
     observers: Observers
     in_flight: InFlightTable
     permits: LanePermits
@@ -98,13 +100,14 @@ class Engine:
         :param in_flight: where turns record the message in flight; memory of this process by
             default.
         """
-        observers = Observers(app.hooks.observers)
+        observers, limits = Observers(app.hooks.observers), Limits(clock)
         return cls(
             app=app,
             broker=broker,
             fetcher=Fetcher(broker, settings.fetch, clock),
             decoder=Decoder(broker, opener_of(settings, app.name), settings.max_body_bytes),
-            jobs=JobTable(app, executor, observers, Compatibility(broker)),
+            jobs=JobTable(app, executor, observers, Compatibility(broker), limits),
+            limits=limits,
             observers=observers,
             in_flight=InFlightTable(1) if in_flight is None else in_flight,
             permits=LanePermits(settings.concurrency),

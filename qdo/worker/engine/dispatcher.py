@@ -20,6 +20,7 @@ paused    the lease expired                                             ready (l
 held      nothing more runs under this claim: its queue is blocked,     ready (a new claim, as
           or the worker is stopping                                     after an operator's
                                                                         change), gone
+limited   until its job has permits; see `limits`                       ready
 gone      released or lost; the slot is not used again                  -
 ========  ============================================================  ===================
 
@@ -33,31 +34,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import gevent
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.system.clock import clock as boot_clock
 from qdo.text import pluralize
-from qdo.worker.engine.slot import ClaimSink, Slot, SlotState, TurnResult
+from qdo.worker.engine.slot import ClaimSink, LaneGroup, Slot, SlotState, TurnResult, TurnRunner
 from qdo.worker.engine.timers import SlotTimers
 from qdo.worker.executors.base import JobAborted
 
 _log = logging.getLogger(__name__)
-
-
-class TurnRunner(Protocol):
-    """Runs the turns; see `pipeline.Pipeline`."""
-
-    def turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
-        """Process messages of a queue until its turn is over."""
-
-    def clear(self, slot: Slot) -> None:
-        """Drop everything read for the slot's claim; the queue is read again afterwards."""
-
-    def end(self, slot: Slot) -> None:
-        """Drop everything of the slot's claim, and end its subscription at the broker."""
 
 
 Spawn = Callable[[Callable[[], None]], Any]
@@ -160,6 +148,13 @@ class Dispatcher:
                 slot.woken = True
                 if slot.lanes is not None:
                     slot.lanes.wake()
+
+    def resume(self, waiter: Slot | LaneGroup) -> None:
+        """Run a queue that got the permits it waited for."""
+        if not isinstance(waiter, Slot):
+            waiter.notify()
+        elif waiter.state is SlotState.LIMITED:
+            self._make_ready(waiter)
 
     def tick(self) -> None:
         """Make slots ready whose time has come, or whose lease is valid again."""
@@ -285,6 +280,11 @@ class Dispatcher:
             slot.state = SlotState.WAITING
             self._timers.wait(slot)
             self._schedule()
+        elif result is TurnResult.LIMITED:
+            self._turns.clear(slot)
+            slot.state = SlotState.LIMITED
+            if not slot.awaits_permit:  # its permits came in the meantime
+                self._make_ready(slot)
         elif result is TurnResult.HELD:
             slot.state = SlotState.HELD
             self._turns.clear(slot)

@@ -42,10 +42,12 @@ class Pipeline:
     """Runs turns; see the module's docstring for their steps.
 
     :ivar counters: totals since the start of the process.
+    :ivar limits: the permits and rates of jobs.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.counters = engine.counters
+        self.limits = engine.limits
         self._engine = engine
         self._fetcher = engine.fetcher
         self._outcomes = Outcomes(engine)
@@ -64,9 +66,15 @@ class Pipeline:
     def context(self, context: Any) -> None:
         self._engine.context.value = context
 
-    def on_lane_turn(self, callback: Callable[[int], None]) -> None:
-        """Call `callback` with 1 when a turn begins to wait for lanes, and with -1 at its end."""
+    def on_lane_turn(
+        self, callback: Callable[[int], None], resume: Callable[[Any], None] = lambda waiter: None
+    ) -> None:
+        """Call `callback` with 1 when a turn begins to wait for lanes, and with -1 at its end.
+
+        :param resume: called with a queue that got the permits it waited for.
+        """
         self._lanes.on_turn = callback
+        self.limits.resume = resume
 
     def clear(self, slot: Slot) -> None:
         """Drop everything that can be read or made again: thousands of queues are idle at a time.
@@ -84,11 +92,20 @@ class Pipeline:
         self.clear(slot)
         self._subscriptions.end(slot)
         self._engine.observers.workers.pop(slot.queue, None)
+        if slot.awaits_permit or slot.grant is not None:
+            self.limits.leave(slot)
+        self.limits.forget(slot.queue)
 
     # --- a turn ------------------------------------------------------------------------
 
     def turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
         """Process messages of a queue until its turn is over; return how it ended."""
+        result = self._turn(slot, member, claim)
+        if slot.grant is not None:
+            self.limits.leave(slot)
+        return result
+
+    def _turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
         if not claim.open:
             return TurnResult.ENDED
         if self._engine.clock() >= claim.lease.until:
@@ -151,6 +168,12 @@ class Pipeline:
         waiting = length_hint(rows)
         if not waiting:
             return TurnResult.TIP
+        gate = turn.job.gate
+        if gate is not None:
+            result = gate.enter(slot, claim.fence)
+            if result is not None:
+                return result
+            rows = gate.rows(slot, rows, claim.fence)
         # Checked again: the fetch took time, and other greenlets may have run.
         now = engine.clock()
         until = min(claim.lease.until, now + engine.turn_seconds)

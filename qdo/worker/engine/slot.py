@@ -26,6 +26,7 @@ class SlotState(enum.Enum):
     WAITING = "waiting"
     PAUSED = "paused"
     HELD = "held"
+    LIMITED = "limited"
     GONE = "gone"
 
 
@@ -37,6 +38,7 @@ class TurnResult(enum.Enum):
     WAIT = "nothing may run before slot.not_before"
     PAUSED = "the lease expired"
     HELD = "nothing more runs under this claim: the queue is blocked, or the worker is stopping"
+    LIMITED = "there is no permit"
     ENDED = "the claim is closed"
 
 
@@ -50,6 +52,19 @@ class ClaimSink(Protocol):
     def finished(self, claim: Claim) -> None: ...
 
     def record(self, claim: Claim) -> bool: ...
+
+
+class TurnRunner(Protocol):
+    """Runs the turns; see `pipeline.Pipeline`."""
+
+    def turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
+        """Process messages of a queue until its turn is over."""
+
+    def clear(self, slot: Slot) -> None:
+        """Drop everything read for the slot's claim; the queue is read again afterwards."""
+
+    def end(self, slot: Slot) -> None:
+        """Drop everything of the slot's claim, and end its subscription at the broker."""
 
 
 class LaneGroup(Protocol):
@@ -98,6 +113,8 @@ class Slot:
         None without any: thousands of slots are idle.
     :ivar gathering_until: clock time until which it waits for more rows; 0 while not waiting.
     :ivar singles: number of messages to run one at a time before the next batch.
+    :ivar grant: the permits with which its next message may start; see `limits`.
+    :ivar awaits_permit: it waits for permits.
     :ivar label: the names of queue and worker for the in-flight table.
     :ivar in_flight_index: index of the turn's entry in the in-flight table.
     :ivar message: the message in flight; valid while running.
@@ -110,11 +127,13 @@ class Slot:
     __slots__ = (
         "ahead",
         "alarm",
+        "awaits_permit",
         "broker_failures",
         "claim",
         "dead_letter_message",
         "gathered",
         "gathering_until",
+        "grant",
         "greenlet",
         "in_flight_index",
         "label",
@@ -159,6 +178,8 @@ class Slot:
         self.gathered: list[Row] | None = None
         self.gathering_until = 0.0
         self.singles = 0
+        self.grant: Any = None
+        self.awaits_permit = False
         self.in_flight_index = 0
         self.message: Message | None = None
         self.greenlet: Any = None

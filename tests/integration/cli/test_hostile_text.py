@@ -59,6 +59,14 @@ CALLS = {
     ],
     "locks": [("locks",), ("locks", "--app", HOSTILE)],
     "audit": [("audit",), ("audit", HOSTILE), ("audit", "--since", HOSTILE)],
+    "limits": [
+        ("limits", "list"),
+        ("limits", "set", HOSTILE_NAME, "--max", HOSTILE),
+        ("limits", "set", HOSTILE_NAME, "--rate", HOSTILE),
+        ("limits", "set", HOSTILE, "--max", "1", "--reason", HOSTILE),
+        ("limits", "delete", HOSTILE),
+        ("limits", "delete", HOSTILE_NAME),
+    ],
     "broker": [("broker", "file")],
     "keys": [("keys", "list", "--keys", TEXT), ("keys", "retire", "--keys", TEXT, HOSTILE)],
     "acl": [("acl", "check"), ("acl", "check", "--app", HOSTILE), ("acl", "apply")],
@@ -103,6 +111,9 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     texts = ("by", "account", "command", "target", "reason")
     hostile = {**dict.fromkeys(texts, TEXT), "from": {TEXT: HOSTILE}, "to": {"a": [TEXT]}}
     client.create(LAYOUT.fleet.log_entry(f"1000-{HOSTILE_NAME}"), encode(hostile))
+    limit = {"max": 1, "reason": TEXT, "permits": [[TEXT, 1, 1]]}
+    client.create(LAYOUT.fleet.limit(HOSTILE_NAME), encode(limit), makepath=True)
+    client.create(LAYOUT.fleet.limit("bytes"), HOSTILE.encode(errors="surrogatepass"))
     client.create(LAYOUT.queue("bytes"), HOSTILE.encode(errors="surrogatepass"))
     client.create(LAYOUT.broker, BrokerNode(HOSTILE, HOSTILE, HOSTILE).encode())
     with App("a") as app:

@@ -66,6 +66,7 @@ def fill(folder: Path) -> Iterator[Client]:
         client.create(f"{LAYOUT.fleet.document_set('plans')}/acme", b'{"value": 1}', makepath=True)
         client.create(f"{LAYOUT.components}/worker/host-1", b"{}", makepath=True)
         client.create(LAYOUT.fleet.log_entry("1000-1"), b'{"command": "seek"}')
+        client.create(LAYOUT.fleet.limit("crm"), b'{"max": 1}', makepath=True)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)
         yield client
@@ -106,6 +107,7 @@ READING = (
     "audit",
     "components",
     "documents list plans",
+    "limits list",
     "locks",
     "broker file",
 )

@@ -82,9 +82,10 @@ class LaneTurns:
         result = self._rows.finish_pending(lane_turn)
         if result is not None:
             return result
+        rows = lane if job.gate is None else job.gate.rows(lane.slot, lane, turn.claim.fence)
         if not job.every_message and not lane_turn.has_failure:
-            return self._rows.run_rows(lane_turn, lane, until, 1)
-        row = next(lane, None)
+            return self._rows.run_rows(lane_turn, rows, until, 1)
+        row = next(rows, None)
         if row is None:  # the broker took back the lane's messages
             return TurnResult.MORE
         result = self._rows.run_one(lane_turn, row, until)

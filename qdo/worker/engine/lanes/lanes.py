@@ -35,6 +35,7 @@ from qdo.coordination.protocol.claims import Claim
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.lanes.lane import Lane, LaneClaim, LaneRunner, LaneSlot, LaneSpec
 from qdo.worker.engine.lanes.lane_progress import LaneProgress
+from qdo.worker.engine.limits import Gate, Grant
 from qdo.worker.engine.prefetch import Row, Rows
 from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult
 from qdo.worker.engine.turn import Turn
@@ -56,6 +57,8 @@ class Lanes:
     """The lanes of one claim of one queue.
 
     :ivar claim: the queue's claim; `publish` updates it before it is recorded.
+    :ivar grant: permits for the next lane to start; see `limits`.
+    :ivar awaits_permit: it waits for permits.
     :param turn: the turn that created the lanes; its slot, claim and job are theirs.
     """
 
@@ -88,6 +91,10 @@ class Lanes:
         self._tip = False
         self._turning = False
         self._stopping = False
+        self._gate = turn.job.gate
+        self._admitted_at, self.queue = 0.0, slot.queue
+        self.grant: Grant | None = None
+        self.awaits_permit = False
         self._error: BaseException | None = None
         self._news = Event()
         claim.refresh = self.publish
@@ -108,6 +115,8 @@ class Lanes:
                 self._news.wait(self._pause(result))
         finally:
             self._turning = False
+            if self._gate is not None:
+                self._gate.limits.leave(self)
             # Thousands of queues are idle at a time: they keep no reader.
             self._engine.fetcher.clear(self._source)
         if self._error is not None:
@@ -148,9 +157,18 @@ class Lanes:
                 return True
             if not self._permits.acquire(self):
                 return False
+            if self._gate is not None and not self._is_admitted(self._gate):
+                self._permits.release()
+                return False
             lane = self._ready.popleft()
+            lane.slot.grant, self.grant = self.grant, None
             self._running[lane] = gevent.spawn(self._run, lane)
         return False
+
+    def _is_admitted(self, gate: Gate) -> bool:
+        """Return whether the job has permits for one more lane; if not, wait for them."""
+        self._admitted_at = gate.due(self.queue, self.claim.fence)
+        return self._admitted_at <= self._clock() and gate.admits(self)
 
     def _wants_more(self) -> bool:
         if self._tip or self._source.not_before > self._clock():
@@ -167,6 +185,8 @@ class Lanes:
         due = [self.claim.lease.until]
         if self._source.not_before > self._clock():
             due.append(self._source.not_before)
+        if self._ready and self._admitted_at > self._clock():
+            due.append(self._admitted_at)
         if self._parked and len(self._running) < self._spec.limit:
             due.append(self._parked[0][0])
         return max(0.0, min(due) - self._clock())
@@ -271,6 +291,8 @@ class Lanes:
             slot.greenlet = slot.message = None
             del self._running[lane]
             self._permits.release()
+            if slot.grant is not None and self._gate is not None:
+                self._gate.limits.leave(slot)
             self._place(lane, result)
             self._news.set()
 
@@ -287,6 +309,8 @@ class Lanes:
             self.settle(lane)
             if result is not TurnResult.MORE or not lane.rows or self._ready:
                 return result
+            if self._gate is not None and lane.slot.grant is None:
+                return result  # no permit is left for its next message
             # Even a single busy lane must let heartbeats and checkpoints run.
             gevent.sleep(0)
 

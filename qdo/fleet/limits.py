@@ -1,0 +1,155 @@
+"""Operators set, delete and list the limits of an app."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import CreateOp, DeleteOp, NodeRead, Op, SetOp
+from qdo.coordination.transactions import Node, change, make_folder, read
+from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.audit import AuditTrail
+from qdo.fleet.limit_node import MOST, LimitNode, is_count
+from qdo.fleet.rates import default_burst, rate_of
+from qdo.fleet_errors import LimitNameError, LimitNotFoundError, LimitValueError
+from qdo.queues import name_error
+from qdo.text import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class LimitWish:
+    """What an operator wants of a limit; None leaves a value as it is.
+
+    :ivar rate: such as "50/s"; "none" removes the rate.
+    :ivar max: "none" removes the number of permits.
+    """
+
+    max: str | None = None
+    rate: str | None = None
+    burst: str | None = None
+    reason: str | None = None
+
+    def applied(self, name: str, node: LimitNode) -> LimitNode:
+        """Return a limit changed as wanted.
+
+        :raises LimitValueError: one of the values is not possible.
+        """
+        most, rate, burst = node.max, node.rate, node.burst
+        if self.max is not None:
+            most = None if self.max == "none" else _count(name, "max", self.max, 0)
+        if self.rate is not None:
+            rate = None if self.rate == "none" else _rate(name, self.rate)
+            if rate is not None and (node.rate != rate):
+                burst = default_burst(rate)
+        if self.burst is not None:
+            burst = _count(name, "burst", self.burst, 1)
+        if most is None and rate is None:
+            raise LimitValueError(name=name, value="max or rate", needs="be given", found="neither")
+        if self.burst is not None and rate is None:
+            raise LimitValueError(name=name, value="burst", needs="have a rate", found="none")
+        reason = node.reason if self.reason is None else self.reason
+        return replace(node, max=most, rate=rate, burst=burst, reason=reason, fault=None)
+
+
+def _count(name: str, value: str, text: str, least: int) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+    if not is_count(number, least):
+        needs = f"be an integer from {least} to {MOST}"
+        raise LimitValueError(name=name, value=value, needs=needs, found=text)
+    return number
+
+
+def _rate(name: str, text: str) -> float:
+    try:
+        return rate_of(text)
+    except ValueError as error:
+        needs = str(error).removeprefix("must ").partition(", got ")[0]
+        raise LimitValueError(name=name, value="rate", needs=needs, found=text) from error
+
+
+def checked_limit_name(name: str) -> str:
+    """Return a name that a limit may have.
+
+    :raises LimitNameError: it may not.
+    """
+    reason = name_error(name)
+    if reason:
+        raise LimitNameError(name=name, reason=reason)
+    return name
+
+
+def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> LimitNode:
+    """Create or change a limit; return it as it is now. Shares in use are kept.
+
+    :raises LimitNameError: the name is not possible.
+    :raises LimitValueError: a value is not possible.
+    :raises NodeRefusedError: this account may not change the limit.
+    :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
+    """
+    path = layout.fleet.limit(checked_limit_name(name))
+    if wish.max is not None or wish.rate is not None:
+        wish.applied(name, LimitNode())  # before anything is created
+    make_folder(client, layout.fleet.limits)
+    after = LimitNode()
+
+    def is_mine(node: NodeRead) -> bool:
+        return _terms(LimitNode.parse(node.data)) == _terms(after)
+
+    with AuditTrail(client, layout, "limits set", wish.reason or "").change(name) as entry:
+
+        def decide(node: Node) -> Sequence[Op]:
+            nonlocal after
+            before = LimitNode.parse(node.data) if isinstance(node, NodeRead) else LimitNode()
+            after = wish.applied(name, before)
+            write: Op = CreateOp(path, after.encode())
+            if isinstance(node, NodeRead):
+                write = SetOp(path, after.encode(), node.version)
+            return [write, entry(_terms(before), _terms(after))]
+
+        change(client, path, decide, root=layout.root, is_mine=is_mine)
+    return after
+
+
+def _terms(node: LimitNode) -> dict[str, Any]:
+    """Return what operators set."""
+    return {"max": node.max, "rate": node.rate, "burst": node.burst, "reason": node.reason}
+
+
+def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") -> None:
+    """Delete a limit: the queues of its jobs wait until there is one of this name again.
+
+    :raises LimitNotFoundError: there is none.
+    :raises NodeRefusedError: this account may not delete it.
+    :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
+    """
+    path = layout.fleet.limit(checked_limit_name(name))
+    if not isinstance(read(client, path), NodeRead):
+        raise LimitNotFoundError(name=name, hint=did_you_mean(name, list_limits(client, layout)))
+    with AuditTrail(client, layout, "limits delete", reason).change(name) as entry:
+
+        def decide(node: Node) -> Sequence[Op] | None:
+            if not isinstance(node, NodeRead):
+                return None
+            before = _terms(LimitNode.parse(node.data))
+            return [DeleteOp(path, node.version), entry(before, {})]
+
+        change(client, path, decide, root=layout.root)
+
+
+def list_limits(client: Client, layout: Layout) -> dict[str, LimitNode]:
+    """Return the limits of an app by name, also those that cannot be read, with their fault.
+
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    names = sorted(read_children(client, [layout.fleet.limits]).get(layout.fleet.limits, ()))
+    values = read_nodes(client, [layout.fleet.limit(name) for name in names])
+    by_path = {value.path: value for value in values}
+    found = {}
+    for name in names:
+        value = by_path.get(layout.fleet.limit(name))
+        if value is not None:
+            found[name] = LimitNode.parse(value.data)
+    return found

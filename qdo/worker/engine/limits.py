@@ -1,0 +1,343 @@
+"""Permits and rates of jobs: which queue may start its next message, and which waits.
+
+A job with limits gets a `Gate` when it is bound; other jobs cost nothing. Permits are taken before
+a message is started, of all limits or of none. A queue without a permit waits without a place
+among the running queues. Waiting queues are served in the order in which they began to wait. A
+queue that waits for a limit that this process has no share of holds up no other limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import count
+from operator import length_hint
+from typing import Any, Protocol
+
+from qdo.coordination.member import Member
+from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.limit_node import MISSING
+from qdo.fleet.protocol.shares import LimitShare
+from qdo.jobs.job import Job
+from qdo.worker.engine.prefetch import Row
+from qdo.worker.engine.slot import Slot, TurnResult
+
+_log = logging.getLogger(__name__)
+
+
+class PermitWaiter(Protocol):
+    """A queue, or the lanes of one, that can wait for permits."""
+
+    queue: str
+    awaits_permit: bool
+    grant: Grant | None
+
+
+class Grant:
+    """A permit and a start of each limit of a job.
+
+    :ivar started: a message was started with it.
+    """
+
+    __slots__ = ("_gate", "_shares", "started")
+
+    def __init__(self, gate: Gate, shares: tuple[LimitShare, ...]) -> None:
+        self._gate = gate
+        self._shares = shares
+        self.started = False
+
+    def renew(self) -> bool:
+        """Take the permits again for the next message, unless another queue waits for them."""
+        self._return()
+        limits = self._gate.limits
+        if limits.waiting or not all(share.has_free() for share in self._shares):
+            self._shares = ()
+            limits.serve()
+            return False
+        for share in self._shares:
+            share.take()
+        self.started = False
+        return True
+
+    def release(self) -> None:
+        """Return the permits, and the starts that were not used; idempotent."""
+        if self._shares:
+            self._return()
+            self._shares = ()
+            self._gate.limits.serve()
+
+    def _return(self) -> None:
+        for share in self._shares:
+            if not self.started:
+                share.starts.refund()
+            if share.give_back():
+                self._gate.limits.wake()
+
+
+class Gate:
+    """What a job must have before it starts a message.
+
+    :ivar limits: all limits of the process.
+    :ivar names: the job's limits, in the order in which their permits are taken.
+    :ivar waiting: who waits, with the number of its arrival.
+    :param queue_seconds: least time between two starts of one queue; 0 for none.
+    """
+
+    def __init__(self, limits: Limits, names: tuple[str, ...], queue_seconds: float) -> None:
+        self.limits = limits
+        self.names = names
+        self.waiting: dict[PermitWaiter, int] = {}
+        self._queue_seconds = queue_seconds
+        self._last: dict[str, tuple[int, float]] = {}
+
+    def due(self, queue: str, fence: int) -> float:
+        """Return when the queue may start a message according to its own rate.
+
+        Its former owner may have started one a moment before the claim.
+        """
+        if not self._queue_seconds:
+            return 0.0
+        known = self._last.get(queue)
+        if known is None or known[0] != fence:
+            known = self._last[queue] = fence, self.limits.clock()
+        return known[1] + self._queue_seconds
+
+    def note_start(self, queue: str, fence: int) -> None:
+        """Record the start of a message."""
+        if self._queue_seconds:
+            self._last[queue] = fence, self.limits.clock()
+
+    def forget(self, queue: str) -> None:
+        """Drop what is known of a queue that is not owned any more."""
+        self._last.pop(queue, None)
+
+    def admits(self, waiter: PermitWaiter) -> bool:
+        """Take permits for a waiter, into its `grant`; False: it waits for them from now on."""
+        if waiter.grant is None and not self.limits.waiting:
+            waiter.grant = self.limits.take(self)
+        if waiter.grant is None:
+            if self.names:
+                self.limits.enqueue(self, waiter)
+                self.limits.serve()
+            else:
+                waiter.grant = Grant(self, ())
+        return waiter.grant is not None
+
+    def enter(self, slot: Slot, fence: int) -> TurnResult | None:
+        """Take permits for a queue; return how its turn ends if there are none."""
+        due = self.due(slot.queue, fence)
+        if due > self.limits.clock():
+            slot.not_before = due
+            return TurnResult.WAIT
+        return None if self.admits(slot) else TurnResult.LIMITED
+
+    def start(self, slot: Slot, fence: int) -> None:
+        """Use the permits of a queue that has entered for one call."""
+        if slot.grant is not None:
+            slot.grant.started = True
+        self.note_start(slot.queue, fence)
+
+    def rows(self, slot: Slot, rows: Any, fence: int) -> GatedRows:
+        """Return the rows of a queue or lane that has entered, as far as there are permits."""
+        return GatedRows(self, slot, rows, fence)
+
+
+class GatedRows:
+    """Rows of which each is returned with permits; ends early where there are none."""
+
+    __slots__ = ("_fence", "_gate", "_rows", "_slot")
+
+    def __init__(self, gate: Gate, slot: Slot, rows: Any, fence: int) -> None:
+        self._gate = gate
+        self._slot = slot
+        self._rows = rows
+        self._fence = fence
+
+    def __iter__(self) -> Iterator[Row]:
+        return self
+
+    def __next__(self) -> Row:
+        slot, gate = self._slot, self._gate
+        grant = slot.grant
+        if grant is None:
+            raise StopIteration
+        if grant.started and (
+            gate.due(slot.queue, self._fence) > gate.limits.clock() or not grant.renew()
+        ):
+            grant.release()
+            slot.grant = None
+            raise StopIteration
+        row: Row = next(self._rows)
+        grant.started = True
+        gate.note_start(slot.queue, self._fence)
+        return row
+
+    def __length_hint__(self) -> int:
+        return length_hint(self._rows)
+
+
+class Limits:
+    """The limits of a worker process, over all of its registrations.
+
+    :ivar waiting: how many queues wait for permits.
+    :ivar ignored: every queue gets its permits, as in tests without other processes.
+    :ivar resume: called with a waiter that got its permits.
+    :ivar clock: seconds of rates.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.waiting = 0
+        self.ignored = False
+        self.clock = clock
+        self.resume: Callable[[Any], None] = lambda waiter: None
+        self.wake: Callable[[], None] = lambda: None
+        self._gates: list[Gate] = []
+        self._shares: dict[str, LimitShare] = {}
+        self._faults: dict[str, str] = {}
+        self._arrivals = count()
+
+    def gate(self, job: Job) -> Gate | None:
+        """Return the gate of a job; None if it has neither limits nor a rate."""
+        if not job.limits and not job.queue_seconds:
+            return None
+        gate = Gate(self, tuple(sorted(job.limits)), job.queue_seconds)
+        self._gates.append(gate)
+        return gate
+
+    def join(
+        self, jobs: Iterable[Job], layout: Layout, worker: str, member: Member
+    ) -> list[LimitShare]:
+        """Return the shares of a new registration; those of earlier ones end with their lease."""
+        names = {name for job in jobs for name in job.limits}
+        self.wake = partial(member.call, lambda: None)
+        self._shares = {
+            name: LimitShare(
+                layout,
+                name,
+                worker,
+                member.lease,
+                clock=self.clock,
+                on_change=self.changed,
+                chance=random.random,
+            )
+            for name in sorted(names)
+        }
+        self._count()
+        return list(self._shares.values())
+
+    def take(self, gate: Gate) -> Grant | None:
+        """Take permits of all limits of a gate, or none."""
+        if self.ignored:
+            return Grant(gate, ())
+        found = tuple(share for name in gate.names if (share := self._shares.get(name)))
+        if len(found) < len(gate.names) or not all(share.has_free() for share in found):
+            return None
+        for share in found:
+            share.take()
+        return Grant(gate, found)
+
+    def enqueue(self, gate: Gate, waiter: PermitWaiter) -> None:
+        """Let a queue wait at the end of the line; one that waits already keeps its place."""
+        if waiter not in gate.waiting:
+            gate.waiting[waiter] = next(self._arrivals)
+            waiter.awaits_permit = True
+            self._count()
+
+    def leave(self, waiter: PermitWaiter) -> None:
+        """Let a queue wait no more, and return the permits that it has."""
+        if waiter.awaits_permit:
+            waiter.awaits_permit = False
+            for gate in self._gates:
+                gate.waiting.pop(waiter, None)
+            self._count()
+        grant, waiter.grant = waiter.grant, None
+        if grant is not None:
+            grant.release()
+
+    def forget(self, queue: str) -> None:
+        """Drop what is known of a queue that is not owned any more."""
+        for gate in self._gates:
+            gate.forget(queue)
+
+    def changed(self) -> None:
+        """Look at what has changed in a share."""
+        for name, share in self._shares.items():
+            if share.fault != self._faults.get(name):
+                self._report(name, share.fault)
+        self.serve()
+
+    def _report(self, name: str, fault: str | None) -> None:
+        if fault is None:
+            _log.info("limit %s: it can be used again", name)
+            self._faults.pop(name, None)
+            return
+        self._faults[name] = fault
+        _log.warning("%s; the queues of its jobs wait", _reason(name, fault))
+
+    def serve(self) -> None:
+        """Give permits to those who have waited longest."""
+        if not self.waiting:
+            return
+        taken: set[str] = set()
+        open_ = [gate for gate in self._gates if gate.waiting]
+        served = False
+        while open_:
+            gate = min(open_, key=lambda each: next(iter(each.waiting.values())))
+            grant = None if taken & {*gate.names} else self.take(gate)
+            if grant is None:
+                open_.remove(gate)
+                taken |= self._coming(gate)
+                continue
+            served = True
+            waiter = next(iter(gate.waiting))
+            del gate.waiting[waiter]
+            waiter.awaits_permit = False
+            waiter.grant = grant
+            self.resume(waiter)
+            if not gate.waiting:
+                open_.remove(gate)
+        if served:
+            self._count()
+        if self.waiting and any(share.awaits_token() for share in self._shares.values()):
+            self.wake()
+
+    def _coming(self, gate: Gate) -> set[str]:
+        """Return the limits that those behind a waiting queue must not take before it.
+
+        Nothing if it waits for a limit of which this process has nothing: that may take long.
+        """
+        shares = [self._shares.get(name) for name in gate.names]
+        if any(share is None or not share.has_share for share in shares):
+            return set()
+        return {*gate.names}
+
+    def _count(self) -> None:
+        """Tell the shares how many queues wait."""
+        counts = dict.fromkeys(self._shares, 0)
+        self.waiting = 0
+        for gate in self._gates:
+            self.waiting += len(gate.waiting)
+            for name in gate.names if gate.waiting else ():
+                if name in counts:
+                    counts[name] += len(gate.waiting)
+        news = [self._shares[name].wait(number) for name, number in counts.items()]
+        if any(news):
+            self.wake()
+
+    def faults(self) -> dict[str, str]:
+        """Return the queues that wait for a limit that cannot be used, and why."""
+        found: dict[str, str] = {}
+        for gate in self._gates:
+            for name in gate.names:
+                share = self._shares.get(name)
+                if gate.waiting and share is not None and share.why:
+                    reason = _reason(name, share.why)
+                    found.update((waiter.queue, reason) for waiter in gate.waiting)
+        return found
+
+
+def _reason(name: str, why: str) -> str:
+    remedy = f"; run `qdo limits set {name}` with --max or --rate" if why == MISSING else ""
+    return f"limit {name}: {why}{remedy}"

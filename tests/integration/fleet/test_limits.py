@@ -1,0 +1,257 @@
+"""Jobs with limits in real workers: never more at once than allowed, in the whole fleet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import qdo
+from qdo.coordination.client import connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.limits import LimitWish, delete_limit, list_limits, set_limit
+from qdo.testing import TestKit
+from tests.support.paths import ROOT
+from tests.support.processes import Proc, wait_until
+
+JOBS = """
+import os, sqlite3, time
+import qdo
+
+app = qdo.App("shop")
+
+def audit(message, seconds, limit="crm"):
+    # BEGIN IMMEDIATE: the sum of all processes is read and written at once.
+    db = sqlite3.connect("audit.db", timeout=30, isolation_level=None)
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("INSERT INTO busy VALUES (?, ?, ?)", (message.queue, os.getpid(), limit))
+    rows = db.execute("SELECT pid FROM busy WHERE name = ?", (limit,)).fetchall()
+    now = sum(os.path.exists(f"/proc/{pid}") for (pid,) in rows)
+    db.execute("INSERT INTO seen VALUES (?, ?, ?, ?)", (limit, now, os.getpid(), time.time()))
+    db.execute("COMMIT")
+    time.sleep(seconds)
+    db.execute("DELETE FROM busy WHERE queue = ?", (message.queue,))
+    db.close()
+
+@app.job("thread-*", executor="thread", limits=["crm"])
+def in_thread(message, context):
+    audit(message, 0.02)
+
+@app.job("greenlet-*", limits=["crm"])
+def in_greenlet(message, context):
+    audit(message, 0.0)
+
+@app.job("process-*", executor="process", limits=["crm"])
+def in_process(message, context):
+    audit(message, 0.01)
+
+@app.job("aio-*", limits=["crm"])
+async def on_loop(message, context):
+    audit(message, 0.0)
+
+@app.job("keyed-*", order="key", executor="thread", limits=["crm"])
+def keyed(message, context):
+    message = type("M", (), {"queue": f"{message.queue}-{message.key}"})
+    audit(message, 0.01)
+
+@app.job("batch-*", batch=5, limits=["crm"])
+def batches(messages, context):
+    for message in messages:
+        audit(message, 0.0)
+
+@app.job("rated-*", limits=["api"])
+def rated(message, context):
+    audit(message, 0.0, "api")
+
+@app.job("own-*", per_queue_rate="20/s")
+def own(message, context):
+    audit(message, 0.0, message.queue)
+
+@app.job("both-*", executor="thread", limits=["gpu", "crm"])
+def both(message, context):
+    audit(message, 0.01)
+
+@app.job("none-*", limits=["missing"])
+def without(message, context):
+    audit(message, 0.0, "missing")
+"""
+KINDS = ("thread", "greenlet", "process", "aio", "batch", "keyed", "both")
+
+
+class LimitShop:
+    """The app, its folder, its workers and its audit."""
+
+    def __init__(self, folder: Path, coordinator: str) -> None:
+        self.folder = folder
+        (folder / "shop.py").write_text(JOBS)
+        broker = f"sqlite:{folder / 'messages.db'}"
+        self.options = ("--broker", broker, "--coordinator", coordinator)
+        self.app = qdo.App("shop", broker=broker, coordinator=coordinator)
+        self.db = sqlite3.connect(folder / "audit.db", timeout=30, isolation_level=None)
+        self.db.execute("PRAGMA journal_mode=wal")
+        self.db.execute("CREATE TABLE busy (queue, pid, name)")
+        self.db.execute("CREATE TABLE seen (name, now, pid, at)")
+        self.client = connect(coordinator)
+        self.client.open(15.0)
+        self.layout = Layout.of("shop")
+        self.workers: list[Proc] = []
+
+    def limit(self, name: str, **wish: str) -> None:
+        set_limit(self.client, self.layout, name, LimitWish(**wish))
+
+    def start(self, count: int = 1, *options: str) -> None:
+        for _ in range(count):
+            self.workers.append(
+                Proc.python(
+                    *("-m", "qdo.cli.worker", "shop:app", *self.options, *options),
+                    cwd=self.folder,
+                    env={"PYTHONPATH": str(ROOT)},
+                )
+            )
+
+    def seen(self, name: str = "crm") -> list[int]:
+        """Return how many were in use at each start."""
+        rows = self.db.execute("SELECT now FROM seen WHERE name = ? ORDER BY at", (name,))
+        return [now for (now,) in rows]
+
+    def times(self, name: str) -> list[float]:
+        rows = self.db.execute("SELECT at FROM seen WHERE name = ? ORDER BY at", (name,))
+        return [at for (at,) in rows]
+
+    def wait_for(self, count: int, name: str = "crm") -> None:
+        wait_until(lambda: len(self.seen(name)) >= count, f"{count} starts of {name}", 60.0)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.__exit__(None, None, None)
+        self.client.stop()
+        self.client.close()
+        self.app.close()
+        self.db.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, coordinator_url: str) -> Iterator[LimitShop]:
+    shop = LimitShop(tmp_path, coordinator_url)
+    yield shop
+    shop.close()
+
+
+def test_every_executor_keeps_to_the_limit(shop: LimitShop) -> None:
+    """Greenlets, threads, processes, asyncio, batches, keys, and jobs with two limits."""
+    shop.limit("crm", max="2")
+    shop.limit("gpu", max="1")
+    for kind in KINDS:
+        for queue in range(3):
+            shop.app.send_many(
+                [qdo.NewMessage(f"{kind}-{queue}", body, key=f"k{body % 2}") for body in range(4)]
+            )
+    shop.start(2, "--burst")
+    for worker in shop.workers:
+        assert worker.wait() == 0, worker.output
+    seen = shop.seen()
+    assert len(seen) == 12 * len(KINDS)
+    assert max(seen) <= 2
+
+
+def test_a_job_waits_for_a_limit_that_does_not_exist(shop: LimitShop) -> None:
+    """The reason is logged once; when the limit is made, the queue continues."""
+    shop.app.send("none-1", 1)
+    shop.app.send("none-2", 1)
+    shop.app.send("thread-1", 1)
+    shop.limit("crm", max="1")
+    shop.start()
+    (worker,) = shop.workers
+    worker.wait_for_line(r"limit missing: it does not exist; run `qdo limits set missing`")
+    shop.wait_for(1)
+    assert shop.seen("missing") == []
+    shop.limit("missing", max="1")
+    shop.wait_for(2, "missing")
+    assert worker.output.count("limit missing: it does not exist") == 1
+    delete_limit(shop.client, shop.layout, "missing")
+    shop.app.send("none-1", 2)
+    worker.wait_for_line(r"limit missing: it does not exist", count=2)
+
+
+def test_a_rate_holds_for_the_fleet(shop: LimitShop) -> None:
+    """In every window of t seconds at most rate * t + burst messages start."""
+    shop.limit("api", rate="40/s", burst="4")
+    for queue in range(6):
+        shop.app.send_many([(f"rated-{queue}", body) for body in range(25)])
+    shop.start(2)
+    shop.wait_for(150, "api")
+    times = shop.times("api")
+    for first in range(len(times)):
+        for last in range(first, len(times)):
+            # The sink writes the time a moment after the start.
+            assert last - first + 1 <= 40 * (times[last] - times[first] + 0.1) + 4
+    assert times[-1] - times[0] < 15.0
+
+
+def test_a_queue_has_a_rate_of_its_own(shop: LimitShop) -> None:
+    """No coordination: a queue has one owner."""
+    shop.app.send_many([(f"own-{queue}", body) for queue in range(3) for body in range(6)])
+    shop.start(2, "--burst")
+    for worker in shop.workers:
+        assert worker.wait() == 0, worker.output
+    for queue in range(3):
+        times = shop.times(f"own-{queue}")
+        assert len(times) == 6
+        assert times[-1] - times[0] > 5 * 0.05 - 0.03
+
+
+def test_the_kit_gives_every_permit_and_keeps_queue_rates() -> None:
+    """The kit has one process and no operator, but a clock."""
+    app = qdo.App("shop")
+    times: list[float] = []
+
+    @app.job("own-*", limits=["crm"], per_queue_rate="2/s")
+    def job(message: qdo.Message, context: object) -> None:
+        times.append(kit.clock.passed())
+
+    with TestKit(app) as kit:
+        for body in range(4):
+            kit.send("own-1", body)
+        kit.run_until_settled()
+    assert times == pytest.approx([0.5, 1.0, 1.5, 2.0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_kills_stops_and_changes_never_exceed_the_limit(shop: LimitShop) -> None:
+    """Six processes; a shared audit counts who is within a job."""
+    shop.limit("crm", max="3")
+    queues = [f"thread-{number}" for number in range(24)]
+    shop.app.send_many([(queue, body) for queue in queues for body in range(60)])
+    shop.start(6)
+    shop.wait_for(40)
+    for turn in range(6):
+        count = len(shop.seen())
+        victim = [pid for (pid,) in shop.db.execute("SELECT DISTINCT pid FROM busy")]
+        alive = [pid for pid in victim if os.path.exists(f"/proc/{pid}")]
+        if alive and turn % 2:
+            os.kill(alive[0], signal.SIGKILL)
+        elif alive:
+            os.kill(alive[0], signal.SIGSTOP)
+            shop.wait_for(count + 5)
+            os.kill(alive[0], signal.SIGCONT)
+        shop.wait_for(count + 60)
+        assert max(shop.seen()) <= 3
+    shop.limit("crm", max="0")
+    wait_until(lambda: _in_use(shop) == 0, "everything stands still", 20.0)
+    before = len(shop.seen())
+    shop.limit("crm", max="1")
+    shop.wait_for(before + 20)
+    assert max(shop.seen()[before:]) == 1
+    shop.limit("crm", max="6")
+    wait_until(lambda: max(shop.seen()[before:]) > 3, "more at once", 30.0)
+    assert max(shop.seen()[before:]) <= 6
+
+
+def _in_use(shop: LimitShop) -> int:
+    held = list_limits(shop.client, shop.layout)["crm"].permits
+    return sum(each.held for each in held)

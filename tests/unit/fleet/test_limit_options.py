@@ -1,0 +1,62 @@
+"""The limits of a job, and those of operators: what is refused, and with which remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import qdo
+from qdo.errors import UsageError
+from qdo.fleet.limit_node import LimitNode, ShareHolder
+from qdo.fleet.limits import LimitWish, checked_limit_name
+from qdo.fleet_errors import LimitNameError, LimitValueError
+
+
+def _job(**options: Any) -> None:
+    @qdo.App("shop").job("q", **options)
+    def job(message: qdo.Message, context: object) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("limits", ["crm", [1], ["a/b"], ["x" * 300], ["\U0001f600"], [""], 5])
+def test_a_job_names_its_limits_in_a_list(limits: Any) -> None:
+    with pytest.raises(UsageError, match="limits must be"):
+        _job(limits=limits)
+
+
+@pytest.mark.parametrize("rate", ["50/x", "0/s", "1/week", "", 5, "-1/s"])
+def test_a_queue_rate_has_a_unit(rate: Any) -> None:
+    with pytest.raises(UsageError, match="per_queue_rate must be"):
+        _job(per_queue_rate=rate)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "x" * 300, "\U0001f600", "a\nb", ".."])
+def test_a_limit_name_is_a_znode_name(name: str) -> None:
+    with pytest.raises(LimitNameError):
+        checked_limit_name(name)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        *(LimitWish(max="-1"), LimitWish(max="1000000000"), LimitWish(max="ten")),
+        *(LimitWish(max="\u0665"), LimitWish(max="9" * 5000), LimitWish(rate="50/x")),
+        *(LimitWish(rate="0/s"), LimitWish(rate="1/week"), LimitWish(max="none")),
+        *(LimitWish(max="1", burst="2"), LimitWish(rate="1/s", burst="0"), LimitWish(reason="x")),
+    ],
+)
+def test_an_impossible_limit_is_refused(wish: LimitWish) -> None:
+    with pytest.raises(LimitValueError):
+        wish.applied("crm", LimitNode())
+
+
+def test_a_change_keeps_the_rest_and_the_holders() -> None:
+    """Also of a node that cannot be read: it is repaired."""
+    holders = (ShareHolder("worker-0000000001", 1, 1),)
+    node = LimitNode(3, 50.0, 20, "old", holders, holders, {"note": 1})
+    after = LimitWish(max="0", reason="CRM is down").applied("crm", node)
+    assert after == LimitNode(0, 50.0, 20, "CRM is down", holders, holders, {"note": 1})
+    assert LimitWish(rate="100/s").applied("crm", node).burst == 100
+    assert LimitWish(rate="none").applied("crm", node).rate is None
+    assert LimitWish(max="1").applied("crm", LimitNode.parse(b"{")).fault is None
