@@ -76,12 +76,17 @@ def make_folder(client: Client, path: str) -> None:
     :raises NodeRefusedError: this account may not create one of them.
     :raises CoordinatorUnreachableError: no answer in time.
     """
-    try:
-        client.ensure_path(path)
-    except KazooException as error:
-        if is_refusal(error):
-            raise NodeRefusedError(path=path, account=client.access.account_name()) from error
-        raise _unreachable(client, error) from error
+    deadline = clock() + ANSWER_SECONDS
+    while True:
+        try:
+            client.ensure_path(path)
+            return
+        except KazooException as error:
+            if is_refusal(error):
+                raise NodeRefusedError(path=path, account=client.access.account_name()) from error
+            if not isinstance(error, ConnectionLoss) or clock() > deadline:
+                raise _unreachable(client, error) from error
+        client.handler.sleep_func(AGAIN_SECONDS)
 
 
 def settle(client: Client, root: str) -> None:

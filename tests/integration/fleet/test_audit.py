@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from kazoo.security import ACL, Id, Permissions
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination import queue_admin, transactions
-from qdo.coordination.client import Client
+from qdo.coordination.client import Client, connect
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.machine import CheckOp, Committed, CreateOp, NoResponse, Op
 from qdo.coordination.znodes.layout import Layout
@@ -180,6 +183,28 @@ def test_a_lost_answer_leaves_one_entry(
     assert count(client) == 1
     assert QueueNode.parse(client.get(LAYOUT.queue("orders"))[0]).seek == 1
     assert json.loads(client.get(owner)[0])["reread"] == ["orders"]
+
+
+def test_each_change_has_one_entry_over_lost_connections(
+    client: Client, coordinator_url: str
+) -> None:
+    """A change that was sent before the loss may have been made, or not: it is made once."""
+    operator = connect(coordinator_url)
+    operator.open()
+    moments = random.Random(7)
+    try:
+        for number in range(1, 16):
+            cut = partial(operator.drop_connection, "the test cuts it")
+            cutter = threading.Timer(moments.uniform(0.0, 0.01), cut)
+            cutter.start()
+            seek(operator, number)
+            cutter.join()
+            node = QueueNode.parse(client.get(LAYOUT.queue("orders"))[0])
+            assert (node.last, node.seek) == (number, number)
+            assert count(client) == number
+    finally:
+        operator.stop()
+        operator.close()
 
 
 def test_an_owner_that_may_not_be_told_does_not_stop_a_seek(client: Client) -> None:
