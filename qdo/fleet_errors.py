@@ -86,3 +86,34 @@ class LimitNotFoundError(QdoError):
     """limit {name!r} does not exist{hint}; see `qdo limits list`"""
 
     exit_code = 6
+
+
+# --- holds -----------------------------------------------------------------------
+
+
+class HoldsUnreadableError(QdoError):
+    """the holds of the fleet cannot be read: {reason}; remove all of them with
+    `qdo resume --all`"""
+
+    exit_code = 5
+
+
+class TooManyHoldsError(QdoError):
+    """holds must be at most {limit} with globs of {characters} characters together; end some of
+    those that `qdo holds` lists"""
+
+    exit_code = 5
+
+
+class HoldNotObeyedError(QdoError):
+    """hold {id} must be obeyed by every worker within {seconds:g} s, but {found} not yet:
+    {names}; {consequence}"""
+
+    exit_code = 4
+
+
+class SectionLostError(QdoError):
+    """the section of {queues} is over: {reason}; other jobs of these queues may run, so check what
+    was done and repeat it in a new section"""
+
+    exit_code = 5

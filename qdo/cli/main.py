@@ -25,6 +25,9 @@ COMMANDS = {
     "seek": ("qdo.cli.commands.seek", "seek", "Move a queue to another position."),
     "unblock": ("qdo.cli.commands.unblock", "unblock_queue", "Resume a blocked queue."),
     "delete": ("qdo.cli.commands.delete", "delete_queues", "Delete queues."),
+    "pause": ("qdo.cli.commands.holds", "pause", "Let queues stand still in the whole fleet."),
+    "resume": ("qdo.cli.commands.holds", "resume", "Let paused queues continue."),
+    "holds": ("qdo.cli.commands.holds", "holds", "List the queues that stand still, and why."),
     "documents": (
         "qdo.cli.commands.documents",
         "documents",

@@ -43,7 +43,7 @@ class Member:
     """A registered worker.
 
     :ivar name: name of the worker node, such as ``worker-0000000101``; "" before `start`.
-    :ivar failure: the error that ended the loop, if one did: a bug, not an outage.
+    :ivar failure: the error that ended the loop, if one did: a bug. `ownership`: its claims.
     :ivar leader: the leader's access to queue nodes.
     :ivar doorbells: the doorbells that this worker watches.
     :param make_machines: returns further machines for the registered worker of this name.
@@ -83,7 +83,7 @@ class Member:
         self._released = self._handler.event_object()
         self._recordings = Recordings()
         self._leaving = self._lost_queues = False
-        self._ownership: Ownership | None = None
+        self.ownership: Ownership | None = None
         self._component: Component | None = None
 
     # --- life -------------------------------------------------------------------------
@@ -167,8 +167,8 @@ class Member:
         self._loop.put(self._hurry)
 
     def _hurry(self) -> None:
-        if self._ownership is not None:
-            self._ownership.checkpoints.hurry()
+        if self.ownership is not None:
+            self.ownership.checkpoints.hurry()
 
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
         """Checkpoint at once, and wait until ``claim.done`` is recorded.
@@ -179,8 +179,8 @@ class Member:
         done = self._handler.event_object()
 
         def begin() -> None:
-            if self._ownership is not None:
-                self._ownership.progress(claim)
+            if self.ownership is not None:
+                self.ownership.progress(claim)
             self._hurry()
             self._recordings.add(claim, done)
 
@@ -192,8 +192,8 @@ class Member:
         self._loop.put(partial(self._finished, claim))
 
     def _finished(self, claim: Claim) -> None:
-        if self._ownership is not None:
-            self._ownership.finished(claim)
+        if self.ownership is not None:
+            self.ownership.finished(claim)
 
     def drain(self) -> None:
         """Release all queues, take no new ones, and never lead again."""
@@ -202,12 +202,12 @@ class Member:
     def _drain(self) -> None:
         if self.leader.election is not None:
             self.leader.election.resign("it is draining", for_good=True)
-        if self._ownership is not None:
-            self._ownership.drain()
+        if self.ownership is not None:
+            self.ownership.drain()
 
     def settled(self) -> bool:
         """Return whether exactly the assigned queues are claimed and nothing is in flight."""
-        return self._ownership is not None and self._ownership.settled()
+        return self.ownership is not None and self.ownership.settled()
 
     def wait_released(self, timeout_seconds: float) -> bool:
         """Wait until all queues are released or lost; return whether all are released."""
@@ -215,7 +215,7 @@ class Member:
 
     def unreleased(self) -> list[str]:
         """Return the names of the queues that are still owned."""
-        return self._ownership.unreleased() if self._ownership is not None else []
+        return self.ownership.unreleased() if self.ownership is not None else []
 
     def refresh_component(self, component: Mapping[str, Any]) -> None:
         """Update the description of this process in its component node."""
@@ -238,13 +238,13 @@ class Member:
             raise
 
     def _pass_on_progress(self) -> None:
-        if self._ownership is not None:
+        if self.ownership is not None:
             while self._progressed:
-                self._ownership.progress(self._progressed.popleft())
+                self.ownership.progress(self._progressed.popleft())
 
     def _notify(self) -> None:
         """Wake the callers whose condition now holds."""
-        if (ownership := self._ownership) is None:
+        if (ownership := self.ownership) is None:
             return
         if ownership.draining and ownership.empty():
             self._released.set()
@@ -284,7 +284,7 @@ class Member:
     def _worker_registered(self, path: str) -> None:
         self.name = name = path.rpartition("/")[2]
         lease = self.lease
-        self._ownership = Ownership(
+        self.ownership = Ownership(
             self._layout,
             name,
             lease,
@@ -294,7 +294,7 @@ class Member:
             options=self._options,
         )
         if self._component is not None:
-            self._component.faults = partial(faults, self._ownership.slots)
+            self._component.faults = partial(faults, self.ownership.slots)
         self.leader.rebalancer = rebalancer = Rebalancer(
             self._layout,
             clock=clock,
@@ -310,7 +310,7 @@ class Member:
             on_deposed=rebalancer.leadership_lost,
         )
         renewal = Renewal(path, lease, clock=clock, on_gone=self._evicted)
-        started: list[Machine] = [self._ownership, rebalancer, election, renewal]
+        started: list[Machine] = [self.ownership, rebalancer, election, renewal]
         started.extend(self._make_machines(name))
         started.extend([self._watches] if self._watches is not None else [])
         self._loop.machines.extend(started)
@@ -339,9 +339,9 @@ class Member:
         self._loop.end()
         if self._loop.lease is not None:
             self._loop.lease.end()
-        if self._ownership is not None:
-            self._lost_queues = not self._ownership.empty()
-            self._ownership.expire()
+        if self.ownership is not None:
+            self._lost_queues = not self.ownership.empty()
+            self.ownership.expire()
         self._released.set()
         self._recordings.wake_all()
         self._ended.set()

@@ -15,6 +15,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NodeRefusedError, PositionAheadError, QdoError
+from qdo.fleet.hold_node import Hold, HoldNode
 from qdo.ops.backlogs import ask
 from qdo.ops.fleet_nodes import NO_NODES, FleetNodes, read_fleet_nodes, unclaimed_queues
 from qdo.ops.room import crowded_out
@@ -47,6 +48,7 @@ class Snapshot:
     :ivar unasked: number of backlogs that were not requested.
     :ivar unread: what could not be read, with the reason.
     :ivar countable: the broker can count messages.
+    :ivar holds: the queues that stand still.
     :ivar end: text of the position of a finished queue, None if queues never finish.
     """
 
@@ -64,6 +66,7 @@ class Snapshot:
     unasked: int
     unread: Mapping[str, str]
     countable: bool
+    holds: Sequence[Hold]
     end: str | None
 
 
@@ -110,6 +113,7 @@ def read_snapshot(
         parents=parents,
         unasked=len(whole) - len(backlogs),
         unread=unread,
+        holds=_holds(client, layout),
         countable=broker is not None and broker.capabilities.countable,
         end=end,
     )
@@ -243,6 +247,11 @@ def _reached(
         except PositionAheadError as error:
             return replace(answer, fault=str(error))
     return answer
+
+
+def _holds(client: Client | None, layout: Layout) -> tuple[Hold, ...]:
+    found = read_nodes(client, [layout.fleet.holds]) if client else []
+    return HoldNode.parse(found[0].data).holds if found else ()
 
 
 def _matching(names: Iterable[str], glob: str) -> Iterable[str]:

@@ -11,6 +11,8 @@ from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.errors import QdoError
+from qdo.fleet.hold_node import holds_of
+from qdo.fleet.holds import hold_text
 from qdo.ops.snapshot import NEW, Snapshot, is_finished, read_snapshot
 from qdo.queues import why_untaken
 
@@ -37,6 +39,7 @@ class QueueStatus:
     :ivar unclaimed: which worker it is assigned to that has not claimed it, None if it has an
         owner or is not assigned.
     :ivar waits_for: queues that must be finished before this one may begin.
+    :ivar held: why it stands still in the whole fleet, None if it does not.
     :ivar marks: failure record of the failing message; it tells whether the queue is blocked.
     :ivar also_blocking: failure records of further messages that wait for an operator.
     """
@@ -59,6 +62,7 @@ class QueueStatus:
     behind_seconds: float | None = None
     waits_for: tuple[str, ...] = ()
     error: str | None = None
+    held: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
             name for name in snapshot.parents.get(queue, ()) if _is_pending(name, snapshot)
         ),
         error=str(answer) if isinstance(answer, QdoError) else None,
+        held="; ".join(map(hold_text, holds_of(queue, snapshot.holds))) or None,
     )
 
 

@@ -258,7 +258,7 @@ class Process:
         if owned is None or owned.claim is None:
             return
         old, owned.node = owned.claim, node
-        old.open = False
+        old.close()
         owned.claim = Claim(
             queue, old.fence, node.last, self._lease, node.failure, node.out_of_order
         )
@@ -271,7 +271,7 @@ class Process:
         for owned in self._owned.values():
             claim, owned.claim = owned.claim, None
             if claim is not None:
-                claim.open = False
+                claim.close()
                 self._dispatcher.lost(claim)
         self._owned.clear()
         self._world.record.free(self.name)
@@ -289,7 +289,7 @@ class Process:
         self._unlisten()
         claims = [owned.claim for owned in self._owned.values() if owned.claim is not None]
         for claim in claims:
-            claim.open = False
+            claim.close()
         for claim in claims:
             self._dispatcher.releasing(self, claim)
 

@@ -25,8 +25,7 @@ The shutdown, in this order (`Worker._drain`):
 5. Close the session. After the releases, which need it; this frees any unreleased queue.
 6. Close the broker. Last, because jobs and contexts send messages through it until they end.
 
-With ``burst`` the worker drains by itself once all messages are processed, by this worker and
-all others: see `duties.burst`. Messages that arrive in the meantime extend its life.
+With ``burst`` the worker drains by itself once all messages are processed: see `duties.burst`.
 """
 
 from __future__ import annotations
@@ -69,6 +68,7 @@ from qdo.worker.duties.watchdog import LoopWatchdog
 from qdo.worker.engine.compatibility import check_jobs
 from qdo.worker.engine.context import Engine, default_policy, policy_lookup
 from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.hold_gate import HoldGate
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.executors.base import Executor
 from qdo.worker.executors.limit import LimitedExecutor
@@ -192,8 +192,7 @@ class Worker:
     def _build_engine(self) -> tuple[Pipeline, Dispatcher]:
         settings = self.settings
         executor: Executor = self._executors
-        if settings.max_messages:
-            most = settings.max_messages
+        if most := settings.max_messages:
             reason = f"max_messages reached: this worker has started {pluralize(most, 'message')}"
             executor = LimitedExecutor(executor, most, partial(self._stop.finish, reason))
         pipeline = Pipeline(
@@ -220,6 +219,7 @@ class Worker:
     def _build_duties(self) -> list[Duty]:
         """Make the duties: a new periodic task of a worker is one more line here."""
         settings, slots, counters = self.settings, self._dispatcher.slots, self._pipeline.counters
+        self._members.gate = gate = HoldGate(self._dispatcher)
         self._discovery = Discovery(self._broker, clock, self._current)
         self._status = StatusReport(
             self._dispatcher, self._pipeline, settings, lambda: self.state, self._current
@@ -227,7 +227,7 @@ class Worker:
         self._membership = MembershipLoop(
             self._members,
             self._current,
-            partial(ClaimEvents, self._dispatcher, counters),
+            partial(ClaimEvents, self._dispatcher, counters, gate),
             self._status.component,
             self._process.in_flight,
             on_registered=self._registered,

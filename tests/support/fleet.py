@@ -183,7 +183,7 @@ class MemberFleet:
                 len(engine.claims),
                 Counter(
                     slot.state.value
-                    for slot in (member._ownership.slots.values() if member._ownership else ())
+                    for slot in (member.ownership.slots.values() if member.ownership else ())
                 ),
                 member.settled(),
                 member.is_leader(),

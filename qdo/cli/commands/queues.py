@@ -57,6 +57,7 @@ def queues(glob: str, budget: int | None, form: str, settings: Settings) -> None
         "age": "AGE",
         "delayed": "DELAYED",
         "dead_letters": "DEAD LETTERS",
+        "held": "HELD",
         "failing": "FAILING",
         "error": "ERROR",
     }
@@ -64,6 +65,8 @@ def queues(glob: str, budget: int | None, form: str, settings: Settings) -> None
         del columns["error"]
     if not any(each.marks for each in found):
         del columns["failing"]
+    if not any(each.held for each in found):
+        del columns["held"]
     if not any(each.delayed for each in found):
         del columns["delayed"]  # most apps delay nothing
     if all(each.behind_seconds is None for each in found):
@@ -146,6 +149,7 @@ def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
         "dead_letters": each.dead_letters,
         "fault": each.fault,
         "error": each.error,
+        "held": each.held,
         "failing": marks.dump() if marks is not None and not marks.blocked else None,
         "blocked": marks.dump() if marks is not None and marks.blocked else None,
         "also_blocked": [other.dump() for other in each.also_blocking],

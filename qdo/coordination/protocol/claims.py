@@ -62,6 +62,7 @@ class Claim:
         always are.
     :ivar positions: the broker's kind of positions.
     :ivar open: whether messages may be started, while the lease is valid.
+    :ivar held: it is not open because its queue is held; it opens again when the hold ends.
     :ivar lease: the lease of the registration that made the claim, and no other.
     """
 
@@ -69,6 +70,7 @@ class Claim:
         "done",
         "failure",
         "fence",
+        "held",
         "lease",
         "open",
         "out_of_order",
@@ -96,6 +98,7 @@ class Claim:
         self.out_of_order = out_of_order
         self.refresh: Callable[[], None] | None = None
         self.open = True
+        self.held = False
         self.lease = lease
         self.positions = positions
         self.unconfirmed = unconfirmed
@@ -112,6 +115,25 @@ class Claim:
         return cls(
             queue, fence, done, lease, node.failure, node.out_of_order, positions, node.unconfirmed
         )
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended for good: it is being released, or is lost."""
+        return not self.open and not self.held
+
+    def close(self) -> None:
+        """End it for good."""
+        self.open = self.held = False
+
+    def hold(self) -> None:
+        """Start no message until `lift` is called; nothing if it is over."""
+        if self.open:
+            self.open, self.held = False, True
+
+    def lift(self) -> None:
+        """End `hold`."""
+        if self.held:
+            self.open, self.held = True, False
 
     def add_failure(self, failure: FailureRecord) -> None:
         """Set the failure record of the first message after `done`.

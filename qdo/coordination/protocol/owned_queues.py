@@ -117,7 +117,7 @@ class OwnedQueues:
         if self._wanted(slot.queue) and not node.deleted:
             self._listener.claimed(slot.claim)
         else:
-            slot.claim.open = False
+            slot.claim.close()
             self.finish(slot)  # no message was started under this claim
 
     def stop_claiming(self, count: int, size: int) -> None:
@@ -140,7 +140,7 @@ class OwnedQueues:
         """Replace the claim after an operator moved `last`."""
         old = slot.claim
         if old is not None:
-            old.open = False
+            old.close()
             new = Claim.of(slot.queue, old.fence, node, self._lease, self._positions)
             slot.claim = new
             self._listener.repositioned(old, new)
@@ -151,7 +151,7 @@ class OwnedQueues:
         """Ask the engine to finish the message in flight and to start no other."""
         if slot.claim is not None:
             slot.state = QueueState.RELEASING
-            slot.claim.open = False
+            slot.claim.close()
             self._listener.releasing(slot.claim)
 
     def finish(self, slot: OwnedQueue) -> None:
@@ -233,5 +233,5 @@ class OwnedQueues:
     def _close(self, slot: OwnedQueue) -> None:
         claim, slot.claim = slot.claim, None
         if claim is not None:
-            claim.open = False
+            claim.close()
             self._listener.lost(claim)

@@ -37,6 +37,7 @@ class WorkerNodeWriter:
     :ivar listed: the queues in it, as last written or read back after a barrier.
     :ivar draining: recorded in it from the next write on.
     :ivar filter: the queues that may be assigned to the worker; recorded by every write.
+    :ivar holds: mzxid of the holds that the worker obeys; recorded by every write.
     :ivar rewrite: whether to write it even if no queue is claimed or released.
     """
 
@@ -52,6 +53,7 @@ class WorkerNodeWriter:
         self.listed: dict[str, None] = {}
         self.draining = False
         self.filter = EVERYTHING
+        self.holds = 0
         self.rewrite = False
         self._machine = machine
         self._on_gone = on_gone
@@ -85,7 +87,14 @@ class WorkerNodeWriter:
         listed.update(dict.fromkeys(plus))
         for queue in minus:
             listed.pop(queue, None)
-        return WorkerNode(tuple(listed), draining=self.draining, filter=self.filter).encode()
+        return self._own(WorkerNode(tuple(listed))).encode()
+
+    def obey(self, zxid: int) -> None:
+        """Record that the holds of this mzxid are obeyed."""
+        self.holds, self.rewrite = zxid, True
+
+    def _own(self, node: WorkerNode) -> WorkerNode:
+        return replace(node, draining=self.draining, filter=self.filter, holds=self.holds)
 
     def commit(
         self, ops: list[SetOp], value: bytes, then: Callback, checks: tuple[CheckOp, ...] = ()
@@ -154,7 +163,7 @@ class WorkerNodeWriter:
         elif isinstance(answer, NodeRead):
             node = WorkerNode.parse(answer.data)
             # Keeps the list of a seek: its queues are read again when this write is acknowledged.
-            value = replace(node, draining=self.draining, filter=self.filter).encode()
+            value = self._own(node).encode()
             self._machine.ask(
                 Commit((SetOp(self.path, value, answer.version),)),
                 lambda written: self._barrier_written(node, then, written),

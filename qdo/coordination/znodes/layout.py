@@ -41,6 +41,13 @@ class FleetLayout:
     def limit(self, name: str) -> str:
         return f"{self.root}/limits/{name}"
 
+    @property
+    def holds(self) -> str:
+        return f"{self.root}/holds"
+
+    def hold_maker(self, id: str) -> str:
+        return f"{self.root}/holds/{id}"
+
     def document_set(self, name: str) -> str:
         return f"{self.root}/documents/{name}"
 
@@ -118,6 +125,7 @@ class Layout:
             self.election,
             self.components,
             self.fleet.actionlog,
+            self.fleet.holds,
         )
 
     def worker(self, name: str) -> str:

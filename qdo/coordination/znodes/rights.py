@@ -4,8 +4,8 @@
 role        rights
 ==========  ===================================================================================
 workers     all, on every node
-operators   read every node; write queues, workers and documents; create documents and entries of
-            the action log; delete queues, documents and ``broker``
+operators   read every node; write queues, workers, ``holds`` and documents; create documents and
+            entries of the action log; delete queues, documents and ``broker``
 monitors    read every node
 senders     create and write doorbells; read documents
 ==========  ===================================================================================
@@ -75,7 +75,7 @@ class NodeRights:
             return {WORKERS: Permissions.ALL, "": _READ | _CREATE}
         rights = {WORKERS: Permissions.ALL, OPERATORS: _READ, MONITORS: _READ}
         folder = path.rpartition("/")[0]
-        if folder in (layout.queues, layout.workers):
+        if folder in (layout.queues, layout.workers) or path == layout.fleet.holds:
             rights[OPERATORS] |= _WRITE
         elif path == layout.queues:
             rights[OPERATORS] |= _WRITE | _DELETE

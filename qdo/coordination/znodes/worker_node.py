@@ -17,12 +17,14 @@ class WorkerNode:
     :ivar reread: queues that an operator moved; the worker must read their nodes again.
     :ivar draining: whether the worker releases its queues and takes no new ones.
     :ivar filter: the queues that may be assigned to it; all queues if the node has no filter.
+    :ivar holds: mzxid of the node `holds` that the worker obeys; 0 before the first.
     """
 
     queues: tuple[str, ...] = ()
     reread: tuple[str, ...] = ()
     draining: bool = False
     filter: QueueFilter = EVERYTHING
+    holds: int = 0
 
     @classmethod
     def parse(cls, data: bytes | None) -> WorkerNode:
@@ -33,6 +35,7 @@ class WorkerNode:
             string_tuple(value.get("reread")),
             bool(value.get("draining", False)),
             parse_filter(value.get("filter")),
+            _zxid(value.get("holds")),
         )
 
     def encode(self) -> bytes:
@@ -43,6 +46,8 @@ class WorkerNode:
             value["draining"] = True
         if self.filter != EVERYTHING:
             value["filter"] = dump_filter(self.filter)
+        if self.holds:
+            value["holds"] = self.holds
         return encode_list(value)
 
 
@@ -61,6 +66,10 @@ def parse_filter(value: Any) -> QueueFilter:
         _globs(value.get("exclude")),
         _globs(value.get("jobs")) or EVERYTHING.jobs,
     )
+
+
+def _zxid(value: Any) -> int:
+    return value if type(value) is int and 0 < value < 1 << 63 else 0
 
 
 def _globs(value: Any) -> tuple[str, ...]:

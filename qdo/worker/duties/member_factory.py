@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from time import time
 from typing import Any
 
 import gevent
@@ -19,14 +21,17 @@ from qdo.coordination.server_version import warn_of_server
 from qdo.coordination.session_setup import check_broker, check_rights
 from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.protocol.holds import HoldsWatch
 from qdo.queues import EVERYTHING
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.hosts import host_shown
 from qdo.settings.settings import Settings
+from qdo.system.clock import clock
 from qdo.system.sqlite import absolute
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.discovery import has_dynamic_queues
 from qdo.worker.duties.member_api import MemberApi
+from qdo.worker.engine.hold_gate import HoldGate
 
 MakeMachines = Callable[[Layout, str, Member], Sequence[Machine]]
 OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
@@ -38,6 +43,7 @@ class MemberFactory:
     :ivar connect_seconds: how long one attempt to connect or register may take.
     :ivar filter: the queues that this worker takes.
     :ivar make_machines: returns further machines for a registered worker of this name.
+    :ivar gate: keeps held queues still; None: holds are not obeyed.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     :param on_session: called with id and password of every session, and with its timeout, before
         anything is written in it; and with None after the worker closed it.
@@ -48,6 +54,7 @@ class MemberFactory:
     ) -> None:
         self.connect_seconds = settings.connect_seconds
         self.filter = EVERYTHING
+        self.gate: HoldGate | None = None
         self.on_doorbell: Callable[[str], None] | None = None
         self.make_machines: MakeMachines = lambda layout, name, member: ()
         self._settings = settings
@@ -102,7 +109,7 @@ class MemberFactory:
             self._layout,
             listener,
             component=component,
-            make_machines=lambda name: self.make_machines(self._layout, name, member),
+            make_machines=lambda name: self._machines(name, member),
             on_doorbell=self.on_doorbell,
             options=MemberOptions(
                 checkpoint_seconds=settings.checkpoint_seconds,
@@ -112,6 +119,25 @@ class MemberFactory:
             ),
         )
         return member
+
+    def _machines(self, name: str, member: Member) -> Sequence[Machine]:
+        """Return what a registered worker runs beside the ownership of queues."""
+        made = [*self.make_machines(self._layout, name, member)]
+        gate, ownership = self.gate, member.ownership
+        if gate is None or ownership is None:
+            return made
+        gate.shut()
+
+        def acknowledge(zxid: int) -> None:
+            # As an event of the loop: in this step the own node may have had its turn already.
+            member.call(partial(ownership.obey, zxid))
+
+        path = self._layout.fleet.holds
+        is_leader = member.is_leader
+        watch = HoldsWatch(
+            path, gate, acknowledge=acknowledge, is_leader=is_leader, clock=clock, wall=time
+        )
+        return [*made, watch]
 
     def _check_broker(self, client: Client) -> None:
         if self._broker_identity:

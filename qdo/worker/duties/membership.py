@@ -22,6 +22,7 @@ from qdo.worker.duties.member_factory import MemberFactory
 from qdo.worker.duties.runner import Duty
 from qdo.worker.engine.counters import Counters
 from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.hold_gate import HoldGate
 from qdo.worker.shared_memory.in_flight import InFlightTable
 
 _log = logging.getLogger(__name__)
@@ -38,11 +39,12 @@ class ClaimEvents:
     :ivar over: set when the registration has ended for good.
     """
 
-    def __init__(self, dispatcher: Dispatcher, counters: Counters) -> None:
+    def __init__(self, dispatcher: Dispatcher, counters: Counters, gate: HoldGate) -> None:
         self.member: MemberApi | None = None
         self.over = Event()
         self._dispatcher = dispatcher
         self._counters = counters
+        self._gate = gate
 
     def _sender(self) -> MemberApi:
         if self.member is None:
@@ -51,6 +53,7 @@ class ClaimEvents:
 
     def claimed(self, claim: Claim) -> None:
         self._counters.claimed += 1
+        self._gate.admit(claim)
         self._dispatcher.claimed(self._sender(), claim)
 
     def releasing(self, claim: Claim) -> None:
@@ -67,6 +70,7 @@ class ClaimEvents:
         self._dispatcher.lost(claim)
 
     def repositioned(self, old: Claim, new: Claim) -> None:
+        self._gate.admit(new)
         self._dispatcher.repositioned(self._sender(), old, new)
 
     def expired(self) -> None:

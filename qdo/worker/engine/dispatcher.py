@@ -12,7 +12,7 @@ ready     in the ring; a claimed queue begins here                      running
 running   a greenlet runs its turn                                      idle (at the tip and not
                                                                         woken during the turn),
                                                                         ready, waiting, paused,
-                                                                        held, gone
+                                                                        held, still, gone
 waiting   until a time: the backoff of a failed message or broker       ready (the time came; a
                                                                         wake, if others need not
                                                                         wait for that message)
@@ -21,6 +21,7 @@ held      nothing more runs under this claim: its queue is blocked,     ready (a
           or the worker is stopping                                     after an operator's
                                                                         change), gone
 limited   until its job has permits; see `limits`                       ready
+still     its queue is held in the whole fleet                          ready (the hold ends)
 gone      released or lost; the slot is not used again                  -
 ========  ============================================================  ===================
 
@@ -150,10 +151,10 @@ class Dispatcher:
                     slot.lanes.wake()
 
     def resume(self, waiter: Slot | LaneGroup) -> None:
-        """Run a queue that got the permits it waited for."""
+        """Run a queue that got the permits it waited for, or is no longer held."""
         if not isinstance(waiter, Slot):
             waiter.notify()
-        elif waiter.state is SlotState.LIMITED:
+        elif waiter.state in (SlotState.LIMITED, SlotState.STILL):
             self._make_ready(waiter)
 
     def tick(self) -> None:
@@ -252,18 +253,18 @@ class Dispatcher:
     def _ended(self, slot: Slot, member: ClaimSink, claim: Claim, result: TurnResult) -> None:
         """Set the next state of a slot after its turn."""
         next_claim, slot.next_claim = slot.next_claim, None
-        if slot.claim is claim and claim.open and result is not TurnResult.ENDED:
+        if slot.claim is claim and not claim.over and result is not TurnResult.ENDED:
             self._park(slot, result)
             return
-        released = slot.claim is claim and not claim.open
+        released = slot.claim is claim and claim.over
         self._remove(slot)
         if released:
             member.finished(claim)
         if next_claim is not None:
-            if next_claim[1].open:
-                self.claimed(*next_claim)
-            else:
+            if next_claim[1].over:
                 next_claim[0].finished(next_claim[1])
+            else:
+                self.claimed(*next_claim)
 
     def _park(self, slot: Slot, result: TurnResult) -> None:
         woken = slot.woken and (
@@ -280,14 +281,13 @@ class Dispatcher:
             slot.state = SlotState.WAITING
             self._timers.wait(slot)
             self._schedule()
-        elif result is TurnResult.LIMITED:
+        elif result in (TurnResult.HELD, TurnResult.LIMITED, TurnResult.STILL):
             self._turns.clear(slot)
-            slot.state = SlotState.LIMITED
-            if not slot.awaits_permit:  # its permits came in the meantime
+            slot.state = SlotState[result.name]
+            # Its permits may have come in the meantime, or the hold may have ended.
+            lifted = result is TurnResult.STILL and slot.claim is not None and slot.claim.open
+            if lifted or (result is TurnResult.LIMITED and not slot.awaits_permit):
                 self._make_ready(slot)
-        elif result is TurnResult.HELD:
-            slot.state = SlotState.HELD
-            self._turns.clear(slot)
         else:
             self._pause(slot)
 

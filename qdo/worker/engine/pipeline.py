@@ -107,7 +107,7 @@ class Pipeline:
 
     def _turn(self, slot: Slot, member: ClaimSink, claim: Claim) -> TurnResult:
         if not claim.open:
-            return TurnResult.ENDED
+            return TurnResult.ENDED if claim.over else TurnResult.STILL
         if self._engine.clock() >= claim.lease.until:
             return TurnResult.PAUSED
         done, failure = claim.done, claim.failure

@@ -27,6 +27,7 @@ class SlotState(enum.Enum):
     PAUSED = "paused"
     HELD = "held"
     LIMITED = "limited"
+    STILL = "still"
     GONE = "gone"
 
 
@@ -39,7 +40,8 @@ class TurnResult(enum.Enum):
     PAUSED = "the lease expired"
     HELD = "nothing more runs under this claim: the queue is blocked, or the worker is stopping"
     LIMITED = "there is no permit"
-    ENDED = "the claim is closed"
+    STILL = "the queue is held in the whole fleet"
+    ENDED = "the claim is over"
 
 
 class ClaimSink(Protocol):

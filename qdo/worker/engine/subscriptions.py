@@ -75,7 +75,7 @@ def advance_to_end(slot: Slot, claim: Claim) -> None:
 
 def _record(slot: Slot, claim: Claim) -> None:
     """Checkpoint a claim again, because its subscription has changed since the last checkpoint."""
-    if slot.claim is claim and claim.open and slot.member is not None:
+    if slot.claim is claim and not claim.over and slot.member is not None:
         slot.member.progress(claim)
 
 

@@ -23,6 +23,7 @@ from qdo.coordination.znodes.progress import FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.fleet.hold_node import Hold, HoldNode
 from qdo.queues import QueueFilter
 from tests.support.cli import Ended
 from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
@@ -49,6 +50,12 @@ CALLS = {
         ("unblock", HOSTILE_NAME, "--retry"),
     ],
     "delete": [("delete", HOSTILE_NAME), ("delete", HOSTILE_NAME, TEXT, "--yes")],
+    "pause": [
+        ("pause", HOSTILE_NAME, "--allow-none", "--no-wait", "--reason", HOSTILE[:100]),
+        ("pause", HOSTILE),
+    ],
+    "resume": [("resume", HOSTILE), ("resume", "--id", HOSTILE)],
+    "holds": [("holds",)],
     "documents": [
         ("documents", "list"),
         ("documents", "list", HOSTILE_NAME),
@@ -84,6 +91,8 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     client.open(20)
     for path in LAYOUT.persistent:
         client.ensure_path(path)
+    hold = HoldNode((Hold("a" * 8, (HOSTILE,), HOSTILE, HOSTILE),))
+    client.set(LAYOUT.fleet.holds, hold.encode())
     worker = WorkerNode((HOSTILE,), (), False, QueueFilter((HOSTILE,), (HOSTILE,), (HOSTILE,)))
     client.create(f"{LAYOUT.workers}/worker-", worker.encode(), ephemeral=True, sequence=True)
     client.create(

@@ -18,6 +18,7 @@ from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.fleet.hold_node import Hold, HoldNode
 from tests.support.cli import Ended, clean_environment
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
@@ -29,6 +30,7 @@ import qdo.cli.commands.queues, qdo.cli.commands.workers, qdo.cli.commands.dead_
 import qdo.cli.commands.tree, qdo.cli.commands.broker, qdo.cli.commands.send
 import qdo.cli.commands.documents, qdo.cli.commands.locks, qdo.cli.commands.audit
 import qdo.cli.commands.components
+import qdo.cli.commands.holds
 import qdo.cli.commands.seek, qdo.cli.commands.unblock, qdo.brokers.registry
 import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config
 import kazoo.handlers.threading, encodings.idna
@@ -63,6 +65,8 @@ def fill(folder: Path) -> Iterator[Client]:
         letter = DeadLetterRecord("q", 1, b"1", None, None, "no", "", 1, "w", 1, 0.0)
         app.broker.dead_letters.store(letter)
         client.create(f"{LAYOUT.fleet.lock('export')}/x-00000000-0000000000", b"", makepath=True)
+        hold = HoldNode((Hold("a" * 8, ("held-*",), "disk full"),))
+        client.set(LAYOUT.fleet.holds, hold.encode())
         client.create(f"{LAYOUT.fleet.document_set('plans')}/acme", b'{"value": 1}', makepath=True)
         client.create(f"{LAYOUT.components}/worker/host-1", b"{}", makepath=True)
         client.create(LAYOUT.fleet.log_entry("1000-1"), b'{"command": "seek"}')
@@ -103,6 +107,7 @@ READING = (
     "workers",
     "tree",
     "dead-letters",
+    "holds",
     "documents list",
     "audit",
     "components",

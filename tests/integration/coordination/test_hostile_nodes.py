@@ -99,8 +99,8 @@ def all_go_on(fleet: MemberFleet, but: str = "") -> None:
 def faults(fleet: MemberFleet) -> dict[str, str]:
     found: dict[str, str] = {}
     for member, _ in fleet.members:
-        if member._ownership is not None:
-            found.update({slot.queue: slot.fault for slot in member._ownership.slots.values()})
+        if member.ownership is not None:
+            found.update({slot.queue: slot.fault for slot in member.ownership.slots.values()})
     return {queue: fault for queue, fault in found.items() if fault}
 
 

@@ -483,8 +483,8 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _edit(
                 "worker_node_writer",
-                "return WorkerNode(tuple(listed), draining=self.draining, filter=self.filter)",
-                "return WorkerNode(tuple(listed), draining=self.draining)",
+                "return self._own(WorkerNode(tuple(listed))).encode()",
+                "return replace(self._own(WorkerNode(tuple(listed))), filter=EVERYTHING).encode()",
             ),
         ),
         ("filters",),

@@ -126,8 +126,10 @@ class Lanes:
     def _advance(self) -> TurnResult | None:
         """Start lanes; return how the turn ends once none runs, None while it continues."""
         claim, now = self.claim, self._clock()
-        if not claim.open or self._slot.claim is not claim:
+        if self._slot.claim is not claim or claim.over:
             return TurnResult.ENDED
+        if claim.held:
+            return TurnResult.STILL
         if self._stopping or (self._spec.single and self._is_blocked()):
             return TurnResult.HELD
         if now >= claim.lease.until:
@@ -182,14 +184,12 @@ class Lanes:
         """Return how long the turn may wait for a lane to end; None for no limit."""
         if result is not None:
             return LOOK_SECONDS if result is TurnResult.PAUSED else None
-        due = [self.claim.lease.until]
-        if self._source.not_before > self._clock():
-            due.append(self._source.not_before)
-        if self._ready and self._admitted_at > self._clock():
-            due.append(self._admitted_at)
+        now = self._clock()
+        waits = (self._source.not_before, self._admitted_at if self._ready else 0.0)
+        due = [self.claim.lease.until, *(at for at in waits if at > now)]
         if self._parked and len(self._running) < self._spec.limit:
             due.append(self._parked[0][0])
-        return max(0.0, min(due) - self._clock())
+        return max(0.0, min(due) - now)
 
     def wake(self) -> None:
         """Check again: there may be new messages."""

@@ -1,0 +1,196 @@
+"""`qdo pause`, `qdo resume` and `qdo holds`: queues that stand still in the whole fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from qdo.cli.connections import open_connections
+from qdo.cli.durations import parse_duration
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import emit, iso_time, print_message
+from qdo.coordination.bulk_reads import read_children
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import NotFoundError, UsageError
+from qdo.fleet import holds as fleet
+from qdo.fleet.hold_node import Hold, held_queues
+from qdo.fleet_errors import HoldsUnreadableError
+from qdo.settings.settings import Settings
+from qdo.text import join_some, pluralize
+
+SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
+
+
+def hold_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of what may wait long or match too much."""
+    for option in (
+        click.option(
+            "--timeout",
+            metavar="DURATION",
+            default="60s",
+            show_default=True,
+            help="How long to wait for the messages in hand.",
+        ),
+        click.option("--all", "everything", is_flag=True, help="Allow a glob of all queues."),
+        click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet."),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command()
+@click.argument("globs", metavar="GLOB...", nargs=-1, required=True)
+@click.option("--for", "lasting", metavar="DURATION", help="End by itself, after 90s, 2h or 7d.")
+@click.option("--reason", metavar="TEXT", default="", help="Shown by `qdo holds` and `qdo queues`.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the messages in hand have ended.")
+@hold_options
+@with_settings(*SETTINGS)
+@output_option
+def pause(
+    globs: tuple[str, ...],
+    lasting: str | None,
+    reason: str,
+    no_wait: bool,
+    timeout: str,
+    everything: bool,
+    allow_none: bool,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Let the queues that match a GLOB stand still in the whole fleet, also later ones.
+
+    No message of them is started; those in hand end. Positions, owners and order do not change.
+    Returns once no message of these queues is in hand anywhere.
+    """
+    require_app(settings)
+    seconds = None if lasting is None else parse_duration(lasting, "--for")
+    timeout_seconds = parse_duration(timeout, "--timeout")
+    hold = fleet.new_hold(globs, reason, seconds)
+    with open_connections(settings, broker=False, create=True) as connections:
+        client, layout = connections.client, connections.layout
+        if client is None:
+            raise NotFoundError(what="coordinator", name=settings.coordinator)
+        count = check_globs(client, layout, hold, everything=everything, allow_none=allow_none)
+        zxid = fleet.add_hold(client, layout, hold)
+        workers = None
+        if not no_wait:
+            workers = fleet.wait_in_force(
+                client, layout, hold, zxid, timeout_seconds, report_waiting
+            )
+    item = {**_item(hold), "matching": count, "workers": workers}
+    columns = ("id", "queues", "matching", "workers", "until", "why")
+    emit("qdo.pause/1", [item], form, {name: name.upper() for name in columns})
+
+
+@click.command()
+@click.argument("globs", metavar="[GLOB]...", nargs=-1)
+@click.option("--id", "id", metavar="ID", help="End this hold.")
+@click.option("--all", "everything", is_flag=True, help="End all holds, also unreadable ones.")
+@with_settings(*SETTINGS)
+@output_option
+def resume(
+    globs: tuple[str, ...], id: str | None, everything: bool, form: str, settings: Settings
+) -> None:
+    """Let queues continue that `qdo pause` has stopped.
+
+    GLOB is one of those that `qdo holds` shows, as it was given to `qdo pause`.
+    """
+    require_app(settings)
+    if (bool(globs), id is not None, everything).count(True) != 1:
+        raise UsageError(reason="give GLOB..., --id ID or --all, and only one of them")
+    with open_connections(settings, broker=False) as connections:
+        client, layout = connections.client, connections.layout
+        ended: list[Hold] = []
+        if client is not None and everything:
+            ended = fleet.end_all(client, layout)
+        elif client is not None:
+            ended = _end(client, layout, globs, id)
+        elif not everything:
+            raise NotFoundError(what="hold", name=id or globs[0])
+    if not ended:
+        print_message("hint: nothing was held")
+    columns = ("id", "queues", "why")
+    emit("qdo.resume/1", map(_item, ended), form, {name: name.upper() for name in columns})
+
+
+def _end(client: Client, layout: Layout, globs: Sequence[str], id: str | None) -> list[Hold]:
+    if id is not None:
+        ended = fleet.end_holds(client, layout, [id])
+        if not ended:
+            raise NotFoundError(what="hold", name=id)
+        return ended
+    present = {glob for hold in _readable(client, layout) if not hold.by for glob in hold.queues}
+    unknown = [glob for glob in globs if glob not in present]
+    if unknown:
+        raise NotFoundError(what="pause of", name=unknown[0])
+    return fleet.end_pauses(client, layout, globs)
+
+
+@click.command()
+@with_settings(*SETTINGS)
+@output_option
+def holds(form: str, settings: Settings) -> None:
+    """List the queues that stand still, why, and until when."""
+    require_app(settings)
+    with open_connections(settings, broker=False) as connections:
+        client, layout = connections.client, connections.layout
+        found = fleet.read_holds(client, layout) if client is not None else None
+    if found is not None and found.node.fault is not None:
+        raise HoldsUnreadableError(reason=found.node.fault)
+    present = () if found is None else found.node.holds
+    if not present or found is None:
+        print_message("hint: nothing is held; see `qdo pause --help`")
+        emit("qdo.holds/1", [], form, {})
+        return
+    late = [name for name, upto in found.obeyed.items() if upto < found.zxid]
+    items = [_item(hold) for hold in present]
+    columns = ("id", "kind", "queues", "until", "who", "why")
+    emit("qdo.holds/1", items, form, {name: name.upper() for name in columns})
+    if late:
+        print_message(
+            f"hint: {pluralize(len(late), 'worker')} of {len(found.obeyed)} may still have a"
+            f" message of these queues in hand: {join_some(late)}"
+        )
+
+
+def check_globs(
+    client: Client, layout: Layout, hold: Hold, *, everything: bool, allow_none: bool
+) -> int:
+    """Return how many queues match; raise an error for a glob that is probably a mistake."""
+    if not everything and any(not glob.strip("*") for glob in hold.queues):
+        raise UsageError(reason="a glob of all queues needs --all, got '*'")
+    names = read_children(client, [layout.queues]).get(layout.queues, [])
+    for glob in () if allow_none else hold.queues:
+        takes = held_queues([fleet.new_hold([glob])])
+        if takes is not None and not any(map(takes, names)):
+            raise NotFoundError(what="queue that matches", name=glob)
+    takes = held_queues([hold])
+    return 0 if takes is None else sum(map(takes, names))
+
+
+def report_waiting(names: Sequence[str]) -> None:
+    """Tell whom a hold waits for."""
+    print_message(f"waiting for messages in hand: {join_some(names, fleet.NAMES_SHOWN)}")
+
+
+def _readable(client: Client, layout: Layout) -> tuple[Hold, ...]:
+    node = fleet.read_holds(client, layout).node
+    if node.fault is not None:
+        raise HoldsUnreadableError(reason=node.fault)
+    return node.holds
+
+
+def _item(hold: Hold) -> dict[str, Any]:
+    return {
+        "id": hold.id,
+        "kind": "section" if hold.by else "pause",
+        "queues": " ".join(hold.queues),
+        "globs": list(hold.queues),
+        "why": hold.why,
+        "who": hold.who,
+        "at": iso_time(hold.at or None),
+        "until": iso_time(hold.until),
+    }

@@ -1,0 +1,32 @@
+"""Whether a name can match two globs."""
+
+from __future__ import annotations
+
+import re
+
+_TOKEN = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
+_MOST_CHARACTERS = 400
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether a name may match both globs. A set in brackets counts as any character."""
+    if max(len(one), len(other)) > _MOST_CHARACTERS:
+        return True
+    first, second = _tokens(one), _tokens(other)
+    # `possible[j]`: the tokens of `one` so far and the first j of `other` have a name in common.
+    possible = [True, *[False] * len(second)]
+    for j, token in enumerate(second):
+        possible[j + 1] = possible[j] and token == "*"
+    for mine in first:
+        row = [possible[0] and mine == "*"]
+        for j, theirs in enumerate(second):
+            if "*" in (mine, theirs):
+                row.append(row[j] or possible[j + 1])
+            else:
+                row.append(possible[j] and (mine == theirs or "?" in (mine, theirs)))
+        possible = row
+    return possible[-1]
+
+
+def _tokens(glob: str) -> list[str]:
+    return ["?" if len(token) > 1 else token for token in _TOKEN.findall(glob)]

@@ -1,0 +1,248 @@
+"""Holds: queues that stand still in the whole fleet, for a reason.
+
+A *pause* lasts until a time, or until somebody resumes the queues. A *section* lasts while its
+maker lives. See `protocol.holds` for what workers do.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import NodeRead, Op, SetOp
+from qdo.coordination.transactions import Node, change, make_folder, read
+from qdo.coordination.znodes.layout import Layout, is_worker_name
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.errors import QueueNameError, UsageError
+from qdo.fleet.globs import overlap
+from qdo.fleet.hold_node import MAX_HOLDS, MAX_REASON_CHARACTERS, Hold, HoldNode
+from qdo.fleet.names import writer
+from qdo.fleet_errors import (
+    HoldNotObeyedError,
+    HoldsUnreadableError,
+    SectionLostError,
+    TooManyHoldsError,
+)
+from qdo.queues import MAX_GLOBS_CHARACTERS, MAX_NAME_LENGTH, is_path_part, name_error
+from qdo.system.clock import clock
+from qdo.text import join_some
+
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.005, 0.2
+_REPORT_SECONDS = 0.1
+"""A wait with pauses longer than this is reported."""
+NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class HoldsRead:
+    """The holds, and who obeys them.
+
+    :ivar zxid: place of the last change in the coordinator's total order.
+    :ivar obeyed: by worker, the place up to which it obeys.
+    """
+
+    node: HoldNode
+    zxid: int
+    obeyed: dict[str, int]
+
+
+def new_hold(
+    queues: Iterable[str], why: str = "", seconds: float | None = None, id: str = ""
+) -> Hold:
+    """Return a hold that is not in force yet.
+
+    :param seconds: how long it lasts; None for no end.
+    :raises UsageError: a glob, the reason or the time is not valid.
+    """
+    globs = tuple(dict.fromkeys(queues))
+    if not globs:
+        raise UsageError(reason="a hold must name queues, got no glob")
+    for glob in globs:
+        if not is_path_part(glob) or len(glob) > MAX_NAME_LENGTH:
+            raise QueueNameError(name=glob, reason=name_error(glob) or "it is too long")
+    if len(why) > MAX_REASON_CHARACTERS:
+        limit = MAX_REASON_CHARACTERS
+        raise UsageError(
+            reason=f"a reason must have at most {limit} characters, got {len(why)}; shorten it"
+        )
+    now = time.time()
+    if seconds is not None and not 0 < seconds < 1e9:
+        raise UsageError(reason=f"a hold must last more than 0 seconds, got {seconds:g}")
+    until = None if seconds is None else round(now + seconds, 3)
+    return Hold(id or uuid.uuid4().hex, globs, why, writer(), round(now, 3), until)
+
+
+def read_holds(client: Client, layout: Layout) -> HoldsRead:
+    """Return the holds, and up to where each worker obeys.
+
+    :raises NodeRefusedError: the account may not read them.
+    :raises CoordinatorUnreachableError: no answer in time.
+    """
+    found = read(client, layout.fleet.holds)
+    obeyed = _obeyed(client, layout, _workers(client, layout))
+    if isinstance(found, NodeRead):
+        return HoldsRead(HoldNode.parse(found.data), found.mzxid, obeyed)
+    return HoldsRead(HoldNode(), 0, obeyed)
+
+
+def add_hold(client: Client, layout: Layout, hold: Hold) -> int:
+    """Write a hold; return its place in the coordinator's total order. See `wait_in_force`.
+
+    :raises HoldsUnreadableError: the present holds cannot be read.
+    :raises TooManyHoldsError: there are too many.
+    :raises NodeRefusedError: the account may not change holds.
+    :raises CoordinatorUnreachableError: no answer in time; the hold may be written.
+    """
+    path, mine = layout.fleet.holds, hold.id.encode()
+
+    def decide(node: Node) -> list[Op]:
+        if not isinstance(node, NodeRead):  # no worker has ever started
+            make_folder(client, path)
+        holds = (*_holds(node), hold)
+        length = sum(len(glob) for each in holds for glob in each.queues)
+        if len(holds) > MAX_HOLDS or length > MAX_GLOBS_CHARACTERS:
+            raise TooManyHoldsError(limit=MAX_HOLDS, characters=MAX_GLOBS_CHARACTERS)
+        return _writing(path, node, holds)
+
+    answer = change(client, path, decide, root=layout.root, is_mine=lambda node: mine in node.data)
+    return answer.zxid if answer is not None else 0
+
+
+def end_holds(client: Client, layout: Layout, ids: Iterable[str]) -> list[Hold]:
+    """End holds by their ids; return those that there were."""
+    ended = set(ids)
+    return _edit(client, layout, lambda hold: None if hold.id in ended else hold)
+
+
+def end_pauses(client: Client, layout: Layout, globs: Iterable[str]) -> list[Hold]:
+    """Take globs out of all pauses, and end those without any left; return the changed ones."""
+    ended = set(globs)
+
+    def left(hold: Hold) -> Hold | None:
+        if hold.by:
+            return hold
+        queues = tuple(glob for glob in hold.queues if glob not in ended)
+        return replace(hold, queues=queues) if queues else None
+
+    return _edit(client, layout, left)
+
+
+def end_all(client: Client, layout: Layout) -> list[Hold]:
+    """End all holds, also those that cannot be read; return those that can."""
+    found: list[Hold] = []
+
+    def decide(node: Node) -> list[Op] | None:
+        found[:] = HoldNode.parse(node.data).holds if isinstance(node, NodeRead) else ()
+        empty = not isinstance(node, NodeRead) or HoldNode.parse(node.data) == HoldNode()
+        return None if empty else _writing(layout.fleet.holds, node, ())
+
+    change(client, layout.fleet.holds, decide, root=layout.root)
+    return found
+
+
+def wait_in_force(
+    client: Client,
+    layout: Layout,
+    hold: Hold,
+    zxid: int,
+    timeout_seconds: float,
+    on_wait: Callable[[Sequence[str]], None] = lambda names: None,
+    consequence: str = "it stays in force for all others; end it with `qdo resume --id {id}`",
+) -> int:
+    """Wait until no message of a held queue runs, and no earlier section holds one of its queues.
+
+    :param zxid: what `add_hold` returned.
+    :param on_wait: called with the workers that are waited for, when they change.
+    :returns: the number of workers that had to obey.
+    :raises HoldNotObeyedError: not in time.
+    :raises SectionLostError: somebody else ended this section.
+    """
+    # Listed after the hold was written: later workers read it before they start anything.
+    waiting = listed = _workers(client, layout)
+    deadline, pause = clock() + timeout_seconds, _FIRST_PAUSE_SECONDS
+    reported: Sequence[str] = ()
+    while True:
+        obeyed = _obeyed(client, layout, waiting)
+        waiting = [name for name, upto in obeyed.items() if upto < zxid]
+        ahead = [] if not hold.by else _sections_ahead(client, layout, hold)
+        names = [*waiting, *(f"section {each.id}" for each in ahead)]
+        if not names:
+            return len(listed)
+        if clock() > deadline:
+            raise HoldNotObeyedError(
+                id=hold.id,
+                seconds=timeout_seconds,
+                found="one does" if len(names) == 1 else f"{len(names)} do",
+                names=join_some(names, NAMES_SHOWN),
+                consequence=consequence.format(id=hold.id),
+            )
+        if names != reported and pause > _REPORT_SECONDS:
+            reported = names
+            on_wait(names)
+        time.sleep(pause)
+        pause = min(1.3 * pause, _LAST_PAUSE_SECONDS)
+
+
+def hold_text(hold: Hold) -> str:
+    """Return why a queue stands still, for people."""
+    kind = "section" if hold.by else "paused"
+    return f"{kind}: {hold.why}" if hold.why else f"{kind} by {hold.who or 'somebody'}"
+
+
+def _workers(client: Client, layout: Layout) -> list[str]:
+    names = read_children(client, [layout.workers]).get(layout.workers, [])
+    return list(filter(is_worker_name, names))
+
+
+def _obeyed(client: Client, layout: Layout, workers: Iterable[str]) -> dict[str, int]:
+    """Return the zxid up to which each of the workers obeys that are not gone."""
+    nodes = read_nodes(client, [layout.worker(name) for name in workers])
+    return {node.path.rpartition("/")[2]: WorkerNode.parse(node.data).holds for node in nodes}
+
+
+def _sections_ahead(client: Client, layout: Layout, hold: Hold) -> list[Hold]:
+    """Return the earlier sections that hold one of the same queues."""
+    holds = _holds(read(client, layout.fleet.holds))
+    earlier: list[Hold] = []
+    if all(each.id != hold.id for each in holds):
+        raise SectionLostError(queues=" ".join(hold.queues), reason="somebody ended it")
+    for each in holds:
+        if each.id == hold.id:
+            break
+        if each.by and any(overlap(a, b) for a in each.queues for b in hold.queues):
+            earlier.append(each)
+    return [each for each in earlier if isinstance(read(client, each.by), NodeRead)]
+
+
+def _edit(client: Client, layout: Layout, left: Callable[[Hold], Hold | None]) -> list[Hold]:
+    changed: list[Hold] = []
+
+    def decide(node: Node) -> list[Op] | None:
+        found = _holds(node)
+        after = [left(hold) for hold in found]
+        different = [hold for hold, new in zip(found, after, strict=True) if new != hold]
+        if not different:
+            return None  # of a repetition: its first try took effect
+        changed[:] = different
+        return _writing(layout.fleet.holds, node, [hold for hold in after if hold is not None])
+
+    change(client, layout.fleet.holds, decide, root=layout.root)
+    return changed
+
+
+def _holds(node: Node) -> tuple[Hold, ...]:
+    found = HoldNode.parse(node.data) if isinstance(node, NodeRead) else HoldNode()
+    if found.fault is not None:
+        raise HoldsUnreadableError(reason=found.fault)
+    return found.holds
+
+
+def _writing(path: str, node: Node, holds: Iterable[Hold]) -> list[Op]:
+    data = HoldNode(tuple(holds)).encode()
+    if isinstance(node, NodeRead):
+        return [SetOp(path, data, node.version)]
+    return [SetOp(path, data, 0)]

@@ -1,0 +1,198 @@
+"""Obeys the holds of the fleet: queues that stand still. A machine without I/O of every worker.
+
+1.  Whoever holds queues writes the hold into the node `holds`, and *then* lists the workers.
+2.  A worker reads that node after every registration, before it starts anything: a worker that
+    registered after the list was made knows of the hold by itself. The node is watched, and read
+    again after every reconnection. Matching queues start no message from then on.
+3.  When no message of a held queue is in hand any more, the worker acknowledges: it writes the
+    mzxid of the node that it obeys into its own node. Versions would not do: those of a node that
+    is deleted and created again begin at 0.
+4.  The hold is in force once every listed worker has acknowledged it, or is gone.
+5.  A hold ends when it is taken out of the node. One that names the node of its maker also ends
+    when that node is gone. Numbers of such nodes are never used again, so gone is for ever.
+
+Only the leader takes out holds whose time is over: one clock decides. Without a leader they last
+longer, which is safe. An unreadable node changes nothing: the last readable holds stay in force.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from qdo.coordination.protocol.machine import (
+    Commit,
+    Get,
+    Machine,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Refused,
+    Response,
+    SetOp,
+    Stat,
+)
+from qdo.fleet.hold_node import Hold, HoldNode
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.01
+"""How often it is checked whether messages of held queues have ended; only while there are any."""
+CLEAN_SECONDS = 1.0
+"""How often the leader checks whether holds are over; only while there are any."""
+
+
+class StandstillGate(Protocol):
+    """Keeps queues of this worker still."""
+
+    def apply(self, holds: Sequence[Hold]) -> None:
+        """Start no message of queues that match these holds; let all others continue."""
+
+    def in_hand(self) -> bool:
+        """Return whether a message of a held queue is in hand."""
+
+
+class HoldsWatch(Machine):
+    """Reads the holds, passes them to the gate and acknowledges them.
+
+    :param path: path of the node `holds`.
+    :param acknowledge: writes a mzxid into the worker's own node.
+    :param is_leader: returns whether this worker takes out holds that are over.
+    :param clock: seconds, for pauses.
+    :param wall: Unix time.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        gate: StandstillGate,
+        *,
+        acknowledge: Callable[[int], object],
+        is_leader: Callable[[], bool],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        super().__init__()
+        self._path = path
+        self._gate = gate
+        self._acknowledge = acknowledge
+        self._is_leader = is_leader
+        self._clock = clock
+        self._wall = wall
+        self._node = HoldNode()
+        self._version = -1
+        self._unacknowledged = 0
+        self._gone: set[str] = set()
+        self._up = False
+        self._look_at = self._clean_at = float("inf")
+        self._cleaning = False
+        self._reported = ""
+
+    # --- the session --------------------------------------------------------------------
+
+    def connected(self) -> None:
+        self._up = True
+        self._cleaning = False
+        self._read()
+
+    def suspended(self) -> None:
+        self._up = False
+
+    def changed(self, path: str) -> None:
+        if path == self._path:
+            self._read()
+        else:
+            self._look_for_maker(path)
+
+    # --- reading ------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        self.ask(Get(self._path, watch=True), self._got)
+
+    def _got(self, answer: Response) -> None:
+        if isinstance(answer, NoResponse):
+            return  # read again after the reconnection
+        fault = answer.reason if isinstance(answer, Refused) else None
+        node = self._node
+        if isinstance(answer, NodeMissing):
+            node = HoldNode()
+        elif isinstance(answer, NodeRead):
+            found = HoldNode.parse(answer.data)
+            fault = found.fault
+            node = self._node if fault is not None else found
+        self._report(fault)
+        self._node = node
+        self._version = answer.version if isinstance(answer, NodeRead) and not fault else -1
+        self._apply()
+        if isinstance(answer, NodeRead) and fault is None and node.holds:
+            self._unacknowledged = answer.mzxid
+        for maker in {hold.by for hold in node.holds if hold.by} - self._gone:
+            self._look_for_maker(maker)
+
+    def _report(self, fault: str | None) -> None:
+        if fault and fault != self._reported:
+            _log.error(
+                "cannot read %s: %s; the holds that were read before stay in force, and later ones"
+                " are not obeyed; correct it with `qdo resume --all`",
+                self._path,
+                fault,
+            )
+        self._reported = fault or ""
+
+    def _look_for_maker(self, path: str) -> None:
+        self.ask(Stat(path, watch=True), partial(self._maker, path))
+
+    def _maker(self, path: str, answer: Response) -> None:
+        if isinstance(answer, NodeMissing) and path not in self._gone:
+            self._gone.add(path)
+            self._apply()
+
+    def _apply(self) -> None:
+        """Pass on the holds whose makers are not known to be gone."""
+        holds = self._node.holds
+        self._gone &= {hold.by for hold in holds}
+        self._gate.apply([hold for hold in holds if hold.by not in self._gone])
+        now = self._clock()
+        self._look_at = now
+        self._clean_at = now + CLEAN_SECONDS if holds else float("inf")
+
+    # --- acknowledging and cleaning -----------------------------------------------------
+
+    def tick(self) -> None:
+        now = self._clock()
+        if now >= self._look_at:
+            self._look_at = float("inf")
+            if self._unacknowledged:
+                self._acknowledge_if_free(now)
+        if now >= self._clean_at:
+            self._clean_at = now + CLEAN_SECONDS
+            if self._is_leader() and not self._cleaning:
+                self._clean()
+
+    def due(self) -> float:
+        return min(self._look_at, self._clean_at) if self._up else float("inf")
+
+    def _acknowledge_if_free(self, now: float) -> None:
+        if self._gate.in_hand():
+            self._look_at = now + LOOK_SECONDS
+        else:
+            self._acknowledge(self._unacknowledged)
+            self._unacknowledged = 0
+
+    def _clean(self) -> None:
+        """Take out the holds that are over."""
+        holds, now = self._node.holds, self._wall()
+        over = [hold for hold in holds if hold.by in self._gone or hold.is_over(now)]
+        if over and self._version >= 0:
+            self._cleaning = True
+            left = HoldNode(tuple(hold for hold in holds if hold not in over))
+            write = SetOp(self._path, left.encode(), self._version)
+            self.ask(Commit((write,)), partial(self._cleaned, over))
+
+    def _cleaned(self, over: Sequence[Hold], answer: Response) -> None:
+        """Continue: after a change the watch leads to another read."""
+        self._cleaning = False
+        for hold in over:
+            _log.info("hold %s of %s is over", hold.id, " ".join(hold.queues))

@@ -1,0 +1,211 @@
+"""Queues that stand still, with real workers, on both coordinators."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.worker_node import WorkerNode
+from tests.support.app_runs import AppRuns
+from tests.support.cli import QDO, Ended, command
+from tests.support.processes import Proc, wait_until
+
+JOBS = """
+import os, time, qdo
+
+app = qdo.App("still")
+
+@app.job("lanes-*", order="none")
+@app.job("slow-*", executor="thread")
+@app.job("*")
+def job(message, context):
+    if message.queue.startswith("slow-"):
+        open("begun", "w").close()
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+    with open("out", "a") as file:
+        file.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
+"""
+Qdo = Callable[..., Ended]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
+    runs = AppRuns("still", tmp_path, coordinator_url)
+    yield runs
+    runs.close()
+
+
+@pytest.fixture
+def qdo(runs: AppRuns) -> Qdo:
+    """Run a command for the app."""
+
+    def call(*arguments: str) -> Ended:
+        places = {"QDO_APP": "still", "QDO_COORDINATOR": runs.coordinator}
+        places["QDO_BROKER"] = f"sqlite:{runs.folder / 'messages.db'}"
+        return command(*QDO, *arguments, cwd=runs.folder, env=places)
+
+    return call
+
+
+def start(runs: AppRuns, *options: str) -> Proc:
+    return runs.start(JOBS, "--session-timeout-seconds", "4", *options)
+
+
+def items(ended: Ended) -> list[dict[str, object]]:
+    assert ended.code == 0, ended.err
+    found: list[dict[str, object]] = json.loads(ended.out)["items"]
+    return found
+
+
+@pytest.mark.parametrize("queue", ["plain-1", "lanes-1"])
+def test_a_paused_queue_starts_nothing_until_resumed(runs: AppRuns, qdo: Qdo, queue: str) -> None:
+    runs.app.send(queue, 0)
+    runs.app.send("other", 0)
+    worker = start(runs)
+    wait_until(lambda: runs.runs(queue) and runs.runs("other"), "the first runs")
+    done = qdo("pause", f"{queue[:-1]}*", "--reason", "disk full", "-o", "json")
+    assert items(done)[0]["workers"] == 1
+    runs.app.send(queue, 1)
+    runs.app.send("other", 1)
+    wait_until(lambda: len(runs.runs("other")) == 2, "the queue that is not held")
+    shown = {item["queue"]: item for item in items(qdo("queues", "-o", "json"))}
+    assert shown[queue]["held"] == "paused: disk full"
+    assert shown[queue]["backlog"] == 1
+    assert shown["other"]["held"] is None
+    owner = runs.node(queue).owner
+    assert owner
+    # A worker that starts later knows of the hold by itself, and takes its share of the queues.
+    second = start(runs)
+    wait_until(lambda: len(runs.client.get_children(runs.layout.workers)) == 2, "the second worker")
+    worker.send(15)
+    assert worker.wait() == 0
+    wait_until(lambda: runs.node(queue).owner not in ("", owner), "the new owner")
+    runs.app.send("other", 2)
+    wait_until(lambda: len(runs.runs("other")) == 3, "the second worker's first run")
+    assert len(runs.runs(queue)) == 1
+    assert items(qdo("resume", f"{queue[:-1]}*", "-o", "json"))
+    wait_until(lambda: len(runs.runs(queue)) == 2, "the resumed queue")
+    second.send(15)
+    assert second.wait() == 0
+
+
+def test_a_pause_waits_for_the_message_in_hand(runs: AppRuns, qdo: Qdo) -> None:
+    runs.app.send("slow-1", 0)
+    runs.app.send("slow-1", 1)
+    start(runs)
+    wait_until((runs.folder / "begun").exists, "the message in hand")
+    late = qdo("pause", "slow-*", "--timeout", "0.5s")
+    assert late.code == 4, late
+    assert "worker-" in late.err
+    assert items(qdo("holds", "-o", "json"))
+    (runs.folder / "go").touch()
+    done = qdo("pause", "slow-*", "-o", "json")
+    assert items(done)[0]["workers"] == 1
+    assert len(runs.runs("slow-1")) == 1
+    qdo("resume", "slow-*")
+    wait_until(lambda: len(runs.runs("slow-1")) == 2, "the resumed queue")
+
+
+def test_a_pause_ends_by_itself(runs: AppRuns, qdo: Qdo) -> None:
+    runs.app.send("q", 0)
+    start(runs)
+    wait_until(lambda: runs.runs("q"), "the first run")
+    assert items(qdo("pause", "q", "--for", "1s", "-o", "json"))
+    runs.app.send("q", 1)
+    wait_until(lambda: len(runs.runs("q")) == 2, "the end of the pause")
+    assert items(qdo("holds", "-o", "json")) == []
+
+
+HOSTILE = [
+    b"null",
+    b"[]",
+    b"\xff",
+    b'{"holds": 7}',
+    b'{"holds": [null]}',
+    b'{"holds": [{"id": "x", "queues": ["*"]}]}',
+    b'{"holds": [{"id": "0123456789", "queues": "*"}]}',
+    b'{"holds": [{"id": "0123456789", "queues": [""]}]}',
+    b'{"holds": [{"id": "0123456789", "queues": ["*"], "until": NaN}]}',
+    b'{"holds": [{"id": "0123456789", "queues": ["*"], "until": 1e400}]}',
+    b'{"holds": [{"id": "0123456789", "queues": ["*"], "by": "../x"}]}',
+    b'{"holds": [{"id": "0123456789", "queues": ["*"], "by": "/a/\\ud800"}]}',
+    b'{"holds": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"holds": [' + b'{"id": "0123456789", "queues": ["*a*"]},' * 3000 + b"null]}",
+]
+
+
+def test_hostile_values_change_nothing(runs: AppRuns, qdo: Qdo, outsider: Client) -> None:
+    """The last readable holds stay in force; other queues continue."""
+    runs.app.send("held", 0)
+    runs.app.send("free", 0)
+    worker = start(runs)
+    wait_until(lambda: runs.runs("held") and runs.runs("free"), "the first runs")
+    assert items(qdo("pause", "held", "-o", "json"))
+    for number, value in enumerate(HOSTILE, start=1):
+        outsider.set(runs.layout.fleet.holds, value)
+        runs.app.send("free", number)
+        wait_until(lambda count=number + 1: len(runs.runs("free")) == count, f"after {value!r}")
+    runs.app.send("held", 1)
+    assert qdo("holds").code == 5
+    assert qdo("pause", "free").code == 5
+    wait_until(lambda: worker.output.count("cannot read") >= 2, "the report")
+    outsider.delete(runs.layout.fleet.holds)
+    wait_until(lambda: len(runs.runs("held")) == 2, "the end of the hold")
+    assert items(qdo("pause", "held", "-o", "json"))
+    assert qdo("resume", "--all").code == 0
+
+
+def test_the_node_of_a_worker_says_what_it_obeys(runs: AppRuns, qdo: Qdo) -> None:
+    """Nothing is written without a hold; the versions of the node stay those that it knows."""
+    runs.app.send("q", 0)
+    start(runs)
+    wait_until(lambda: runs.runs("q"), "the first run")
+    wait_until(lambda: runs.client.get_children(runs.layout.workers), "the worker")
+    (name,) = runs.client.get_children(runs.layout.workers)
+
+    def node() -> WorkerNode:
+        return WorkerNode.parse(runs.client.get(runs.layout.worker(name))[0])
+
+    assert node().holds == 0
+    assert items(qdo("pause", "q", "-o", "json"))
+    stat = runs.client.get(runs.layout.fleet.holds)[1]
+    assert node().holds == stat.mzxid
+    # A queue that is claimed later keeps the acknowledgement.
+    runs.app.send("new", 0)
+    wait_until(lambda: runs.runs("new"), "the new queue")
+    assert node().holds == stat.mzxid
+    assert set(node().queues) == {"q", "new"}
+
+
+BAD = [
+    ("pause", ""),
+    ("pause", "*"),
+    ("pause", "**"),
+    ("pause", "a/b"),
+    ("pause", "x\ty"),
+    ("pause", "q", "--for", "0"),
+    ("pause", "q", "--for", "ten"),
+    ("pause", "q", "--timeout", "-1"),
+    ("pause", "q", "--reason", "r" * 10_000),
+    ("pause", "q" * 201),
+    ("resume",),
+    ("resume", "q", "--all"),
+]
+
+
+def test_bad_calls_are_refused(runs: AppRuns, qdo: Qdo) -> None:
+    runs.client.ensure_path(runs.layout.queue("q"))
+    for call in BAD:
+        assert qdo(*call).code == 2, call
+    assert qdo("pause", "unknown-*").code == 6
+    assert qdo("resume", "q").code == 6
+    assert qdo("resume", "--id", os.urandom(4).hex()).code == 6
+    assert items(qdo("pause", "unknown-*", "--allow-none", "-o", "json"))[0]["matching"] == 0
+    assert items(qdo("pause", "*", "--all", "-o", "json"))[0]["matching"] == 1
+    assert len(items(qdo("holds", "-o", "json"))) == 2

@@ -1,0 +1,290 @@
+"""The machine that obeys holds, against every order of writes, stale reads, events and answers.
+
+Workers register, run messages and lose their sessions; two operators hold the queue and lift their
+holds. Reads may be stale, but never older than what the session has seen. While a hold is in force
+no message may be in hand. Mutants leave out one rule each, and must be found.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from qdo.coordination.protocol.machine import (
+    Callback,
+    Commit,
+    CommitError,
+    Committed,
+    Get,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Rejected,
+    Request,
+    Response,
+    SetOp,
+    Stat,
+)
+from qdo.fleet.hold_node import Hold, HoldNode
+from qdo.fleet.protocol.holds import HoldsWatch
+
+HOLDS = "/app/holds"
+STEPS = 300
+MUTANTS = (
+    "open before the first read",
+    "acknowledge with one in hand",
+    "list before writing",
+    "acknowledge versions",
+)
+
+
+class HoldsWorld:
+    """A coordinator, whose states are all kept, and its clients.
+
+    :ivar states: the node after each change; None while it is missing. The index is its zxid.
+    :ivar registered: the workers with a session, and up to where each has acknowledged.
+    """
+
+    def __init__(self, seed: int, mutant: str = "") -> None:
+        self.random = random.Random(seed)
+        self.mutant = mutant
+        self.states: list[NodeRead | None] = [None]
+        self.registered: dict[int, int] = {}
+        self.makers: dict[str, bool] = {}
+        self.workers: list[HeldWorker] = []
+        self.operators = [Operator(self), Operator(self)]
+        self.numbers = 0
+        self.in_force = 0
+        self.messages = 0
+
+    @property
+    def node(self) -> NodeRead | None:
+        return self.states[-1]
+
+    def holds(self) -> tuple[Hold, ...]:
+        return HoldNode.parse(self.node.data).holds if self.node else ()
+
+    def write(self, data: bytes) -> int:
+        zxid = len(self.states)
+        version = self.node.version + 1 if self.node else 0
+        self.states.append(NodeRead(data, version, zxid))
+        return zxid
+
+    def mark(self, zxid: int) -> int:
+        """Return what is acknowledged for a state of the node."""
+        node = self.states[zxid]
+        return node.version + 1 if node and self.mutant == "acknowledge versions" else zxid
+
+    def spoil(self) -> None:
+        """Let another program delete the node while nothing is held: its versions begin again."""
+        if not self.holds():
+            self.states.append(None)
+
+    def play(self) -> None:
+        for _ in range(STEPS):
+            choice = self.random.random()
+            if choice < 0.06 and len(self.workers) < 3:
+                self.workers.append(HeldWorker(self))
+            elif choice < 0.3:
+                self.random.choice(self.operators).step()
+            elif choice < 0.31:
+                self.spoil()
+            elif self.workers:
+                self.random.choice(self.workers).step()
+            self.check()
+
+    def check(self) -> None:
+        for operator in self.operators:
+            if operator.is_in_force():
+                busy = [worker.number for worker in self.workers if worker.gate.busy]
+                assert not busy, "a message is in hand while a hold is in force"
+
+
+class Operator:
+    """Writes a hold, lists the workers, waits for them, and lifts it."""
+
+    def __init__(self, world: HoldsWorld) -> None:
+        self._world = world
+        self._hold: Hold | None = None
+        self._zxid = 0
+        self._listed: set[int] | None = None
+        self._reached = False
+
+    def step(self) -> None:
+        world = self._world
+        if self._hold is None:
+            if world.mutant == "list before writing" and self._listed is None:
+                self._listed = set(world.registered)
+            elif world.random.random() < 0.1:
+                self._begin()
+        elif self._listed is None:
+            self._listed = set(world.registered)
+        elif not self._reached:
+            late = [n for n in self._listed if world.registered.get(n, self._zxid) < self._zxid]
+            self._reached = not late and self._hold in world.holds()
+            world.in_force += self._reached
+        elif world.random.random() < 0.3:
+            self._end()
+
+    def _begin(self) -> None:
+        world = self._world
+        world.numbers += 1
+        maker = f"{HOLDS}/{world.numbers}" if world.random.random() < 0.5 else ""
+        world.makers[maker] = True
+        self._hold = Hold(f"{world.numbers:08x}", ("*",), by=maker)
+        self._zxid = world.mark(world.write(HoldNode((*world.holds(), self._hold)).encode()))
+
+    def _end(self) -> None:
+        """Lift the hold, or die: then a section ends, and a pause is lifted by another operator."""
+        world, hold = self._world, self._hold
+        assert hold is not None
+        if hold.by and world.random.random() < 0.5:
+            world.makers[hold.by] = False
+        else:
+            world.write(HoldNode(tuple(each for each in world.holds() if each != hold)).encode())
+        self._hold = self._listed = None
+        self._reached = False
+
+    def is_in_force(self) -> bool:
+        return self._reached
+
+
+class PlainGate:
+    """A gate of one queue."""
+
+    def __init__(self, is_open: bool) -> None:
+        self.open = is_open
+        self.busy = False
+
+    def apply(self, holds: Sequence[Hold]) -> None:
+        self.open = not holds
+
+    def in_hand(self) -> bool:
+        return self.busy
+
+
+class HeldWorker:
+    """A worker: its session, its machine and its message."""
+
+    def __init__(self, world: HoldsWorld) -> None:
+        self._world = world
+        self.number = world.numbers = world.numbers + 1
+        world.registered[self.number] = 0
+        self.gate = PlainGate(world.mutant == "open before the first read")
+        if world.mutant == "acknowledge with one in hand":
+            self.gate.in_hand = lambda: False  # type: ignore[method-assign]
+        self._clock = 0.0
+        self._seen = len(world.states) - 1
+        self._armed: dict[str, int] = {}
+        self._asked: deque[tuple[Request, Callback]] = deque()
+        self._acknowledged: deque[int] = deque()
+        self._machine = HoldsWatch(
+            HOLDS,
+            self.gate,
+            acknowledge=lambda zxid: self._acknowledged.append(world.mark(zxid)),
+            is_leader=lambda: True,
+            clock=lambda: self._clock,
+            wall=lambda: 0.0,
+        )
+        self._machine.connected()
+
+    def step(self) -> None:
+        actions: list[Callable[[], None]] = [self._message, self._message, self._tick]
+        actions += [self._answer] * 3 + [self._notify, self._acknowledge]
+        chance = self._world.random.random()
+        if chance < 0.02:
+            self._end()
+        elif chance < 0.05:
+            self._reconnect()
+        else:
+            self._world.random.choice(actions)()
+        self._asked.extend(self._machine.outbox)
+        self._machine.outbox.clear()
+
+    def _message(self) -> None:
+        """Start a message, or end the one in hand."""
+        self.gate.busy = not self.gate.busy and self.gate.open
+        self._world.messages += self.gate.busy
+
+    def _tick(self) -> None:
+        self._clock += 0.6
+        if self._machine.due() <= self._clock:
+            self._machine.tick()
+
+    def _answer(self) -> None:
+        if self._asked:
+            request, then = self._asked.popleft()
+            then(self._performed(request))
+
+    def _performed(self, request: Request) -> Response:
+        world = self._world
+        if isinstance(request, Stat):
+            if world.makers[request.path]:
+                self._armed[request.path] = 0
+                return NodeRead(b"", 0)
+            return NodeMissing()
+        if isinstance(request, Get):
+            # Stale, but not older than what this session has seen.
+            self._seen = world.random.randint(self._seen, len(world.states) - 1)
+            self._armed[HOLDS] = self._seen
+            return world.states[self._seen] or NodeMissing()
+        assert isinstance(request, Commit)
+        (op,) = request.ops
+        assert isinstance(op, SetOp)
+        if world.node is None or world.node.version != op.version:
+            return Rejected(0, CommitError.BAD_VERSION)
+        zxid = world.write(op.data)
+        return Committed(zxid, (op.version + 1,))
+
+    def _notify(self) -> None:
+        at = self._armed.get(HOLDS)
+        if at is not None and at + 1 < len(self._world.states):
+            del self._armed[HOLDS]
+            self._seen = max(self._seen, at + 1)
+            self._machine.changed(HOLDS)
+        for path in [path for path in self._armed if not self._world.makers.get(path, True)]:
+            del self._armed[path]
+            self._machine.changed(path)
+
+    def _acknowledge(self) -> None:
+        if self._acknowledged:
+            self._world.registered[self.number] = self._acknowledged.popleft()
+
+    def _reconnect(self) -> None:
+        self._armed.clear()
+        asked, self._asked = self._asked, deque()
+        for _, then in asked:
+            then(NoResponse())
+        self._machine.suspended()
+        self._machine.outbox.clear()
+        self._machine.connected()
+
+    def _end(self) -> None:
+        """The session ends, after the lease and so without a message in hand."""
+        del self._world.registered[self.number]
+        self._world.workers.remove(self)
+
+
+def test_nothing_is_in_hand_while_a_hold_is_in_force() -> None:
+    in_force = messages = 0
+    for seed in range(1500):
+        world = HoldsWorld(seed)
+        world.play()
+        in_force += world.in_force
+        messages += world.messages
+    assert in_force > 1000
+    assert messages > 5_000
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_each_rule_is_needed(mutant: str) -> None:
+    for seed in range(1500):
+        try:
+            HoldsWorld(seed, mutant).play()
+        except AssertionError as error:
+            assert "in hand" in str(error)  # noqa: PT017 -- the mutant is found
+            return
+    pytest.fail(f"mutant {mutant!r} was not found")
