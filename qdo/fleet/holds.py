@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.machine import NodeRead, Op, SetOp
+from qdo.coordination.protocol.machine import CreateOp, NodeRead, Op, SetOp
 from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout, is_worker_name
 from qdo.coordination.znodes.worker_node import WorkerNode
@@ -31,6 +31,8 @@ from qdo.queues import MAX_GLOBS_CHARACTERS, MAX_NAME_LENGTH, is_path_part, name
 from qdo.system.clock import clock
 from qdo.text import join_some
 
+Record = Callable[[Sequence[Hold], Sequence[Hold]], CreateOp]
+"""Makes an entry in the action log, from holds before and after a change."""
 _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.005, 0.2
 _REPORT_SECONDS = 0.1
 """A wait with pauses longer than this is reported."""
@@ -89,8 +91,10 @@ def read_holds(client: Client, layout: Layout) -> HoldsRead:
     return HoldsRead(HoldNode(), 0, obeyed)
 
 
-def add_hold(client: Client, layout: Layout, hold: Hold) -> int:
+def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | None = None) -> int:
     """Write a hold; return its place in the coordinator's total order. See `wait_in_force`.
+
+    :param record: makes the entry of this change in the action log.
 
     :raises HoldsUnreadableError: the present holds cannot be read.
     :raises TooManyHoldsError: there are too many.
@@ -106,19 +110,23 @@ def add_hold(client: Client, layout: Layout, hold: Hold) -> int:
         length = sum(len(glob) for each in holds for glob in each.queues)
         if len(holds) > MAX_HOLDS or length > MAX_GLOBS_CHARACTERS:
             raise TooManyHoldsError(limit=MAX_HOLDS, characters=MAX_GLOBS_CHARACTERS)
-        return _writing(path, node, holds)
+        return [*_writing(path, node, holds), *_recorded(record, (), (hold,))]
 
     answer = change(client, path, decide, root=layout.root, is_mine=lambda node: mine in node.data)
     return answer.zxid if answer is not None else 0
 
 
-def end_holds(client: Client, layout: Layout, ids: Iterable[str]) -> list[Hold]:
+def end_holds(
+    client: Client, layout: Layout, ids: Iterable[str], *, record: Record | None = None
+) -> list[Hold]:
     """End holds by their ids; return those that there were."""
     ended = set(ids)
-    return _edit(client, layout, lambda hold: None if hold.id in ended else hold)
+    return _edit(client, layout, lambda hold: None if hold.id in ended else hold, record)
 
 
-def end_pauses(client: Client, layout: Layout, globs: Iterable[str]) -> list[Hold]:
+def end_pauses(
+    client: Client, layout: Layout, globs: Iterable[str], *, record: Record | None = None
+) -> list[Hold]:
     """Take globs out of all pauses, and end those without any left; return the changed ones."""
     ended = set(globs)
 
@@ -128,17 +136,19 @@ def end_pauses(client: Client, layout: Layout, globs: Iterable[str]) -> list[Hol
         queues = tuple(glob for glob in hold.queues if glob not in ended)
         return replace(hold, queues=queues) if queues else None
 
-    return _edit(client, layout, left)
+    return _edit(client, layout, left, record)
 
 
-def end_all(client: Client, layout: Layout) -> list[Hold]:
+def end_all(client: Client, layout: Layout, *, record: Record | None = None) -> list[Hold]:
     """End all holds, also those that cannot be read; return those that can."""
     found: list[Hold] = []
 
     def decide(node: Node) -> list[Op] | None:
         found[:] = HoldNode.parse(node.data).holds if isinstance(node, NodeRead) else ()
         empty = not isinstance(node, NodeRead) or HoldNode.parse(node.data) == HoldNode()
-        return None if empty else _writing(layout.fleet.holds, node, ())
+        if empty:
+            return None
+        return [*_writing(layout.fleet.holds, node, ()), *_recorded(record, found, ())]
 
     change(client, layout.fleet.holds, decide, root=layout.root)
     return found
@@ -218,7 +228,12 @@ def _sections_ahead(client: Client, layout: Layout, hold: Hold) -> list[Hold]:
     return [each for each in earlier if isinstance(read(client, each.by), NodeRead)]
 
 
-def _edit(client: Client, layout: Layout, left: Callable[[Hold], Hold | None]) -> list[Hold]:
+def _edit(
+    client: Client,
+    layout: Layout,
+    left: Callable[[Hold], Hold | None],
+    record: Record | None,
+) -> list[Hold]:
     changed: list[Hold] = []
 
     def decide(node: Node) -> list[Op] | None:
@@ -228,7 +243,8 @@ def _edit(client: Client, layout: Layout, left: Callable[[Hold], Hold | None]) -
         if not different:
             return None  # of a repetition: its first try took effect
         changed[:] = different
-        return _writing(layout.fleet.holds, node, [hold for hold in after if hold is not None])
+        kept = [hold for hold in after if hold is not None]
+        return [*_writing(layout.fleet.holds, node, kept), *_recorded(record, different, kept)]
 
     change(client, layout.fleet.holds, decide, root=layout.root)
     return changed
@@ -239,6 +255,12 @@ def _holds(node: Node) -> tuple[Hold, ...]:
     if found.fault is not None:
         raise HoldsUnreadableError(reason=found.fault)
     return found.holds
+
+
+def _recorded(
+    record: Record | None, before: Sequence[Hold], after: Sequence[Hold]
+) -> tuple[CreateOp, ...]:
+    return () if record is None else (record(before, after),)
 
 
 def _writing(path: str, node: Node, holds: Iterable[Hold]) -> list[Op]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from qdo.cli.connections import open_connections
 from qdo.cli.durations import parse_duration
-from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.framework import output_option, reason_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.coordination.bulk_reads import read_children
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet import holds as fleet
+from qdo.fleet.audit import AuditTrail
 from qdo.fleet.hold_node import Hold, held_queues
+from qdo.fleet.protocol.audit_entries import Values
 from qdo.fleet_errors import HoldsUnreadableError
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize
@@ -74,7 +77,8 @@ def pause(
         if client is None:
             raise NotFoundError(what="coordinator", name=settings.coordinator)
         count = check_globs(client, layout, hold, everything=everything, allow_none=allow_none)
-        zxid = fleet.add_hold(client, layout, hold)
+        with _recorded(client, layout, "pause", globs, reason) as record:
+            zxid = fleet.add_hold(client, layout, hold, record=record)
         workers = None
         if not no_wait:
             workers = fleet.wait_in_force(
@@ -89,10 +93,16 @@ def pause(
 @click.argument("globs", metavar="[GLOB]...", nargs=-1)
 @click.option("--id", "id", metavar="ID", help="End this hold.")
 @click.option("--all", "everything", is_flag=True, help="End all holds, also unreadable ones.")
+@reason_option
 @with_settings(*SETTINGS)
 @output_option
 def resume(
-    globs: tuple[str, ...], id: str | None, everything: bool, form: str, settings: Settings
+    globs: tuple[str, ...],
+    id: str | None,
+    everything: bool,
+    reason: str,
+    form: str,
+    settings: Settings,
 ) -> None:
     """Let queues continue that `qdo pause` has stopped.
 
@@ -104,10 +114,13 @@ def resume(
     with open_connections(settings, broker=False) as connections:
         client, layout = connections.client, connections.layout
         ended: list[Hold] = []
-        if client is not None and everything:
-            ended = fleet.end_all(client, layout)
-        elif client is not None:
-            ended = _end(client, layout, globs, id)
+        if client is not None:
+            named = globs or ((id,) if id is not None else ("*",))
+            with _recorded(client, layout, "resume", named, reason) as record:
+                if everything:
+                    ended = fleet.end_all(client, layout, record=record)
+                else:
+                    ended = _end(client, layout, globs, id, record)
         elif not everything:
             raise NotFoundError(what="hold", name=id or globs[0])
     if not ended:
@@ -116,9 +129,28 @@ def resume(
     emit("qdo.resume/1", map(_item, ended), form, {name: name.upper() for name in columns})
 
 
-def _end(client: Client, layout: Layout, globs: Sequence[str], id: str | None) -> list[Hold]:
+@contextmanager
+def _recorded(
+    client: Client, layout: Layout, command: str, globs: Sequence[str], reason: str
+) -> Iterator[fleet.Record]:
+    """Return what makes the entry of a change in the action log."""
+    with AuditTrail(client, layout, command, reason).change(" ".join(globs)) as entry:
+        yield lambda before, after: entry(_logged(before), _logged(after))
+
+
+def _logged(holds: Sequence[Hold]) -> Values:
+    return {hold.id[:8]: " ".join(hold.queues) for hold in holds}
+
+
+def _end(
+    client: Client,
+    layout: Layout,
+    globs: Sequence[str],
+    id: str | None,
+    record: fleet.Record,
+) -> list[Hold]:
     if id is not None:
-        ended = fleet.end_holds(client, layout, [id])
+        ended = fleet.end_holds(client, layout, [id], record=record)
         if not ended:
             raise NotFoundError(what="hold", name=id)
         return ended
@@ -126,7 +158,7 @@ def _end(client: Client, layout: Layout, globs: Sequence[str], id: str | None) -
     unknown = [glob for glob in globs if glob not in present]
     if unknown:
         raise NotFoundError(what="pause of", name=unknown[0])
-    return fleet.end_pauses(client, layout, globs)
+    return fleet.end_pauses(client, layout, globs, record=record)
 
 
 @click.command()

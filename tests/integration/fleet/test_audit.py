@@ -76,6 +76,18 @@ def test_changed_documents_have_an_entry_each(
     ]
 
 
+def test_pauses_and_their_ends_have_an_entry_each(client: Client, coordinator_url: str) -> None:
+    app = ("--app", "shop", "--coordinator", coordinator_url)
+    assert run(qdo, "qdo", ["pause", *app, "orders", "--no-wait", "--reason", "disk full"]) == 0
+    assert run(qdo, "qdo", ["resume", *app, "orders", "--reason", "more room"]) == 0
+    assert run(qdo, "qdo", ["resume", *app, "orders"]) == 6
+    ended, paused = read_entries(client, LAYOUT, limit=10)
+    assert (paused.command, paused.target, paused.reason) == ("pause", "orders", "disk full")
+    assert (ended.command, ended.target, ended.reason) == ("resume", "orders", "more room")
+    assert paused.after == ended.before
+    assert list((paused.after or {}).values()) == ["orders"]
+
+
 def test_an_entry_is_in_the_transaction_of_its_change(client: Client) -> None:
     seek(client)
     [entry] = read_entries(client, LAYOUT, limit=10)
