@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from qdo.fleet.document_store import DocumentStore
     from qdo.fleet.documents import Documents
-    from qdo.fleet.locks import HeldLock, LockService
+    from qdo.fleet.locks import HeldLock, LockService, Section
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -185,6 +185,25 @@ class App(Sender):
         from qdo.fleet.locks import held_lock
 
         return held_lock(self._locks.get, name, shared, why, timeout_seconds)
+
+    def exclusive(
+        self, *queues: str, why: str = "", timeout_seconds: float = 60.0
+    ) -> AbstractContextManager[Section]:
+        """Let queues stand still in the whole fleet during a ``with`` block.
+
+        It begins once no message of these queues is in hand anywhere, and ends with the block or
+        with this process.
+
+        :param queues: globs of their names.
+        :param why: shown by `qdo holds` and `qdo queues`.
+        :param timeout_seconds: how long to wait for the messages in hand, and for sections that
+            hold the same queues.
+        :raises HoldNotObeyedError: they do not stand still in time; they continue.
+        :raises CoordinatorUnreachableError: the coordinator does not respond.
+        """
+        from qdo.fleet.locks import held_section
+
+        return held_section(self._locks.get, queues, why, timeout_seconds)
 
     @contextlib.contextmanager
     def override_coordinator(self, documents: DocumentStore, locks: LockService) -> Iterator[None]:

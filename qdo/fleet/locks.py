@@ -8,16 +8,18 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from qdo.coordination.side.leased import LeasedConnection
 from qdo.coordination.transactions import make_folder
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode, load
-from qdo.errors import NodeRefusedError, UsageError
+from qdo.errors import NodeRefusedError, UnreachableError, UsageError
+from qdo.fleet.holds import add_hold, end_holds, new_hold, wait_in_force
 from qdo.fleet.names import checked_name
 from qdo.fleet.protocol.lock_contender import LockContender
-from qdo.fleet_errors import LockLostError, LockTimeoutError
+from qdo.fleet_errors import LockLostError, LockTimeoutError, SectionLostError
 from qdo.system.clock import clock
 
 RELEASE_SECONDS = 5.0
@@ -49,8 +51,30 @@ class HeldLock:
             raise LockLostError(name=self.name)
 
 
+class Section(HeldLock):
+    """Queues that stand still in the whole fleet, while this process lives.
+
+    :ivar name: the globs of the queues.
+    """
+
+    def check(self) -> None:
+        """Raise SectionLostError unless the queues certainly stand still; costs a clock call."""
+        if not self.valid:
+            raise SectionLostError(
+                queues=self.name, reason="the coordinator may have ended the session"
+            )
+
+
 class LockService(Protocol):
     """Where the locks of an app are."""
+
+    def hold(
+        self, globs: tuple[str, ...], why: str, timeout_seconds: float
+    ) -> tuple[Section, Callable[[], None]]:
+        """Return a section once it is in force, and the function that ends it.
+
+        :raises HoldNotObeyedError: it is not in force in time; it is lifted again.
+        """
 
     def acquire(
         self, name: str, shared: bool, why: str, timeout_seconds: float | None
@@ -78,6 +102,18 @@ def held_lock(
         yield held
     finally:
         release()
+
+
+@contextmanager
+def held_section(
+    service: Callable[[], LockService], globs: tuple[str, ...], why: str, timeout_seconds: float
+) -> Iterator[Section]:
+    """Let queues stand still during a block."""
+    section, end = service().hold(globs, why, timeout_seconds)
+    try:
+        yield section
+    finally:
+        end()
 
 
 class CoordinatorLocks:
@@ -139,6 +175,34 @@ class CoordinatorLocks:
         held = HeldLock(name, contender.fence, lambda: connection.valid and not contender.left)
         return held, waiter.release
 
+    def hold(
+        self, globs: tuple[str, ...], why: str, timeout_seconds: float
+    ) -> tuple[Section, Callable[[], None]]:
+        """Return a section once it is in force, and the function that ends it.
+
+        :raises HoldNotObeyedError: it is not in force in time; it is lifted again.
+        :raises NodeRefusedError: the account at the coordinator may not hold queues.
+        """
+        connection, client = self.connection, self.connection.client
+        by = connection.wait_registered(timeout_seconds)
+        hold = replace(new_hold(globs, why), by=by, who=self._writer)
+
+        def end() -> None:
+            try:
+                end_holds(client, self._layout, [hold.id])
+            except UnreachableError:
+                connection.close()  # it ends with the session of its maker
+
+        zxid = add_hold(client, self._layout, hold)
+        try:
+            wait_in_force(
+                client, self._layout, hold, zxid, timeout_seconds, consequence="it is lifted again"
+            )
+        except BaseException:
+            end()
+            raise
+        return Section(" ".join(hold.queues), zxid, lambda: connection.valid), end
+
     def _about(self, why: str) -> dict[str, Any]:
         about = {"who": f"{self._writer} pid {os.getpid()}", "at": round(time.time(), 3)}
         return {**about, "why": why} if why else about
@@ -192,7 +256,10 @@ class _Waiter:
 
 
 class MemoryLocks:
-    """Locks within one process, for `qdo.testing`: nobody waits, since nobody could release."""
+    """Locks within one process, for `qdo.testing`: nobody waits, since nobody could release.
+
+    No job runs during a section unless the test itself runs it, so sections hold nothing.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -216,3 +283,12 @@ class MemoryLocks:
             holders.remove(shared)
 
         return HeldLock(name, self._fence, lambda: bool(held)), release
+
+    def hold(
+        self, globs: tuple[str, ...], why: str, timeout_seconds: float
+    ) -> tuple[Section, Callable[[], None]]:
+        """Return a section that is in force at once."""
+        queues = new_hold(globs, why).queues
+        held = [True]
+        self._fence += 1
+        return Section(" ".join(queues), self._fence, lambda: bool(held)), held.clear

@@ -103,7 +103,7 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
         ("outbox", 2),
         ("documents", 2),
         ("locks", 1),
-        ("holds", 5),
+        ("holds", 6),
         ("jobs", 2),
     ],
 )

@@ -18,6 +18,7 @@ from qdo.coordination.protocol.registration import Component
 from qdo.coordination.side.connection import SideConnection
 from qdo.coordination.transactions import settle
 from qdo.coordination.znodes.layout import Layout
+from qdo.errors import CoordinatorUnreachableError
 from qdo.system.clock import clock
 
 
@@ -25,6 +26,7 @@ class LeasedConnection(SideConnection):
     """A side connection for one session: once that is over, make a new one.
 
     :ivar lease: valid while the session certainly lives.
+    :ivar path: path of the node of this process, "" before it is registered.
     :ivar over: whether the session has ended.
     :ivar waiters: events that are set once it has ended.
     :param component: the description of this process; `host` is part of its node's name.
@@ -44,6 +46,8 @@ class LeasedConnection(SideConnection):
         self.lease = Lease(timeout, client.heard_at or sent_at)
         self.over = False
         self.waiters: set[Any] = set()
+        self.path = ""
+        self._named: Any = client.handler.event_object()
         folder = f"{layout.components}/client"
         host = str(component.get("host", "localhost"))
         node = Component(folder, host, dict(component), self.session(client), self._registered)
@@ -54,6 +58,19 @@ class LeasedConnection(SideConnection):
     def session(client: Client) -> int:
         """Return the id of a client's session."""
         return int(client.client_id[0]) if client.client_id is not None else 0
+
+    def wait_registered(self, timeout_seconds: float) -> str:
+        """Return the path of this process's node, once it has one.
+
+        :raises CoordinatorUnreachableError: it has none in time.
+        """
+        self._named.wait(timeout_seconds)
+        if not self.path or self.over:
+            raise CoordinatorUnreachableError(
+                url=self.client.address.url,
+                reason=f"this process was not registered within {timeout_seconds:g} s",
+            )
+        return self.path
 
     @property
     def valid(self) -> bool:
@@ -69,6 +86,8 @@ class LeasedConnection(SideConnection):
         super().close()
 
     def _registered(self, path: str) -> None:
+        self.path = path
+        self._named.set()
         self._add(Renewal(path, self.lease, clock=clock, on_gone=self._end))
 
     def _state_changed(self, state: str) -> None:

@@ -45,9 +45,6 @@ class FleetLayout:
     def holds(self) -> str:
         return f"{self.root}/holds"
 
-    def hold_maker(self, id: str) -> str:
-        return f"{self.root}/holds/{id}"
-
     def document_set(self, name: str) -> str:
         return f"{self.root}/documents/{name}"
 
