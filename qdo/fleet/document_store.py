@@ -15,6 +15,7 @@ from qdo.coordination.transactions import Node, change, make_folder
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
 from qdo.fleet.protocol.folder_view import FolderView
+from qdo.system.home_loop import at_home
 
 Decide = Callable[[Node], "list[Op] | None"]
 Parse = Callable[[bytes], Any]
@@ -91,20 +92,22 @@ class CoordinatorDocuments:
         :raises CoordinatorUnreachableError: it is not complete in time.
         """
         view = self._views.get(name)
-        if view is None:
-            with self._lock:
-                view = self._views.get(name)
-                if view is None:
-                    view = self._open(self._layout.fleet.document_set(name), parse, on_change)
-                    self._views[name] = view
-        return view
+        return at_home(self._view, name, parse, on_change) if view is None else view
+
+    def _view(self, name: str, parse: Parse, on_change: OnChange) -> FolderView:
+        with self._lock:
+            view = self._views.get(name)
+            if view is None:
+                view = self._open(self._layout.fleet.document_set(name), parse, on_change)
+                self._views[name] = view
+            return view
 
     def _open(self, folder: str, parse: Parse, on_change: OnChange) -> FolderView:
         if self._side is None:
             self._side = SideConnection(self._client)
         view = FolderView(folder, parse, lambda key: on_change(view, key))
         self._side.add(view)
-        if not self.fresh(view, None, self._timeout_seconds):
+        if not self._fresh(view, None, self._timeout_seconds):
             self._side.remove(view)
             if view.fault is not None:
                 account = self._client.access.account_name()
@@ -114,6 +117,9 @@ class CoordinatorDocuments:
         return view
 
     def fresh(self, view: FolderView, ltime: int | None, timeout_seconds: float) -> bool:
+        return at_home(self._fresh, view, ltime, timeout_seconds)
+
+    def _fresh(self, view: FolderView, ltime: int | None, timeout_seconds: float) -> bool:
         side = self._side
         return side is not None and side.wait(partial(view.when_fresh, ltime), timeout_seconds)
 
@@ -139,10 +145,14 @@ class CoordinatorDocuments:
 
         path = f"{folder}/{key}"
         root = self._layout.root
-        # An entry in the action log names the version that was replaced.
-        guess = None if self._record is not None else guess
-        answer = change(client, path, decided, root=root, is_mine=is_mine, guess=guess)
-        return answer.zxid if answer is not None else 0
+        if self._record is not None:
+            guess = None  # an entry in the action log names the version that was replaced
+
+        def perform() -> int:
+            answer = change(client, path, decided, root=root, is_mine=is_mine, guess=guess)
+            return answer.zxid if answer is not None else 0
+
+        return at_home(perform)
 
     def close(self) -> None:
         """Close the connection, unless a parent process opened it."""

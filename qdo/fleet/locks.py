@@ -21,6 +21,7 @@ from qdo.fleet.names import checked_name
 from qdo.fleet.protocol.lock_contender import LockContender
 from qdo.fleet_errors import LockLostError, LockTimeoutError, SectionLostError
 from qdo.system.clock import clock
+from qdo.system.home_loop import at_home
 
 RELEASE_SECONDS = 5.0
 """How long a release waits for its answer. Without one it is repeated in the background."""
@@ -97,11 +98,11 @@ def held_lock(
     checked_name("lock", name)
     if len(why) > MAX_WHY:
         raise UsageError(reason=f"why must have at most {MAX_WHY} characters, got {len(why)}")
-    held, release = service().acquire(name, shared, why, timeout_seconds)
+    held, release = at_home(service().acquire, name, shared, why, timeout_seconds)
     try:
         yield held
     finally:
-        release()
+        at_home(release)
 
 
 @contextmanager
@@ -109,11 +110,11 @@ def held_section(
     service: Callable[[], LockService], globs: tuple[str, ...], why: str, timeout_seconds: float
 ) -> Iterator[Section]:
     """Let queues stand still during a block."""
-    section, end = service().hold(globs, why, timeout_seconds)
+    section, end = at_home(service().hold, globs, why, timeout_seconds)
     try:
         yield section
     finally:
-        end()
+        at_home(end)
 
 
 class CoordinatorLocks:

@@ -58,6 +58,11 @@ class ProcessConnection(Generic[_Opened, _Used]):
         opened = self._opened
         if opened is not None and opened.pid == os.getpid() and not opened.over:
             return opened
+        from qdo.system.home_loop import at_home
+
+        return at_home(self._get)
+
+    def _get(self) -> _Opened:
         with self._lock:
             opened = self._opened
             if opened is not None and opened.pid != os.getpid():

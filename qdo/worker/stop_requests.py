@@ -9,6 +9,7 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
+from qdo.system.home_loop import home_loop
 from qdo.system.native import reported_deaths
 
 _log = logging.getLogger(__name__)
@@ -33,10 +34,11 @@ class StopRequests:
         self._open = contextlib.ExitStack()
 
     def open(self) -> None:
-        """Wake the event loop of this thread from now on."""
+        """Wake the event loop of this thread from now on; other threads' calls run on it."""
         self._async = gevent.get_hub().loop.async_()
         self._async.start(self.wakeup.set)
         self._open.enter_context(reported_deaths(self._thread_died))
+        self._open.enter_context(home_loop())
 
     def close(self) -> None:
         """Undo `open`."""

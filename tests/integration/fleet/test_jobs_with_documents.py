@@ -41,6 +41,13 @@ def in_process(message, context):
 async def on_loop(message, context):
     say(message)
 
+@app.job("locked", executor="thread")
+def locked(message, context):
+    with app.lock("one", timeout_seconds=10) as held:
+        plans.put("holder", message.body)
+        held.check()
+        say(message)
+
 @app.job("batch", batch=10)
 def in_batches(messages, context):
     for message in messages:
@@ -112,6 +119,25 @@ def test_jobs_see_changes_while_the_worker_runs(shop: DocumentShop) -> None:
         for line in shop.said():
             _, body, value = line.split()
             assert int(value) >= int(body)
+
+
+@pytest.mark.parametrize("first", ["thread", "asyncio", "greenlet"])
+def test_the_first_use_may_be_in_any_thread(shop: DocumentShop, first: str) -> None:
+    """The connection belongs to the worker's event loop, not to the thread that needs it first."""
+    plans = shop.app.documents("plans")
+    shop.app.send(first, 0, after=plans.put("acme", 0))
+    worker = Proc.python(
+        *("-m", "qdo.cli.worker", "shop:app", "--broker", shop.broker),
+        *("--coordinator", shop.coordinator),
+        cwd=shop.folder,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    with worker:
+        wait_until(lambda: len(shop.said()) == 1, "the first job")
+        for number, queue in enumerate(["greenlet", "locked", "asyncio", "batch", first], 1):
+            shop.app.send(queue, number, after=plans.put("acme", number))
+            wait_until(lambda number=number: len(shop.said()) == number + 1, queue)  # type: ignore[misc]
+    assert all(line.split()[1] == line.split()[2] for line in shop.said())
 
 
 @pytest.mark.parametrize("after", [-1, 1.5, "1", True, 1 << 63])

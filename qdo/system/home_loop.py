@@ -1,0 +1,70 @@
+"""Calls on the thread of a worker's event loop, made by native threads of the same process.
+
+Objects of gevent, and clients that are made of them, belong to one event loop. A job in a thread,
+or on the asyncio loop, must not use them: its thread has an event loop of its own, which runs only
+while that thread waits, and ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import gevent
+from gevent import monkey
+
+from qdo.system.native import native_lock
+
+LOOK_SECONDS = 0.5
+"""How soon a job that waits for a call can be interrupted."""
+
+_Result = TypeVar("_Result")
+_get_ident = monkey.get_original("_thread", "get_ident")
+_home: tuple[Any, int] | None = None
+
+
+@contextlib.contextmanager
+def home_loop() -> Iterator[None]:
+    """Make the event loop of this thread the one that `at_home` uses, until the block ends."""
+    global _home
+    before, _home = _home, (gevent.get_hub(), _get_ident())
+    try:
+        yield
+    finally:
+        _home = before
+
+
+def at_home(function: Callable[..., _Result], *args: Any) -> _Result:
+    """Call a function in a greenlet of the worker's event loop, and wait for its result.
+
+    Without such a loop, and on its own thread, it is an ordinary call.
+    """
+    home = _home
+    if home is None or home[1] == _get_ident():
+        return function(*args)
+    hub, _ = home
+    done = native_lock()
+    done.acquire()
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+    greenlets: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(function(*args))
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+            errors.append(error)
+        finally:
+            done.release()
+
+    hub.loop.run_callback_threadsafe(lambda: greenlets.append(gevent.spawn(run)))
+    try:
+        while not done.acquire(timeout=LOOK_SECONDS):
+            pass  # an interruption of the job is raised here
+    except BaseException:
+        hub.loop.run_callback_threadsafe(lambda: gevent.killall(greenlets, block=False))
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
