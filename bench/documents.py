@@ -46,7 +46,7 @@ def documents_of(url: str, name: str, stack: ExitStack) -> Documents:
     """Return a set of documents with a connection of its own."""
     client = connect(url)
     client.open()
-    store = CoordinatorDocuments(client, LAYOUT, PATIENCE_SECONDS)
+    store = CoordinatorDocuments(client, LAYOUT, PATIENCE_SECONDS, "bench")
     stack.callback(store.close)
     return Documents(name, lambda: store)
 
