@@ -73,11 +73,6 @@ class AuditRefusedError(QdoError):
 # --- limits ----------------------------------------------------------------------
 
 
-class LimitNameError(UsageError):
-    """the name of a limit must have 1 to 200 characters without '/', control characters and
-    emoji, got {name!r}: {reason}; choose another name"""
-
-
 class LimitValueError(UsageError):
     """{value} of limit {name!r} must {needs}, got {found!r}; see `qdo limits set --help`"""
 

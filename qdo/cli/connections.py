@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from qdo.brokers.base import Broker
 from qdo.cli.app_settings import code_hint
+from qdo.cli.framework import require_app
 from qdo.cli.output import print_message
 from qdo.coordination.client import Address, Client, connect
 from qdo.coordination.znodes.layout import Layout
@@ -72,6 +73,16 @@ def note_in_action_log(
         fault = str(error)
     if fault is not None:
         print_message(f"hint: this change has no entry in the action log: {fault}")
+
+
+@contextmanager
+def open_coordinator(
+    settings: Settings, create: bool = False
+) -> Iterator[tuple[Client | None, Layout]]:
+    """Open the coordinator of an app; see `open_connections`."""
+    require_app(settings)
+    with open_connections(settings, broker=False, create=create) as connections:
+        yield connections.client, connections.layout
 
 
 def _client(settings: Settings, layout: Layout, stack: ExitStack, create: bool) -> Client | None:

@@ -13,9 +13,9 @@ from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.limit_node import MOST, LimitNode, is_count
+from qdo.fleet.names import checked_name
 from qdo.fleet.rates import default_burst, rate_of
-from qdo.fleet_errors import LimitNameError, LimitNotFoundError, LimitValueError
-from qdo.queues import name_error
+from qdo.fleet_errors import LimitNotFoundError, LimitValueError
 from qdo.text import did_you_mean
 
 
@@ -70,26 +70,15 @@ def _rate(name: str, text: str) -> float:
         raise LimitValueError(name=name, value="rate", needs=needs, found=text) from error
 
 
-def checked_limit_name(name: str) -> str:
-    """Return a name that a limit may have.
-
-    :raises LimitNameError: it may not.
-    """
-    reason = name_error(name)
-    if reason:
-        raise LimitNameError(name=name, reason=reason)
-    return name
-
-
 def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> LimitNode:
     """Create or change a limit; return it as it is now. Shares in use are kept.
 
-    :raises LimitNameError: the name is not possible.
+    :raises SharedNameError: the name is not possible.
     :raises LimitValueError: a value is not possible.
     :raises NodeRefusedError: this account may not change the limit.
     :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
     """
-    path = layout.fleet.limit(checked_limit_name(name))
+    path = layout.fleet.limit(checked_name("limit", name))
     if wish.max is not None or wish.rate is not None:
         wish.applied(name, LimitNode())  # before anything is created
     make_folder(client, layout.fleet.limits)
@@ -125,7 +114,7 @@ def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") ->
     :raises NodeRefusedError: this account may not delete it.
     :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
     """
-    path = layout.fleet.limit(checked_limit_name(name))
+    path = layout.fleet.limit(checked_name("limit", name))
     if not isinstance(read(client, path), NodeRead):
         raise LimitNotFoundError(name=name, hint=did_you_mean(name, list_limits(client, layout)))
     with AuditTrail(client, layout, "limits delete", reason).change(name) as entry:

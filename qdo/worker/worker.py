@@ -68,7 +68,7 @@ from qdo.worker.duties.watchdog import LoopWatchdog
 from qdo.worker.engine.compatibility import check_jobs
 from qdo.worker.engine.context import Engine, default_policy, policy_lookup
 from qdo.worker.engine.dispatcher import Dispatcher
-from qdo.worker.engine.hold_gate import HoldGate
+from qdo.worker.engine.gates.holds import HoldGate
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.executors.base import Executor
 from qdo.worker.executors.limit import LimitedExecutor

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, reason_option, require_app, with_settings
+from qdo.cli.connections import open_coordinator
+from qdo.cli.framework import output_option, reason_option, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.coordination.bulk_reads import read_children
 from qdo.coordination.client import Client
@@ -61,7 +60,7 @@ def _if_version(function: Callable[..., Any]) -> Callable[..., Any]:
 @output_option
 def list_(set_name: str | None, form: str, settings: Settings) -> None:
     """List the documents of a set; without SET, list the sets."""
-    with _opened(settings, set_name) as (client, layout):
+    with open_coordinator(settings) as (client, layout):
         if set_name is None:
             _list_sets(client, layout, form)
             return
@@ -106,7 +105,7 @@ def _item(name: str, entry: CopiedNode, form: str) -> dict[str, Any]:
 def get(set_name: str, name: str, settings: Settings) -> None:
     """Write the value of a document to stdout, as JSON."""
     checked_name("document", name)
-    with _opened(settings, set_name) as (client, layout):
+    with open_coordinator(settings) as (client, layout):
         found = _documents(client, layout, set_name, settings) if client else {}
         if name not in found:
             raise NotFoundError(what="document", name=name)
@@ -134,7 +133,7 @@ def put(
     if create and if_version is not None:
         raise UsageError(reason="give --create or --if-version, not both")
     parsed = _parsed(value)
-    with _opened(settings, set_name, create=True) as (client, layout):
+    with open_coordinator(settings, create=True) as (client, layout):
         if client is None:
             raise NotFoundError(what="coordinator", name=settings.coordinator)
         version = None if create else ANY if if_version is None else if_version
@@ -154,7 +153,7 @@ def delete(
     set_name: str, name: str, if_version: int | None, reason: str, settings: Settings
 ) -> None:
     """Delete a document."""
-    with _opened(settings, set_name) as (client, layout):
+    with open_coordinator(settings) as (client, layout):
         if client is None:
             raise NotFoundError(what="document", name=name)
         version = ANY if if_version is None else if_version
@@ -162,17 +161,6 @@ def delete(
         with trail.change(f"{set_name}/{name}") as entry:
             found = _documents(client, layout, set_name, settings, entry)
             found.delete(name, if_version=version)
-
-
-@contextmanager
-def _opened(
-    settings: Settings, set_name: str | None, create: bool = False
-) -> Iterator[tuple[Client | None, Layout]]:
-    require_app(settings)
-    if set_name is not None:
-        checked_name("set of documents", set_name)
-    with open_connections(settings, broker=False, create=create) as connections:
-        yield connections.client, connections.layout
 
 
 def _documents(

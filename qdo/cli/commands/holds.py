@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,29 +27,20 @@ from qdo.text import join_some, pluralize
 SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
 
 
-def hold_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of what may wait long or match too much."""
-    for option in (
-        click.option(
-            "--timeout",
-            metavar="DURATION",
-            default="60s",
-            show_default=True,
-            help="How long to wait for the messages in hand.",
-        ),
-        click.option("--all", "everything", is_flag=True, help="Allow a glob of all queues."),
-        click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet."),
-    ):
-        function = option(function)
-    return function
-
-
 @click.command()
 @click.argument("globs", metavar="GLOB...", nargs=-1, required=True)
 @click.option("--for", "lasting", metavar="DURATION", help="End by itself, after 90s, 2h or 7d.")
 @click.option("--reason", metavar="TEXT", default="", help="Shown by `qdo holds` and `qdo queues`.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the messages in hand have ended.")
-@hold_options
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    help="How long to wait for the messages in hand.",
+)
+@click.option("--all", "everything", is_flag=True, help="Allow a glob of all queues.")
+@click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
 @with_settings(*SETTINGS)
 @output_option
 def pause(
@@ -63,7 +54,7 @@ def pause(
     form: str,
     settings: Settings,
 ) -> None:
-    """Let the queues that match a GLOB stand still in the whole fleet, also later ones.
+    """Pause the queues that match a GLOB in the whole fleet, also later ones.
 
     No message of them is started; those in hand end. Positions, owners and order do not change.
     Returns once no message of these queues is in hand anywhere.
@@ -76,13 +67,13 @@ def pause(
         client, layout = connections.client, connections.layout
         if client is None:
             raise NotFoundError(what="coordinator", name=settings.coordinator)
-        count = check_globs(client, layout, hold, everything=everything, allow_none=allow_none)
+        count = _check_globs(client, layout, hold, everything=everything, allow_none=allow_none)
         with _recorded(client, layout, "pause", globs, reason) as record:
             zxid = fleet.add_hold(client, layout, hold, record=record)
         workers = None
         if not no_wait:
             workers = fleet.wait_in_force(
-                client, layout, hold, zxid, timeout_seconds, report_waiting
+                client, layout, hold, zxid, timeout_seconds, _report_waiting
             )
     item = {**_item(hold), "matching": count, "workers": workers}
     columns = ("id", "queues", "matching", "workers", "until", "why")
@@ -165,7 +156,7 @@ def _end(
 @with_settings(*SETTINGS)
 @output_option
 def holds(form: str, settings: Settings) -> None:
-    """List the queues that stand still, why, and until when."""
+    """List pauses and sections with their reasons and ends."""
     require_app(settings)
     with open_connections(settings, broker=False) as connections:
         client, layout = connections.client, connections.layout
@@ -188,7 +179,7 @@ def holds(form: str, settings: Settings) -> None:
         )
 
 
-def check_globs(
+def _check_globs(
     client: Client, layout: Layout, hold: Hold, *, everything: bool, allow_none: bool
 ) -> int:
     """Return how many queues match; raise an error for a glob that is probably a mistake."""
@@ -203,7 +194,7 @@ def check_globs(
     return 0 if takes is None else sum(map(takes, names))
 
 
-def report_waiting(names: Sequence[str]) -> None:
+def _report_waiting(names: Sequence[str]) -> None:
     """Tell whom a hold waits for."""
     print_message(f"waiting for messages in hand: {join_some(names, fleet.NAMES_SHOWN)}")
 

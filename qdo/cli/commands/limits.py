@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, reason_option, require_app, with_settings
+from qdo.cli.connections import open_coordinator
+from qdo.cli.framework import output_option, reason_option, with_settings
 from qdo.cli.output import emit, print_message
-from qdo.coordination.client import Client
-from qdo.coordination.znodes.layout import Layout
 from qdo.errors import UsageError
 from qdo.fleet.limit_node import LimitNode
 from qdo.fleet.limits import LimitWish, delete_limit, list_limits, set_limit
@@ -44,7 +40,7 @@ def limits() -> None:
 @output_option
 def list_(form: str, settings: Settings) -> None:
     """List the limits of an app, and the shares that its processes hold."""
-    with _opened(settings) as (client, layout):
+    with open_coordinator(settings) as (client, layout):
         found = list_limits(client, layout) if client else {}
     if not found:
         print_message("hint: the app has no limits yet; see `qdo limits set --help`")
@@ -90,7 +86,7 @@ def set_(
     """Create or change a limit; what is not given stays as it is."""
     if most is rate is burst is reason is None:
         raise UsageError(reason="give --max, --rate, --burst or --reason, such as --max 10")
-    with _opened(settings, create=True) as (client, layout):
+    with open_coordinator(settings, create=True) as (client, layout):
         if client is not None:
             set_limit(client, layout, name, LimitWish(most, rate, burst, reason))
 
@@ -101,14 +97,7 @@ def set_(
 @with_settings(*_SETTINGS)
 def delete(name: str, reason: str, settings: Settings) -> None:
     """Delete a limit; the queues of jobs that name it wait."""
-    with _opened(settings) as (client, layout):
+    with open_coordinator(settings) as (client, layout):
         if client is None:
             raise LimitNotFoundError(name=name, hint="")
         delete_limit(client, layout, name, reason)
-
-
-@contextmanager
-def _opened(settings: Settings, create: bool = False) -> Iterator[tuple[Client | None, Layout]]:
-    require_app(settings)
-    with open_connections(settings, broker=False, create=create) as connections:
-        yield connections.client, connections.layout

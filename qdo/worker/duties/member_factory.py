@@ -31,7 +31,7 @@ from qdo.system.sqlite import absolute
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.discovery import has_dynamic_queues
 from qdo.worker.duties.member_api import MemberApi
-from qdo.worker.engine.hold_gate import HoldGate
+from qdo.worker.engine.gates.holds import HoldGate
 
 MakeMachines = Callable[[Layout, str, Member], Sequence[Machine]]
 OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]

@@ -22,7 +22,7 @@ from qdo.worker.duties.member_factory import MemberFactory
 from qdo.worker.duties.runner import Duty
 from qdo.worker.engine.counters import Counters
 from qdo.worker.engine.dispatcher import Dispatcher
-from qdo.worker.engine.hold_gate import HoldGate
+from qdo.worker.engine.gates.holds import HoldGate
 from qdo.worker.shared_memory.in_flight import InFlightTable
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from qdo.jobs.options import Order
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt
 from qdo.worker.engine.compatibility import Compatibility
-from qdo.worker.engine.limits import Gate, Limits
+from qdo.worker.engine.gates.limits import Gate, Limits
 from qdo.worker.engine.observers import Observers
 from qdo.worker.executors.base import Executor, JobCall, NotStarted
 

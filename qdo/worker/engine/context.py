@@ -19,8 +19,8 @@ from qdo.worker.engine.compatibility import Compatibility
 from qdo.worker.engine.counters import Counters
 from qdo.worker.engine.decoder import Decoder
 from qdo.worker.engine.fetcher import Fetcher
+from qdo.worker.engine.gates.limits import Limits
 from qdo.worker.engine.lanes.lane import LanePermits
-from qdo.worker.engine.limits import Limits
 from qdo.worker.engine.observers import Observers
 from qdo.worker.executors.base import Executor
 from qdo.worker.shared_memory.in_flight import InFlightTable

@@ -9,8 +9,9 @@ import pytest
 import qdo
 from qdo.errors import UsageError
 from qdo.fleet.limit_node import LimitNode, ShareHolder
-from qdo.fleet.limits import LimitWish, checked_limit_name
-from qdo.fleet_errors import LimitNameError, LimitValueError
+from qdo.fleet.limits import LimitWish
+from qdo.fleet.names import checked_name
+from qdo.fleet_errors import LimitValueError, SharedNameError
 
 
 def _job(**options: Any) -> None:
@@ -33,8 +34,8 @@ def test_a_queue_rate_has_a_unit(rate: Any) -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 300, "\U0001f600", "a\nb", ".."])
 def test_a_limit_name_is_a_znode_name(name: str) -> None:
-    with pytest.raises(LimitNameError):
-        checked_limit_name(name)
+    with pytest.raises(SharedNameError):
+        checked_name("limit", name)
 
 
 @pytest.mark.parametrize(

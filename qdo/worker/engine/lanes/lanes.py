@@ -33,9 +33,9 @@ from gevent.event import Event
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.worker.engine.context import Engine
+from qdo.worker.engine.gates.limits import Gate, Grant
 from qdo.worker.engine.lanes.lane import Lane, LaneClaim, LaneRunner, LaneSlot, LaneSpec
 from qdo.worker.engine.lanes.lane_progress import LaneProgress
-from qdo.worker.engine.limits import Gate, Grant
 from qdo.worker.engine.prefetch import Row, Rows
 from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult
 from qdo.worker.engine.turn import Turn
