@@ -19,7 +19,7 @@ from qdo.fleet.locks import CoordinatorLocks
 from qdo.fleet_errors import LockLostError, LockTimeoutError, SharedNameError
 from qdo.testing import TestKit
 from tests.support.paths import ROOT
-from tests.support.processes import Proc, wait_until, whole_lines
+from tests.support.processes import Proc, freeze, wait_until, whole_lines
 
 LAYOUT = Layout.of("shop")
 CONTENDER = """
@@ -63,7 +63,7 @@ def test_one_holder_at_a_time_whatever_happens_to_processes(
             wait_until(lambda before=before: len(whole_lines(said)) >= before + 40, "20 holders")  # type: ignore[misc]
             victim = chance.randrange(4)
             if number % 2:
-                os.kill(running[victim].pid, signal.SIGSTOP)
+                freeze(running[victim].pid, coordinator_url)
                 frozen.append(running[victim].pid)
             else:
                 os.kill(running[victim].pid, signal.SIGKILL)
@@ -100,7 +100,7 @@ with app.lock("export") as held:
         with pytest.raises(LockTimeoutError) as caught, app.lock("export", timeout_seconds=0.1):
             pass
         assert str(holder.pid) in caught.value.details["holder"]
-        os.kill(holder.pid, signal.SIGSTOP)
+        freeze(holder.pid, coordinator_url)
         with app.lock("export", timeout_seconds=30) as held:
             os.kill(holder.pid, signal.SIGCONT)
             holder.wait_for_line("^lost$")

@@ -19,7 +19,7 @@ from qdo.fleet.hold_node import HoldNode
 from qdo.fleet_errors import HoldNotObeyedError, SectionLostError
 from qdo.testing import TestKit
 from tests.support.paths import ROOT
-from tests.support.processes import Proc, wait_until, whole_lines
+from tests.support.processes import Proc, freeze, wait_until, whole_lines
 
 LAYOUT = Layout.of("shop")
 JOBS = """
@@ -117,14 +117,16 @@ def test_a_section_ends_with_its_maker(shop: SectionShop, outsider: Client) -> N
     with shop.worker():
         shop.app.send("tenant-1", 0)
         wait_until(lambda: shop.count("end", "tenant-1") == 1, "the fleet works")
-        for number, kill in enumerate((signal.SIGKILL, signal.SIGSTOP)):
+        for number, frozen in enumerate((False, True)):
             with shop.maker(60) as maker:
                 maker.wait_for_line("^in$")
                 shop.app.send("tenant-1", 0)
                 with contextlib.ExitStack() as stack:
-                    os.kill(maker.pid, kill)
-                    if kill == signal.SIGSTOP:
+                    if frozen:
+                        freeze(maker.pid, shop.coordinator)
                         stack.callback(os.kill, maker.pid, signal.SIGCONT)
+                    else:
+                        os.kill(maker.pid, signal.SIGKILL)
                     wait_until(
                         lambda number=number: shop.count("end", "tenant-1") == number + 2,  # type: ignore[misc]
                         "the queue continues",

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -192,3 +193,26 @@ def paused(pid: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def freeze(pid: int, coordinator: str) -> None:
+    """Stop a process, though never while it holds the write lock of an embedded coordinator.
+
+    Whoever is stopped there stops everybody, which docs/design.rst says and another test shows.
+    """
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: stopped(pid), f"process {pid} is stopped")
+        if not coordinator.startswith("sqlite:") or _can_be_written(coordinator[7:]):
+            return
+        os.kill(pid, signal.SIGCONT)
+
+
+def _can_be_written(path: str) -> bool:
+    with contextlib.closing(sqlite3.connect(path, timeout=0.5, isolation_level=None)) as file:
+        try:
+            file.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        file.execute("ROLLBACK")
+        return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from kazoo.protocol.states import KazooState
 
 from qdo.coordination.client import Client, connect
 from tests.support.coordinator_process import Remote
+from tests.support.processes import freeze
 from tests.support.zookeeper import wait_until
 
 TIMEOUT = 1.5
@@ -127,25 +127,6 @@ def test_session_of_a_killed_process_expires(coordinator_url: str, client: Clien
     assert time.monotonic() - begun > TIMEOUT / 2
 
 
-def stop_between_transactions(remote: Remote, url: str) -> None:
-    """Stop a process where it holds no lock of the file: with it, it would hold up everybody."""
-    remote.signal(signal.SIGSTOP)
-    while url.startswith("sqlite:") and is_locked(url.removeprefix("sqlite:")):
-        remote.signal(signal.SIGCONT)
-        remote.signal(signal.SIGSTOP)
-
-
-def is_locked(path: str) -> bool:
-    """Return whether a process holds the write lock of a database for a while."""
-    with contextlib.closing(sqlite3.connect(path, timeout=0.3, isolation_level=None)) as database:
-        try:
-            database.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            return True
-        database.execute("ROLLBACK")
-        return False
-
-
 @pytest.mark.parametrize("handler", ["threading", "gevent"])
 def test_stopped_process_loses_its_session(
     coordinator_url: str, client: Client, handler: str
@@ -158,7 +139,7 @@ def test_stopped_process_loses_its_session(
         deleted = when_deleted(client, "/worker")
         remote.tell("flood", "/target")
         wait_until(lambda: client.get("/target")[1].version > 50, 20, "the process writes")
-        stop_between_transactions(remote, coordinator_url)
+        freeze(remote.process.pid, coordinator_url)
         assert deleted.wait(LATEST)
         version = client.get("/target")[1].version
         remote.signal(signal.SIGCONT)
