@@ -27,6 +27,7 @@ COMMANDS = {
     "delete": ("qdo.cli.commands.delete", "delete_queues", "Delete queues."),
     "pause": ("qdo.cli.commands.holds", "pause", "Let queues stand still in the whole fleet."),
     "resume": ("qdo.cli.commands.holds", "resume", "Let paused queues continue."),
+    "hold": ("qdo.cli.commands.holds", "hold", "Run a command while queues stand still."),
     "holds": ("qdo.cli.commands.holds", "holds", "List the queues that stand still, and why."),
     "documents": (
         "qdo.cli.commands.documents",

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from qdo.coordination.transactions import make_folder
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode, load
 from qdo.errors import NodeRefusedError, UnreachableError, UsageError
-from qdo.fleet.holds import add_hold, end_holds, new_hold, wait_in_force
+from qdo.fleet.holds import Record, add_hold, end_holds, new_hold, wait_in_force
 from qdo.fleet.names import checked_name
 from qdo.fleet.protocol.lock_contender import LockContender
 from qdo.fleet_errors import LockLostError, LockTimeoutError, SectionLostError
@@ -121,6 +121,7 @@ class CoordinatorLocks:
     """Locks in the coordinator.
 
     :ivar pid: the process that opened the connection.
+    :ivar layout: the paths of the app.
     :param writer: who this process is, for `qdo locks`.
     """
 
@@ -128,7 +129,7 @@ class CoordinatorLocks:
         self.pid = os.getpid()
         self._writer = writer
         self.connection = connection
-        self._layout = layout
+        self.layout = layout
         self._folders: set[str] = set()
 
     @property
@@ -149,7 +150,7 @@ class CoordinatorLocks:
         :raises LockLostError: the session ended while it waited.
         :raises NodeRefusedError: the account at the coordinator may not take it.
         """
-        folder = self._layout.fleet.lock(name)
+        folder = self.layout.fleet.lock(name)
         if folder not in self._folders:
             make_folder(self.connection.client, folder)
             self._folders.add(folder)
@@ -177,10 +178,17 @@ class CoordinatorLocks:
         return held, waiter.release
 
     def hold(
-        self, globs: tuple[str, ...], why: str, timeout_seconds: float
+        self,
+        globs: tuple[str, ...],
+        why: str,
+        timeout_seconds: float,
+        record: Record | None = None,
+        on_wait: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> tuple[Section, Callable[[], None]]:
         """Return a section once it is in force, and the function that ends it.
 
+        :param record: makes the entry of this section in the action log.
+        :param on_wait: called with the workers that are waited for, when they change.
         :raises HoldNotObeyedError: it is not in force in time; it is lifted again.
         :raises NodeRefusedError: the account at the coordinator may not hold queues.
         """
@@ -190,15 +198,14 @@ class CoordinatorLocks:
 
         def end() -> None:
             try:
-                end_holds(client, self._layout, [hold.id])
+                end_holds(client, self.layout, [hold.id])
             except UnreachableError:
                 connection.close()  # it ends with the session of its maker
 
-        zxid = add_hold(client, self._layout, hold)
+        zxid = add_hold(client, self.layout, hold, record=record)
+        lifted = "it is lifted again"
         try:
-            wait_in_force(
-                client, self._layout, hold, zxid, timeout_seconds, consequence="it is lifted again"
-            )
+            wait_in_force(client, self.layout, hold, zxid, timeout_seconds, on_wait, lifted)
         except BaseException:
             end()
             raise

@@ -18,15 +18,19 @@ def lock_connection(
     app: str, settings: Callable[[], Settings]
 ) -> ProcessConnection[CoordinatorLocks, LockService]:
     """Return the connection for the locks of an app, opened by the first lock."""
+    return ProcessConnection(app, lambda: open_locks(app, settings()))
 
-    def open_locks() -> CoordinatorLocks:
-        from qdo.coordination.side.leased import LeasedConnection
-        from qdo.coordination.transactions import make_folder
-        from qdo.fleet.locks import CoordinatorLocks
 
-        client, layout = open_client(settings(), app)
-        make_folder(client, f"{layout.components}/client")
-        connection = LeasedConnection(client, layout, describe_process(settings()))
-        return CoordinatorLocks(connection, layout, writer_shown(settings()))
+def open_locks(app: str, settings: Settings) -> CoordinatorLocks:
+    """Return a new connection for locks and sections of an app.
 
-    return ProcessConnection(app, open_locks)
+    :raises CoordinatorUnreachableError: the coordinator does not respond.
+    """
+    from qdo.coordination.side.leased import LeasedConnection
+    from qdo.coordination.transactions import make_folder
+    from qdo.fleet.locks import CoordinatorLocks
+
+    client, layout = open_client(settings, app)
+    make_folder(client, f"{layout.components}/client")
+    connection = LeasedConnection(client, layout, describe_process(settings))
+    return CoordinatorLocks(connection, layout, writer_shown(settings))

@@ -1,9 +1,11 @@
-"""`qdo pause`, `qdo resume` and `qdo holds`: queues that stand still in the whole fleet."""
+"""`qdo pause`, `qdo resume`, `qdo hold` and `qdo holds`: queues that stand still everywhere."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import click
@@ -21,9 +23,13 @@ from qdo.fleet.audit import AuditTrail
 from qdo.fleet.hold_node import Hold, held_queues
 from qdo.fleet.protocol.audit_entries import Values
 from qdo.fleet_errors import HoldsUnreadableError
+from qdo.sending.locks import open_locks
 from qdo.settings.settings import Settings
+from qdo.system.bound_command import run_bound
 from qdo.text import join_some, pluralize
 
+FENCE_VARIABLE = "QDO_HOLD_FENCE"
+"""Tells the command of `qdo hold` the fence of its section."""
 SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
 
 
@@ -150,6 +156,67 @@ def _end(
     if unknown:
         raise NotFoundError(what="pause of", name=unknown[0])
     return fleet.end_pauses(client, layout, globs, record=record)
+
+
+class CommandAfterDashes(click.Command):
+    """A command whose arguments after `--` are another command, its parameter `run`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what is before `--`."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.params["run"] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+
+@click.command(cls=CommandAfterDashes, options_metavar="[OPTIONS]")
+@click.argument("globs", metavar="GLOB... -- COMMAND...", nargs=-1, required=True)
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    help="How long to wait for the messages in hand.",
+)
+@click.option("--all", "everything", is_flag=True, help="Allow a glob of all queues.")
+@click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
+@click.option("--reason", metavar="TEXT", default="", help="Shown by `qdo holds` and `qdo queues`.")
+@with_settings(*SETTINGS, "session_timeout_seconds")
+def hold(
+    globs: tuple[str, ...],
+    timeout: str,
+    everything: bool,
+    allow_none: bool,
+    reason: str,
+    run: tuple[str, ...],
+    settings: Settings,
+) -> int:
+    """Run COMMAND while the queues that match a GLOB stand still in the whole fleet.
+
+    It starts once no message of them is in hand. They continue when it ends, or with this process.
+    COMMAND receives SIGTERM if the queues may continue before it has ended. The exit code is that
+    of COMMAND.
+    """
+    app = require_app(settings)
+    if not run:
+        raise UsageError(reason="a COMMAND must follow `--`; to hold queues without, `qdo pause`")
+    if shutil.which(run[0]) is None:
+        raise UsageError(reason=f"COMMAND must be a program that can be run, got {run[0]!r}")
+    timeout_seconds = parse_duration(timeout, "--timeout")
+    wanted = fleet.new_hold(globs, reason)
+    with closing(open_locks(app, settings)) as locks:
+        client, layout = locks.connection.client, locks.layout
+        _check_globs(client, layout, wanted, everything=everything, allow_none=allow_none)
+        with _recorded(client, layout, "hold", globs, reason) as record:
+            section, end = locks.hold(
+                globs, reason, timeout_seconds, record=record, on_wait=_report_waiting
+            )
+        try:
+            environ = {**os.environ, FENCE_VARIABLE: str(section.fence)}
+            code = run_bound(run, lambda: section.valid, environ)
+            section.check()
+        finally:
+            end()
+    return code
 
 
 @click.command()

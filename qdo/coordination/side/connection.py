@@ -12,6 +12,7 @@ import atexit
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -39,6 +40,7 @@ class SideConnection:
     def __init__(self, client: Client, lease: Lease | None = None) -> None:
         self.client = client
         self.pid = os.getpid()
+        self._unclosed = threading.Lock()
         self._loop = MachineLoop(client, before_flush=_nothing, after_step=_nothing)
         self._loop.lease = lease
         self._loop.running = True
@@ -72,7 +74,8 @@ class SideConnection:
     def close(self) -> None:
         """End the loop and the session; idempotent."""
         atexit.unregister(self.close)
-        if self.pid != os.getpid() or not self._loop.running:
+        # The loop closes it when the session has expired, perhaps while its user does.
+        if self.pid != os.getpid() or not self._unclosed.acquire(blocking=False):
             return
         self._loop.put(self._loop.end)
         self.client.stop()

@@ -54,6 +54,7 @@ CALLS = {
         ("pause", HOSTILE_NAME, "--allow-none", "--no-wait", "--reason", HOSTILE[:100]),
         ("pause", HOSTILE),
     ],
+    "hold": [("hold", HOSTILE, "--", "true"), ("hold", "plain", "--", HOSTILE)],
     "resume": [("resume", HOSTILE), ("resume", "--id", HOSTILE)],
     "holds": [("holds",)],
     "documents": [

@@ -1,0 +1,158 @@
+"""`qdo hold`: a command that runs while queues stand still, on both coordinators."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.audit import read_entries
+from qdo.fleet.hold_node import HoldNode
+from qdo.system.bound_command import run_bound
+from tests.support.app_runs import AppRuns
+from tests.support.cli import QDO, Ended, command
+from tests.support.processes import Proc, freeze, wait_until
+
+JOBS = """
+import qdo
+
+app = qdo.App("still")
+
+@app.job("*")
+def job(message, context):
+    with open("out", "a") as file:
+        file.write(f"{message.queue} {message.body} {message.attempt} 0\\n")
+"""
+NOTE_SIGTERM = """
+import signal, sys
+
+def end(*_):
+    open("told", "w").close()
+    sys.exit(9)
+
+signal.signal(signal.SIGTERM, end)
+print("inside", flush=True)
+signal.pause()
+"""
+LAYOUT = Layout.of("still")
+
+
+class HoldRuns(AppRuns):
+    """An app with a worker, and `qdo hold` for its queues."""
+
+    def hold(self, *arguments: str) -> Proc:
+        argv = (*QDO, "hold", "plain-*", "--session-timeout-seconds", "2", *arguments)
+        return Proc.python(*argv, cwd=self.folder, env=self.environ())
+
+    def hold_to_the_end(self, *arguments: str) -> Ended:
+        return command(*QDO, "hold", *arguments, cwd=self.folder, env=self.environ())
+
+    def environ(self) -> dict[str, str]:
+        places = {"QDO_APP": "still", "QDO_COORDINATOR": self.coordinator}
+        return {**places, "QDO_BROKER": f"sqlite:{self.folder / 'messages.db'}"}
+
+    def told(self) -> bool:
+        """Whether the command within a section received SIGTERM."""
+        return (self.folder / "told").exists()
+
+    def works(self, body: int) -> None:
+        """Send a message, and wait until it is processed."""
+        self.app.send("plain-1", body)
+        wait_until(lambda: bool(self.runs("plain-1")[body:]), f"message {body} is processed")
+
+
+@pytest.fixture
+def runs(tmp_path: Path, coordinator_url: str) -> Iterator[HoldRuns]:
+    runs = HoldRuns("still", tmp_path, coordinator_url)
+    yield runs
+    runs.close()
+
+
+def test_nothing_runs_beside_the_command(runs: HoldRuns, outsider: Client) -> None:
+    runs.start(JOBS)
+    runs.works(0)
+    inside = "echo fence $QDO_HOLD_FENCE; until [ -e go ]; do sleep 0.01; done; exit 7"
+    with runs.hold("--reason", "moving", "--", "sh", "-c", inside) as holder:
+        fence = int(holder.wait_for_line(r"^fence (\d+)$")[0][1])
+        runs.app.send("plain-1", 1)
+        runs.app.send("other", 0)
+        wait_until(lambda: len(runs.runs("other")) == 1, "other queues go on")
+        assert len(runs.runs("plain-1")) == 1
+        (runs.folder / "go").touch()
+        assert holder.wait() == 7
+    wait_until(lambda: len(runs.runs("plain-1")) == 2, "the queue continues")
+    entries = read_entries(outsider, LAYOUT, limit=9)
+    assert [(entry.command, entry.reason) for entry in entries] == [("hold", "moving")]
+    again = runs.hold_to_the_end("plain-*", "--", "sh", "-c", "echo $QDO_HOLD_FENCE")
+    assert again.code == 0, again.err
+    assert int(again.out) > fence
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
+def test_the_command_ends_with_its_section(runs: HoldRuns, outsider: Client, frozen: bool) -> None:
+    """The holder killed or frozen: the queues continue, and the command is told to end."""
+    runs.start(JOBS)
+    runs.works(0)
+    with runs.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
+        holder.wait_for_line("^inside$")
+        if frozen:
+            freeze(holder.pid, runs.coordinator)
+        else:
+            os.kill(holder.pid, signal.SIGKILL)
+        runs.works(1)
+        if frozen:
+            os.kill(holder.pid, signal.SIGCONT)
+            assert holder.wait() == 5
+        wait_until(runs.told, "the command received SIGTERM")
+    wait_until(
+        lambda: HoldNode.parse(outsider.get(LAYOUT.fleet.holds)[0]).holds == (),
+        "the hold is taken out",
+    )
+
+
+def test_a_stop_signal_is_passed_on(runs: HoldRuns) -> None:
+    runs.start(JOBS)
+    runs.works(0)
+    with runs.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
+        holder.wait_for_line("^inside$")
+        holder.send(signal.SIGTERM)
+        assert holder.wait() == 9
+    assert runs.told()
+    runs.works(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("plain-*",), 2),
+        (("plain-*", "--"), 2),
+        (("--", "true"), 2),
+        (("plain-*", "--", "there-is-no-such-program"), 2),
+        (("plain-*", "--", "/tmp"), 2),
+        (("nothing-*", "--", "true"), 6),
+        (("*", "--", "true"), 2),
+        (("a/b", "--", "true"), 2),
+        (("plain-*", "--timeout", "soon", "--", "true"), 2),
+        (("plain-*", "--reason", "x" * 1000, "--", "true"), 2),
+    ],
+)
+def test_bad_input_runs_nothing(runs: HoldRuns, arguments: tuple[str, ...], code: int) -> None:
+    ended = runs.hold_to_the_end(*arguments)
+    assert ended.code == code
+    assert len(ended.err.splitlines()[-1:]) == 1
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path, holds: bool) -> None:
+    ready = tmp_path / "ready"
+    script = f"trap '' TERM; touch {ready}; {'exit 3' if holds else 'while :; do :; done'}"
+    condition: Callable[[], bool] = lambda: holds or not ready.exists()  # noqa: E731
+    code = run_bound(("sh", "-c", script), condition, os.environ, kill_seconds=0.2)
+    assert code == (3 if holds else 128 + signal.SIGKILL)
