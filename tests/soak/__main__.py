@@ -21,20 +21,27 @@ several times in a row are restarted after a pause of up to 30 s."""
 AWHILE = 0.05
 
 
-def play(coordinator: str, seed: int, seconds: float, folder: Path) -> list[str]:
+def play(
+    coordinator: str, seed: int, seconds: float, folder: Path, older: Path | None = None
+) -> list[str]:
     """Play one round; return the violations."""
     url = f"sqlite:{folder / 'coordination.db'}" if coordinator == "embedded" else coordinator
-    fleet = SoakFleet(folder, url, seed)
+    fleet = SoakFleet(folder, url, seed, older)
     try:
         for _ in range(PARENTS):
             fleet.start_parent()
+        if older is None:  # an older version may not obey them
+            fleet.shared.hold_sections()
         _befall(fleet, seconds)
+        fleet.shared.end()
         limit = time.monotonic() + HEAL_SECONDS
         while unfinished(fleet.text(), fleet.facts()) and time.monotonic() < limit:
             time.sleep(10 * AWHILE)
         found = check_journal(fleet.text(), fleet.facts()) + check_owners(fleet.transactions())
         for _, output in fleet.outputs():
             found += check_log(output)
+        fleet.end_workers()
+        found += fleet.shared.left_behind()
         _report(fleet, coordinator, seed, found)
         if found:
             for pid, text in fleet.outputs():
@@ -66,6 +73,8 @@ def _report(fleet: SoakFleet, coordinator: str, seed: int, found: list[str]) -> 
     print(
         f"{coordinator} seed {seed}: {sum(fleet.sent.values())} messages, {runs['S']} runs,"
         f" {len(fleet.endless)} endless, {len(fleet.facts().letters)} dead letters,"
+        f" {runs['L']} locks, {len(fleet.shared.sections)} sections of"
+        f" {len(fleet.shared.sections) + fleet.shared.not_held},"
         f" {sum(faults.values())} faults {dict(faults)}: {len(found)} violations",
         flush=True,
     )
@@ -81,6 +90,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults in each round")
     parser.add_argument("--keep", help="folder for the files of rounds with violations")
+    parser.add_argument("--older", type=Path, help="checkout of a version to run beside this one")
     arguments = parser.parse_args()
     kinds = ("embedded", "zookeeper")
     violations = 0
@@ -92,7 +102,7 @@ def main() -> int:
             if arguments.keep:
                 folder = Path(arguments.keep).absolute() / f"{kind}-{seed}"
                 folder.mkdir(parents=True)
-            violations += len(play(kind, seed, arguments.seconds, folder))
+            violations += len(play(kind, seed, arguments.seconds, folder, arguments.older))
     return 1 if violations else 0
 
 

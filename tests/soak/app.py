@@ -2,6 +2,7 @@
 
 A line is one write to a file opened for appending, so the lines of all processes are in order:
 ``S|E queue number fence attempt pid time``, or ``X`` instead of ``E`` for an attempt that raised.
+``L`` has the fence of a lock that the run holds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ TIMEOUT_SECONDS = 2.0
 BLOCK_ATTEMPTS = 4
 """Attempts of a message in the queues whose messages may block for ever."""
 
+LIMIT, MOST_AT_ONCE = "crm", 3
+"""A limit of the queues for it, and how many runs it allows at once."""
+LOCK = "export"
+HELD = "plain-1*"
+"""The queues of sections."""
+
 app = qdo.App("soak", session_timeout_seconds=TIMEOUT_SECONDS, checkpoint_seconds=0.1)
 _path = os.environ.get("SOAK_JOURNAL", os.devnull)
 _journal = os.open(_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -24,8 +31,9 @@ _patient = qdo.Policy(attempts=100_000, backoff_seconds=0.02, backoff_max_second
 _strict = qdo.Policy(attempts=BLOCK_ATTEMPTS, backoff_seconds=0.02, backoff_max_seconds=0.1)
 
 
-def _note(kind: str, message: qdo.Message) -> None:
-    run = f"{message.queue} {message.body['n']} {message.fence} {message.attempt} {os.getpid()}"
+def _note(kind: str, message: qdo.Message, fence: int = 0) -> None:
+    fence = fence or message.fence
+    run = f"{message.queue} {message.body['n']} {fence} {message.attempt} {os.getpid()}"
     os.write(_journal, f"{kind} {run} {time.monotonic()}\n".encode())
 
 
@@ -50,6 +58,22 @@ def _act(message: qdo.Message) -> None:
         os._exit(1)
 
 
+@app.job("lock-*", policy=_patient)
+def locked_job(message: qdo.Message, context: Any) -> None:
+    """Do what the message says while it holds a lock."""
+    _note("S", message)
+    try:
+        with app.lock(LOCK) as held:
+            held.check()
+            _note("L", message, held.fence)
+            _act(message)
+    except BaseException:
+        _note("X", message)
+        raise
+    _note("E", message)
+
+
+@app.job("limit-*", policy=_patient, limits=[LIMIT])
 @app.job(policy=_patient)
 @app.job("thread-*", policy=_patient, executor="thread")
 @app.job("key-*", policy=_patient, order="key")

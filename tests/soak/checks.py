@@ -11,6 +11,11 @@ overlap   no message of a queue starts while another run of it continues elsewhe
           process of that run was frozen or cut off, or blocked without a parent to keep its
           session
 attempts  a message that blocks for ever becomes a dead letter after its attempts; no other does
+limit     no more runs at once than their limit allows, beside those of processes that were frozen
+          or cut off
+lock      the fences of a lock grow
+section   no message starts while a section holds its queue
+left      nothing is left behind
 owner     one owner at every zxid (ZooKeeper only)
 log       no part of a worker fails
 ========  =====================================================================================
@@ -21,10 +26,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from qdo.coordination.znodes.layout import Layout
-from tests.soak.app import BLOCK_ATTEMPTS, TIMEOUT_SECONDS
+from tests.soak.app import BLOCK_ATTEMPTS, HELD, MOST_AT_ONCE, TIMEOUT_SECONDS
 from tests.support.ownership_oracle import Oracle
 from tests.support.zookeeper_txn_log import Txn
 
@@ -65,6 +71,8 @@ class Judged:
     stopped: Sequence[tuple[int, float, float]] = ()
     unkept: Sequence[tuple[int, float, float]] = ()
     outages: Sequence[tuple[float, float]] = ()
+    sections: Sequence[tuple[float, float]] = ()
+    most_at_once: int = MOST_AT_ONCE
 
 
 def read_journal(text: str) -> list[Entry]:
@@ -92,7 +100,8 @@ def unfinished(text: str, facts: Judged) -> list[tuple[str, int]]:
 def check_journal(text: str, facts: Judged) -> list[str]:
     """Return the violations of the rules on runs."""
     by_queue: dict[str, list[Entry]] = defaultdict(list)
-    for entry in read_journal(text):
+    journal = read_journal(text)
+    for entry in journal:
         by_queue[entry.queue].append(entry)
     found = [f"lost: {queue} {number}" for queue, number in unfinished(text, facts)]
     for queue, entries in by_queue.items():
@@ -101,7 +110,7 @@ def check_journal(text: str, facts: Judged) -> list[str]:
         if not queue.startswith("key"):
             found += _overlaps(entries, facts)
         found += _attempts(entries, facts)
-    return found
+    return [*found, *_limits(journal, facts), *_locks(journal, facts), *_sections(journal, facts)]
 
 
 def check_owners(transactions: Iterable[Txn]) -> list[str]:
@@ -144,30 +153,71 @@ def _fences(entries: Iterable[Entry], facts: Judged) -> Iterable[str]:
 
 
 def _overlaps(entries: list[Entry], facts: Judged) -> Iterable[str]:
-    runs: list[SoakRun] = []
-    open_runs: dict[tuple[int, int], SoakRun] = {}
-    for place, each in enumerate(entries):
-        key = (each.pid, each.fence)
-        if each.kind == "S":
-            open_runs[key] = SoakRun(each, place)
-            runs.append(open_runs[key])
-        elif key in open_runs:
-            open_runs.pop(key).end = place
+    runs = _runs(entries)
     for index, run in enumerate(runs):
         for later in runs[index + 1 :]:
             if run.end is None or later.place > run.end:
                 break
-            start, end = run.first.at, later.first.at
-            excused = (
-                _within(facts.stopped, run.first.pid, start - TIMEOUT_SECONDS, end)
-                or _within(facts.unkept, run.first.pid, start - TIMEOUT_SECONDS, end)
-                or any(
-                    began < end and over > start - 2 * TIMEOUT_SECONDS
-                    for began, over in facts.outages
-                )
-            )
-            if not excused:
+            if not _excused(run.first, later.first.at, facts):
                 yield f"overlap: {later.first} while {run.first} was running"
+
+
+def _runs(entries: Iterable[Entry]) -> list[SoakRun]:
+    runs: list[SoakRun] = []
+    open_runs: dict[tuple[str, int, int], SoakRun] = {}
+    for place, each in enumerate(entries):
+        key = (each.queue, each.pid, each.fence)
+        if each.kind == "S":
+            open_runs[key] = SoakRun(each, place)
+            runs.append(open_runs[key])
+        elif each.kind in "EX" and key in open_runs:
+            open_runs.pop(key).end = place
+    return runs
+
+
+def _excused(run: Entry, until: float, facts: Judged) -> bool:
+    """Return whether the process of a run may not have known what happened meanwhile."""
+    start = run.at - TIMEOUT_SECONDS
+    return (
+        _within(facts.stopped, run.pid, start, until)
+        or _within(facts.unkept, run.pid, start, until)
+        or any(began < until and over > start - TIMEOUT_SECONDS for began, over in facts.outages)
+    )
+
+
+def _limits(journal: Iterable[Entry], facts: Judged) -> Iterable[str]:
+    runs = _runs(each for each in journal if each.queue.startswith("limit"))
+    for index, later in enumerate(runs):
+        beside = [
+            run.first
+            for run in runs[:index]
+            if run.end is not None
+            and run.end > later.place
+            and not _excused(run.first, later.first.at, facts)
+        ]
+        if len(beside) >= facts.most_at_once and not _excused(later.first, later.first.at, facts):
+            yield f"limit: {later.first} beside {len(beside)} others"
+
+
+def _locks(journal: Iterable[Entry], facts: Judged) -> Iterable[str]:
+    newest = 0
+    for each in journal:
+        if each.kind == "L":
+            if each.fence <= newest and not _excused(each, each.at, facts):
+                yield f"lock: {each} after a holder with fence {newest}"
+            newest = max(newest, each.fence)
+
+
+def _sections(journal: Iterable[Entry], facts: Judged) -> Iterable[str]:
+    for each in journal:
+        if (
+            each.kind == "S"
+            and fnmatchcase(each.queue, HELD)
+            and not _excused(each, each.at, facts)
+        ):
+            for began, ended in facts.sections:
+                if began < each.at < ended:
+                    yield f"section: {each} within {began} to {ended}"
 
 
 def _attempts(entries: Iterable[Entry], facts: Judged) -> Iterable[str]:

@@ -15,8 +15,10 @@ from typing import Any
 
 import qdo
 from qdo.brokers.registry import open_broker
-from tests.soak.app import TIMEOUT_SECONDS
+from tests.soak.app import MOST_AT_ONCE, TIMEOUT_SECONDS
 from tests.soak.checks import Judged
+from tests.soak.shared import SharedParts
+from tests.support.paths import ROOT
 from tests.support.processes import Proc, alive, children, whole_lines
 from tests.support.zookeeper import Ensemble
 from tests.support.zookeeper_txn_log import Txn, read_log
@@ -26,6 +28,8 @@ QUEUES = (
     *(f"thread-{number}" for number in range(3)),
     *(f"key-{number}" for number in range(3)),
     *("block-0", "block-1"),
+    *(f"limit-{number}" for number in range(6)),
+    *(f"lock-{number}" for number in range(3)),
 )
 KINDS = (
     *(("quick", 0.0),) * 1200,
@@ -46,14 +50,18 @@ PROCESSES = 3
 class SoakFleet:
     """Parents with their processes, on one coordinator and one broker file.
 
+    :param older: a checkout of another version; each parent runs either, by chance.
     :ivar stopped: when which process was frozen: pid, begin and end on `time.monotonic`.
     :ivar unkept: the same for processes whose parent was frozen or killed, and kept no session.
     :ivar outages: when the coordinator did not respond: begin and end.
     :ivar sent: how many messages each queue got, and which of them never end.
     """
 
-    def __init__(self, folder: Path, coordinator: str, seed: int) -> None:
+    def __init__(
+        self, folder: Path, coordinator: str, seed: int, older: Path | None = None
+    ) -> None:
         self.folder = folder
+        self._trees = [ROOT, older or ROOT]
         self.random = random.Random(seed)
         self.stopped: list[tuple[int, float, float]] = []
         self.outages: list[tuple[float, float]] = []
@@ -74,6 +82,8 @@ class SoakFleet:
             "SOAK_JOURNAL": str(self.journal),
         }
         self._app = qdo.App("soak", broker=self._environment["QDO_BROKER"])
+        self._most_at_once = MOST_AT_ONCE if older is None else len(QUEUES)
+        self.shared = SharedParts(self._url, seed)
         self._parents: list[Proc] = []
         self.ended: list[Proc] = []
 
@@ -104,7 +114,11 @@ class SoakFleet:
     def start_parent(self) -> None:
         """Start a parent with its processes."""
         options = ("tests.soak.app:app", "--processes", str(PROCESSES))
-        proc = Proc.python("-m", "qdo.cli.worker", *options, env=self._environment)
+        tree = (
+            self._trees[len(self._parents)] if not self.ended else self.random.choice(self._trees)
+        )
+        environment = {**self._environment, "PYTHONPATH": str(tree)}
+        proc = Proc.python("-m", "qdo.cli.worker", *options, env=environment, cwd=tree)
         self._parents.append(proc)
 
     def _parent(self) -> Proc:
@@ -226,6 +240,8 @@ class SoakFleet:
             self.stopped,
             self.unkept,
             self.outages,
+            self.shared.sections,
+            self._most_at_once,
         )
 
     def _dead_letters(self) -> set[tuple[str, int]]:
@@ -258,8 +274,8 @@ class SoakFleet:
                 if folder.name.isdigit() and mark in (folder / "environ").read_bytes().split(b"\0"):
                     yield int(folder.name)
 
-    def close(self) -> None:
-        """End everything, and wait for it."""
+    def end_workers(self) -> None:
+        """End all workers, and wait for it."""
         for proc in self._parents:
             proc.send(signal.SIGTERM)
         limit = time.monotonic() + 30
@@ -269,6 +285,12 @@ class SoakFleet:
             proc.__exit__(None, None, None)
         for pid in self._orphans():
             self._signal(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End everything, and wait for it."""
+        self.shared.end()
+        self.end_workers()
+        self.shared.close()
         self._app.close()
         if self._ensemble is not None:
             self._ensemble.close()

@@ -48,3 +48,18 @@ def test_frozen_processes_are_excused() -> None:
     assert judge(*GOOD[:3], *again, *GOOD[3:], *stale, stopped=frozen) == []
     assert judge(*GOOD[:3], *again, *GOOD[3:], unkept=frozen) == []
     assert judge(*GOOD[:3], *again, *GOOD[3:], stopped=[(12, 4.0, 9.4)]) == ["overlap"]
+
+
+def test_shared_parts_have_rules() -> None:
+    """Four runs at once of three, a lock's older fence, a start within a section."""
+    four = [f"S limit-{number} 0 1 1 {number} 1.{number}" for number in range(4)]
+    ends = [f"E limit-{number} 0 1 1 {number} 2.{number}" for number in range(4)]
+    assert judge(*GOOD, *four, *ends) == ["limit"]
+    assert judge(*GOOD, *four[:3], ends[0], four[3], *ends[1:]) == []
+    assert judge(*GOOD, *four, *ends, stopped=[(2, 1.0, 2.0)]) == []
+    locks = ("L lock-0 0 8 1 10 1.0", "L lock-1 0 7 1 11 1.1")
+    assert judge(*GOOD, *locks) == ["lock"]
+    assert judge(*GOOD, *locks, stopped=[(11, 0.0, 1.0)]) == []
+    inside = ("S plain-11 0 1 1 10 3.0", "E plain-11 0 1 1 10 3.1")
+    assert judge(*GOOD, *inside, sections=[(2.9, 3.2)]) == ["section"]
+    assert judge(*GOOD, *inside, sections=[(3.1, 3.2)]) == []

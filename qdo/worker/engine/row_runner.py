@@ -7,7 +7,6 @@ decodes and calls (`bench/throughput_profile.py`).
 
 from __future__ import annotations
 
-from operator import length_hint
 from types import CodeType
 
 import ujson
@@ -113,16 +112,18 @@ class RowRunner:
     def run_checked(self, turn: Turn, rows: Rows, until: float) -> TurnResult:
         """Run rows one at a time: to record each, or until the failed message is done."""
         claim, job = turn.claim, turn.job
-        while True:
+        result = TurnResult.MORE
+        for row in rows:
             before = claim.done
-            result = self.run_one(turn, next(rows), until)
+            result = self.run_one(turn, row, until)
             if job.every_message and claim.done != before and turn.in_force:
                 turn.member.record(claim)
-            over = not claim.open or self._engine.clock() >= until or not length_hint(rows)
+            over = not claim.open or self._engine.clock() >= until
             if result is not TurnResult.MORE or over:
-                return result
+                break
             if not (job.every_message or turn.has_failure):
-                return result
+                break
+        return result
 
     def run_one(self, turn: Turn, row: Row, until: float) -> TurnResult:
         """Run one row, after handling its recorded failure."""
