@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tests.simulation.registration import SimulatedMember
 
 LIMIT = "crm"
+RETIRES, RETIRED_SECONDS = 0.05, 20.0
+"""How often a caller stays away for so long that others need what it wanted."""
 
 
 class SimulatedJobs:
@@ -53,6 +55,7 @@ class SimulatedJobs:
         return self.member.process.alive and self._schedule.now < self.lease.until
 
     def _wait(self, caller: int) -> None:
+        self.served_at[caller] = min(self.served_at[caller], self._schedule.now)
         self._waiting.append(caller)
         self.serve()
 
@@ -76,6 +79,9 @@ class SimulatedJobs:
             self.member.call(lambda: None)
         pauses = not self._eager and self._schedule.chance() < 0.3
         pause = 3.0 * self._schedule.chance() if pauses else 0.0
+        if self._schedule.chance() < RETIRES:
+            pause = RETIRED_SECONDS
+            self.served_at[caller] = float("inf")
         self._schedule.after(pause + 0.001, self._run, self._wait, caller)
         self.serve()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -50,7 +51,7 @@ PROCESSES = 3
 class SoakFleet:
     """Parents with their processes, on one coordinator and one broker file.
 
-    :param older: a checkout of another version; each parent runs either, by chance.
+    :param older: a checkout of another version; every second parent runs it.
     :ivar stopped: when which process was frozen: pid, begin and end on `time.monotonic`.
     :ivar unkept: the same for processes whose parent was frozen or killed, and kept no session.
     :ivar outages: when the coordinator did not respond: begin and end.
@@ -61,7 +62,7 @@ class SoakFleet:
         self, folder: Path, coordinator: str, seed: int, older: Path | None = None
     ) -> None:
         self.folder = folder
-        self._trees = [ROOT, older or ROOT]
+        self._trees = itertools.cycle([older or ROOT, ROOT])
         self.random = random.Random(seed)
         self.stopped: list[tuple[int, float, float]] = []
         self.outages: list[tuple[float, float]] = []
@@ -114,9 +115,7 @@ class SoakFleet:
     def start_parent(self) -> None:
         """Start a parent with its processes."""
         options = ("tests.soak.app:app", "--processes", str(PROCESSES))
-        tree = (
-            self._trees[len(self._parents)] if not self.ended else self.random.choice(self._trees)
-        )
+        tree = next(self._trees)
         environment = {**self._environment, "PYTHONPATH": str(tree)}
         proc = Proc.python("-m", "qdo.cli.worker", *options, env=environment, cwd=tree)
         self._parents.append(proc)

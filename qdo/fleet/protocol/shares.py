@@ -90,6 +90,7 @@ class LimitShare(Machine):
         self._names: frozenset[str] | None = None
         self._gone: frozenset[str] = frozenset()
         self._up = self._busy = self._in_doubt = self._watched = self._lapsed = False
+        self._is_listed = False
         self._told = 0
         self._earns = False
         self._write_at = self._act_at = 0.0
@@ -208,11 +209,13 @@ class LimitShare(Machine):
             self._on_change()
 
     def _is_active(self) -> bool:
-        return any(pool.waiting or pool.held or pool.in_use for pool in self._pools) or (
-            self._node is not None and self._is_listed(self._node)
+        # Whoever is listed reads each change, also without a use for the limit: what it wanted
+        # last would keep permits from others.
+        return self._is_listed or any(
+            pool.waiting or pool.held or pool.in_use for pool in self._pools
         )
 
-    def _is_listed(self, node: LimitNode) -> bool:
+    def _lists_own(self, node: LimitNode) -> bool:
         return any(each.worker == self._worker for each in (*node.permits, *node.starts))
 
     # --- answers --------------------------------------------------------------------------
@@ -229,6 +232,7 @@ class LimitShare(Machine):
         else:
             node = self._refused(answer)
         self._gone = frozenset()
+        self._is_listed = self._in_doubt or self._lists_own(node)
         # An event that arrived before this answer may be about a later change.
         self._node = node if self._watched else None
         self.fault = node.fault
@@ -290,7 +294,7 @@ class LimitShare(Machine):
         if len(data) > MAX_VALUE_BYTES:
             return
         self._write_at = now + WRITE_SECONDS
-        self._busy = True
+        self._busy = self._is_listed = True
 
         def answered(answer: Response) -> None:
             self._written(after, (permits, starts), answer)
@@ -320,7 +324,7 @@ class LimitShare(Machine):
         if isinstance(answer, NoResponse):
             self._in_doubt = True
         elif isinstance(answer, Committed):
-            self._in_doubt = False
+            self._in_doubt, self._is_listed = False, self._lists_own(after)
             for pool, plan in zip(self._pools, plans, strict=True):
                 own = (each.held for each in plan.holders if each.worker == self._worker)
                 pool.acknowledge(next(own, 0), plan.cap, now)

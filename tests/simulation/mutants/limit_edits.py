@@ -106,4 +106,9 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "L4 spin",
         _edit("planning", "if now >= pool.peak_since", "if not before and now >= pool.peak_since"),
     ),
+    _mutant(
+        "whoever is listed reads each change",
+        "L4",
+        _edit("shares", "return self._is_listed or any(", "return any("),
+    ),
 )

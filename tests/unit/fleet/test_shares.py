@@ -257,3 +257,26 @@ def test_an_unlimited_number_is_never_counted() -> None:
     setup.step()
     assert setup.share.has_free()
     assert setup.news > news
+
+
+def test_a_process_that_wants_nothing_more_tells_it() -> None:
+    """Also if the node changes at that time: otherwise it keeps permits from the others."""
+    setup = _wanting(LimitNode(max=1, permits=(ShareHolder(OTHER, 1, 1),)), 1)
+    assert setup.node is not None
+    assert ShareHolder(ME, 0, 1) in setup.node.permits
+    setup.share.wait(0)
+    setup.set(LimitNode(max=1, permits=(ShareHolder(ME, 0, 1), ShareHolder(OTHER, 0, 1))))
+    for _ in range(30):
+        setup.step(0.1)
+    assert setup.node.permits == (ShareHolder(OTHER, 0, 1),)
+
+
+def test_so_does_a_process_that_was_cut_off() -> None:
+    setup = _wanting(LimitNode(max=1, permits=(ShareHolder(OTHER, 1, 1),)), 1)
+    setup.share.suspended()
+    setup.share.wait(0)
+    setup.share.connected()
+    for _ in range(30):
+        setup.step(0.1)
+    assert setup.node is not None
+    assert setup.node.permits == (ShareHolder(OTHER, 1, 1),)
