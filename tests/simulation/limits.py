@@ -79,7 +79,7 @@ class SimulatedJobs:
             self.member.call(lambda: None)
         pauses = not self._eager and self._schedule.chance() < 0.3
         pause = 3.0 * self._schedule.chance() if pauses else 0.0
-        if self._schedule.chance() < RETIRES:
+        if self._book.retiring and self._schedule.chance() < RETIRES:
             pause = RETIRED_SECONDS
             self.served_at[caller] = float("inf")
         self._schedule.after(pause + 0.001, self._run, self._wait, caller)
@@ -87,12 +87,16 @@ class SimulatedJobs:
 
 
 class LimitBook:
-    """The limit of a world: its node, its users, and what must hold of them."""
+    """The limit of a world: its node, its users, and what must hold of them.
+
+    :ivar retiring: callers stay away for long.
+    """
 
     def __init__(self, coordinator: Coordinator, layout: Layout) -> None:
         self.layout = layout
         self.jobs: list[SimulatedJobs] = []
         self.healed_at = float("inf")
+        self.retiring = coordinator.schedule.chance() < 0.5
         self._coordinator = coordinator
         self._random = coordinator.schedule.random
         self._path = layout.fleet.limit(LIMIT)
