@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-OutcomeName: TypeAlias = Literal["done", "retry", "dead-letter", "skip", "block", "stop", "lost"]
-"""How an attempt ended; the set is closed. ``lost``: another worker owns the queue now, and runs
-the message again."""
+OutcomeName: TypeAlias = Literal[
+    "done", "retry", "wait", "dead-letter", "skip", "block", "stop", "lost"
+]
+"""How an attempt ended; the set is closed. ``wait``: a retry without a failed attempt. ``lost``:
+another worker owns the queue now, and runs the message again."""
 
 OUTCOMES: tuple[OutcomeName, ...] = get_args(OutcomeName)
 

@@ -29,16 +29,21 @@ def _rebuilt(kind: type[Outcome], args: tuple[Any, ...], state: dict[str, Any]) 
 class Retry(Outcome):
     """Retry this message `after` seconds from now (None: the policy's backoff).
 
-    :raises TypeError: `after` is neither a number nor None; the attempt then fails with this
-        error.
+    :param counts: whether this attempt counts as a failed one. False is for a job that an outside
+        service tells to wait: the message may be retried any number of times.
+    :raises TypeError: `after` is neither a number nor None, or `counts` is not a bool; the attempt
+        then fails with this error.
     """
 
-    def __init__(self, after: float | None = None) -> None:
+    def __init__(self, after: float | None = None, *, counts: bool = True) -> None:
         value: Any = after
         if not (value is None or (isinstance(value, (int, float)) and math.isfinite(value))):
             raise TypeError(f"after of Retry must be a number of seconds or None, got {value!r}")
+        if not isinstance(counts, bool):
+            raise TypeError(f"counts of Retry must be True or False, got {counts!r}")
         super().__init__(f"retry after {after} s" if after is not None else "retry")
         self.after = after
+        self.counts = counts
 
 
 class DeadLetter(Outcome):

@@ -17,9 +17,13 @@ LONGEST_SECONDS = 10 * 366 * MAX_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class RetryMessage:
-    """Retry the message; its queue waits until then to keep the order."""
+    """Retry the message; its queue waits until then to keep the order.
+
+    :ivar counts: whether the attempt counts as a failed one.
+    """
 
     after_seconds: float
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,16 @@ def decide(attempt: int, error: BaseException, policy: Policy, chance: float) ->
     if DeadLetter in kinds:
         return DeadLetterMessage(_reason(error))
     terms = policy.terms(error)
-    if attempt >= terms.attempts or BodyDecodeError in kinds:
+    counts = not only_waits(error)
+    if counts and (attempt >= terms.attempts or BodyDecodeError in kinds):
         return _end(terms.then, describe(error))
     after = _requested_delay(error) if Retry in kinds else None
+    return RetryMessage(terms.backoff.delay(attempt, chance) if after is None else after, counts)
 
-    return RetryMessage(terms.backoff.delay(attempt, chance) if after is None else after)
+
+def only_waits(error: BaseException) -> bool:
+    """Return whether an attempt does not count as failed, because its job only has to wait."""
+    return isinstance(error, Retry) and error.__dict__.get("counts") is False
 
 
 def decide_crashed(attempts: int, reason: str, policy: Policy, chance: float) -> Decision:

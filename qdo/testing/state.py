@@ -30,7 +30,7 @@ class Attempt:
     """An attempt that ended.
 
     :ivar body: the body that the job got; the original bytes if they cannot be decoded.
-    :ivar outcome: "done", "retry", "dead-letter", "skip", "block", "stop" or "lost".
+    :ivar outcome: "done", "retry", "wait", "dead-letter", "skip", "block", "stop" or "lost".
     :ivar error: the error as one line; None if the job returned.
     :ivar seconds: how long the job ran on the clock of the kit.
     :ivar worker: name of the worker; a worker that takes over has another name.

@@ -125,7 +125,8 @@ def _trouble(item: dict[str, Any]) -> str | None:
         attempts = pluralize(blocked["attempts"], "attempt")
         return f"blocked since {since}, {attempts}: {blocked['error']}{more}"
     if failing is not None:
-        return f"{pluralize(failing['attempts'], 'attempt')}: {failing['error']}"
+        failed = failing["attempts"]
+        return f"{pluralize(failed, 'attempt') if failed else 'waits'}: {failing['error']}"
     return None
 
 

@@ -26,15 +26,17 @@ from operator import itemgetter, length_hint
 import ujson
 
 from qdo.coordination.protocol.claims import Claim
+from qdo.jobs.decisions import only_waits
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt, Retry, Stop
 from qdo.text import describe
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.decoder import NO_HEADERS
-from qdo.worker.engine.outcomes import Outcomes, traceback_for_log
+from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.prefetch import Row
 from qdo.worker.engine.resume import FailureResumer
 from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult
+from qdo.worker.engine.tracebacks import traceback_for_log
 from qdo.worker.engine.turn import Turn
 from qdo.worker.executors.base import JobAborted, MessageExpired, NotStarted
 
@@ -225,19 +227,23 @@ class Batches:
             self._counters.attempts += 1
             return self._failed(turn, rows[0], batch[0], error)
         slot, engine = turn.slot, self._engine
-        slot.singles = len(batch)
+        alone = not only_waits(error)
+        if alone:
+            slot.singles = len(batch)
         delay = error.after if isinstance(error, Retry) else None
         if delay is None:
             backoff = engine.policy_of(slot.queue).terms(error).backoff
             delay = backoff.delay(1, engine.jitter())
-        _log.warning(
-            "queue %s: a batch of %d messages failed as a whole; retrying each alone in %.2f s: %s",
-            slot.queue,
-            len(batch),
-            delay,
-            describe(error),
-            exc_info=traceback_for_log(error),
-        )
+        if alone:
+            _log.warning(
+                "queue %s: a batch of %d messages failed as a whole; retrying each alone in %.2f s:"
+                " %s",
+                slot.queue,
+                len(batch),
+                delay,
+                describe(error),
+                exc_info=traceback_for_log(error),
+            )
         slot.not_before = engine.clock() + max(0.0, delay)
         return TurnResult.WAIT
 

@@ -5,6 +5,7 @@ outcome      what happens
 ===========  ===========================================================================
 retry        the queue waits and runs the same message again, which keeps its order
 dead-letter  the message is stored durably, and only then marked as done
+wait         likewise, but the attempt does not count as a failed one
 skip         the message is marked as done, as the job, the policy or an operator decided
 block        the queue waits for an operator, or for a key, which keeps its order
 stop         the worker drains; the attempt does not count
@@ -32,13 +33,15 @@ from qdo.jobs.decisions import (
     SkipMessage,
     StopWorker,
     decide,
+    only_waits,
 )
 from qdo.message import Message
-from qdo.outcomes import Outcome, Skip, Stop
-from qdo.text import describe, describe_traceback, pluralize
+from qdo.outcomes import Skip, Stop
+from qdo.text import describe, pluralize
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.prefetch import Row
 from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult, where
+from qdo.worker.engine.tracebacks import own_traceback, traceback_for_log
 from qdo.worker.engine.turn import Turn
 from qdo.worker.executors.base import JobAborted
 
@@ -65,12 +68,14 @@ class Outcomes:
         """Apply the policy to an attempt that did not return."""
         if isinstance(error, KeyMissingError):
             return self._wait_for_key(turn, message, error)
-        kinds = type(error).__mro__
-        if Stop not in kinds:
+        kinds, waits = type(error).__mro__, only_waits(error)
+        if waits:
+            self._counters.attempts -= 1
+        elif Stop not in kinds:
             self._counters.unsuccessful += 1
         policy = self._engine.policy_of(turn.slot.queue)
         decision = decide(message.attempt, error, policy, self._engine.jitter())
-        if Skip not in kinds and Stop not in kinds:
+        if Skip not in kinds and Stop not in kinds and not waits:
             self.call_failure_hook(message, error)
         return self.apply(turn, row, message, error, decision)
 
@@ -150,18 +155,26 @@ class Outcomes:
         self, turn: Turn, message: Message, error: BaseException, decision: RetryMessage
     ) -> TurnResult:
         """Wait, and run the same message again, which keeps the queue's order."""
-        self._counters.retried += 1
         slot, reason = turn.slot, describe(error)
         delay = round(decision.after_seconds, 3)
         # A recorded time without a delay would be waited for in full, whatever the clock does.
         due = round(time.time() + delay, 3) if delay else 0.0
         shown = self._engine.recorded(reason)
-        failure = FailureRecord(
-            message.position, message.attempt, shown, retry_at=due, retry_delay=delay
-        )
+        failed = message.attempt if decision.counts else message.attempt - 1
+        failure = FailureRecord(message.position, failed, shown, retry_at=due, retry_delay=delay)
         turn.claim.add_failure(failure)
         slot.waited = True
-        self._observers.report(message, "retry", reason)
+        self._observers.report(message, "retry" if decision.counts else "wait", reason)
+        if not decision.counts:
+            _log.info(
+                "%s: message %s waits %.2f s, as its job demands; no attempt is counted: %s",
+                where(slot),
+                message.id,
+                decision.after_seconds,
+                reason,
+            )
+            return self.wait(slot, decision.after_seconds)
+        self._counters.retried += 1
         _log.warning(
             "%s: attempt %d of %d of message %s failed, retrying in %.2f s: %s",
             where(slot),
@@ -279,7 +292,7 @@ class Outcomes:
             key=row[2],
             headers=row[3],
             error=decision.reason,
-            traceback=_traceback(error),
+            traceback=own_traceback(error),
             attempts=message.attempt,
             worker=slot.member.name if slot.member is not None else "",
             fence=turn.claim.fence,
@@ -328,21 +341,3 @@ class Outcomes:
         level = logging.ERROR if isinstance(error, UnsupportedError) else logging.WARNING
         _log.log(level, "%s: %s, retrying %s: %s", where(slot), what, when, describe(error))
         return self.wait(slot, delay)
-
-
-def _traceback(error: BaseException) -> str:
-    """Return the traceback of an error; nothing for an error that was never raised."""
-    raised = error.__traceback__ is not None or error.__cause__ is not None
-    return describe_traceback(error) if raised else ""
-
-
-def traceback_for_log(error: BaseException | None, important: bool = True) -> BaseException | None:
-    """Return an error whose traceback belongs into the log, None if it does not.
-
-    A message is logged with it at its first failure and at its last, and each time at level debug.
-    The traceback of an outcome that the job chose says nothing, unless it has a cause.
-    """
-    if error is None or not (important or _log.isEnabledFor(logging.DEBUG)):
-        return None
-    chosen = isinstance(error, Outcome) and error.__cause__ is None
-    return None if chosen or error.__traceback__ is None else error

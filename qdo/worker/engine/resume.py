@@ -62,11 +62,12 @@ class FailureResumer:
             delay = decision.after_seconds
         if delay <= 0:
             return None
+        failed = failure.attempts
         _log.warning(
             "%s: %s of message %s failed on another worker, retrying in %.2f s: %s",
             where(slot),
-            pluralize(failure.attempts, "attempt"),
-            self._decoder.undecoded(turn, row, failure.attempts).id,
+            pluralize(failed, "attempt") if failed else "no attempt",
+            self._decoder.undecoded(turn, row, failed).id,
             delay,
             failure.error,
         )

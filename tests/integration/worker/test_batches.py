@@ -156,6 +156,22 @@ def test_a_batch_that_asks_for_a_retry_gets_its_pause(batching: Batching) -> Non
     assert batching.attempts == [1, 1, 1]
 
 
+def test_a_batch_may_wait_as_a_whole(batching: Batching) -> None:
+    """It is not taken apart; a single message of it may wait as well."""
+    batching.bad[0] = qdo.Retry(after=0.01, counts=False)
+    batching.start(0, 1, 2, batch=10, policy=qdo.Policy(attempts=1, **FAST))
+    until(lambda: len(batching.calls) > 2)
+    batching.bad = {1: qdo.Retry(after=0.01, counts=False)}
+    batching.named = True
+    until(lambda: batching.calls[-1] == [1])
+    batching.bad.clear()
+    until(lambda: batching.behind() == 0)
+    assert batching.calls[:3] == [[0, 1, 2]] * 3
+    assert set(batching.attempts) == {1}
+    assert batching.failures == []
+    assert batching.letters() == []
+
+
 def test_a_body_that_does_not_decode_ends_a_batch_before_it(batching: Batching) -> None:
     """The messages before it are run together, it becomes a dead letter, the rest follow."""
     batching.engine.app.job(batch=10)(batching.job)

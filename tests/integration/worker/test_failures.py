@@ -85,6 +85,42 @@ def test_a_dead_letter_ends_a_message(engine: EngineSetup) -> None:
     assert failing.told == ["no", "no"]
 
 
+def test_a_wait_is_not_a_failed_attempt(engine: EngineSetup) -> None:
+    """More waits than attempts: nothing is counted, told or lost, and the order is kept."""
+    failing = Failing(engine, qdo.Policy(attempts=2, **FAST))
+    failing.raises = qdo.Retry(after=0.001, counts=False)
+    engine.send("q", "bad", "two")
+    engine.start("q")
+    until(lambda: len(failing.runs) > 5)
+    record = head(engine)
+    assert record is not None
+    assert (record.attempts, record.retry_delay) == (0, 0.001)
+    failing.raises = ValueError("no")
+    until(lambda: ("two", 1) in failing.runs)
+    attempts = [attempt for body, attempt in failing.runs if body == "bad"]
+    assert attempts == [1] * (len(attempts) - 1) + [2]
+    assert {outcome for _, outcome in failing.outcomes()[:5]} == {"wait"}
+    assert failing.outcomes()[-3:] == [(1, "retry"), (2, "dead-letter"), (1, "done")]
+    assert failing.told == ["no", "no"]
+    counters = engine.worker._pipeline.counters.dump()
+    assert (counters["processed"], counters["failed"], counters["retried"]) == (1, 2, 1)
+
+
+def test_a_wait_goes_on_after_a_failed_attempt(engine: EngineSetup) -> None:
+    """It keeps the number of failed attempts."""
+    failing = Failing(engine, qdo.Policy(attempts=3, **FAST))
+    failing.raises = qdo.Retry(after=0.001, counts=False)
+    engine.send("q", "bad")
+    first = engine.broker.reader("q", 0).fetch(1)[0][0]
+    engine.registrar.marks["q"] = FailureRecord(first, 1, "no")
+    engine.start("q")
+    until(lambda: len(failing.runs) > 3)
+    assert {attempt for _, attempt in failing.runs} == {2}
+    record = head(engine)
+    assert record is not None
+    assert (record.attempts, record.error) == (1, "Retry: retry after 0.001 s")
+
+
 def test_a_policy_may_skip(engine: EngineSetup) -> None:
     """The message is skipped after its last attempt; the hook is called for each failure."""
     failing = Failing(engine, qdo.Policy(attempts=2, then="skip", **FAST))

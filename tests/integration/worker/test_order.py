@@ -620,6 +620,20 @@ def test_a_turn_that_starts_nothing_waits(keyed: Keyed, monkeypatch: pytest.Monk
     until(lambda: not keyed.engine.member.claims)
 
 
+def test_a_key_may_wait_longer_than_its_attempts(keyed: Keyed) -> None:
+    """Waits are not counted; other keys go on meanwhile."""
+    policy = qdo.Policy(attempts=2, backoff_seconds=0.001, backoff_max_seconds=0.002)
+    keyed.engine.app.job(order="key", policy=policy)(keyed.job)
+    keyed.failing["a-0"] = qdo.Retry(after=0.01, counts=False)
+    keyed.send(("a", "a-0"), ("b", "b-0"), ("a", "a-1"))
+    keyed.engine.start("q")
+    until(lambda: keyed.begun.count("a-0") > 4)
+    assert keyed.ended == ["b-0"]
+    del keyed.failing["a-0"]
+    until(lambda: keyed.ended == ["b-0", "a-0", "a-1"])
+    assert {attempt for _, attempt in keyed.attempts} == {1}
+
+
 def test_the_lease_may_return_while_a_lane_runs(keyed: Keyed) -> None:
     """Other lanes continue then, without waiting for that one."""
     keyed.engine.app.job(order="key")(keyed.job)

@@ -59,6 +59,7 @@ def test_done_is_done() -> None:
     [
         outcomes.Retry(),
         outcomes.Retry(after=1.5),
+        outcomes.Retry(after=1.5, counts=False),
         outcomes.DeadLetter("why"),
         outcomes.Skip("why"),
         outcomes.Stop("why"),
