@@ -79,7 +79,12 @@ def decide(attempt: int, error: BaseException, policy: Policy, chance: float) ->
 
 def only_waits(error: BaseException) -> bool:
     """Return whether an attempt does not count as failed, because its job only has to wait."""
-    return isinstance(error, Retry) and error.__dict__.get("counts") is False
+    if Retry not in type(error).__mro__:
+        return False
+    try:
+        return error.counts is False  # type: ignore[attr-defined]
+    except BaseException:  # noqa: BLE001 - see `_reason`
+        return False
 
 
 def decide_crashed(attempts: int, reason: str, policy: Policy, chance: float) -> Decision:
