@@ -110,9 +110,14 @@ def without_lock(text: str) -> str:
 
 
 def positions_looked_at(text: str) -> str:
-    """A listener that remembers the largest position it has seen."""
+    """A listener that remembers the largest position it has seen.
+
+    It also forgets which transactions run: how far its snapshots list those depends on what else
+    happens on the server.
+    """
     largest = "coalesce((SELECT max(position) + 1 FROM {schema}.messages), 0)"
     text = changed(text, "pg_snapshot_xmax(pg_current_snapshot())::text::bigint", largest)
+    text = changed(text, "messages.xid = ANY (seen_running)", "false")
     return changed(text, "messages.xid >= seen_next", "position >= seen_next")
 
 
