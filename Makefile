@@ -26,7 +26,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test smoke soak audit bench docs lint types clean python zookeeper postgresql
+.PHONY: help demo check test smoke soak audit bench docs lint types clean python zookeeper postgresql deployment
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -48,7 +48,7 @@ check: $(STAMP)
 
 # The tests come last, so that their own summary closes the output. Three processes run them, the
 # longest first: two leave half of two processors idle, and four starve tests that start processes.
-test: zookeeper postgresql lint docs
+test: zookeeper postgresql deployment lint docs
 	QDO_REQUIRE_ZOOKEEPER=1 QDO_REQUIRE_POSTGRESQL=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder \
 		--durations 20
 
@@ -100,6 +100,9 @@ zookeeper:
 
 postgresql:
 	@bash .ci/prepare postgresql
+
+deployment:
+	@bash .ci/prepare deployment
 
 clean:
 	rm -rf $(VENV) .audit .smoke build dist docs/_build *.egg-info .pytest_cache .mypy_cache .dmypy.json .ruff_cache .hypothesis

@@ -29,6 +29,7 @@ REQUIRES = [
     "ujson>=6.1,<7",
     "click>=8.5,<9",
     "rich>=15,<16",
+    "tomlkit>=0.13,<0.16",  # `qdo settings set` keeps the comments of people
     "tomli>=2.2,<3; python_version < '3.11'",
 ]
 AWS = [
@@ -54,6 +55,9 @@ TEST = [
     "aws-kinesis-agg>=1.2.3,<2",  # packs records as producers do; reads them less well than qdo
     "six>=1.16,<2",  # which aws-kinesis-agg imports and does not name
     "standardwebhooks>=1.1,<2",  # verifies what qdo.programs.webhook signs
+    "kubernetes-validate>=1.37,<1.38",  # schemas; docs/deployment.rst names their versions
+    "pyyaml>=6.0.2,<7",
+    "setuptools>=78.1.1",  # builds config/Containerfile without a network
     "pytest>=9.2,<10",
     "pytest-timeout>=2.4,<3",
     "pytest-xdist>=3.8,<4",  # two test files at once: most of them wait for processes and clocks

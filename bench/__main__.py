@@ -18,6 +18,8 @@ ALL = (
     "queue_lifecycle",
     "documents",
     "locks",
+    "permits",
+    "actions",
     "sqs",
 )
 

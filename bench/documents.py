@@ -1,7 +1,8 @@
-"""Documents beside kazoo's own recipes, on one ZooKeeper server: ``python -m bench.documents``.
+"""Documents and live settings beside kazoo's recipes, on one server: ``python -m bench.documents``.
 
 How long until a copy is complete, what a read and a write cost, and when a change has reached many
-sessions. kazoo's `TreeCache` and `DataWatch` do the same on the same server in the same run.
+sessions. kazoo's `TreeCache` and `DataWatch` do the same on the same server in the same run, and
+Celery's `control.broadcast` changes a value of as many worker processes, over Redis.
 """
 
 from __future__ import annotations
@@ -15,17 +16,26 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from kazoo.recipe.cache import TreeCache
 from kazoo.recipe.watchers import DataWatch
 
 from bench.support import report, services
+from bench.support.celery_fleet import celery_fleet
 from bench.support.statistics import Goal
 from qdo.coordination.client import Client, connect
+from qdo.coordination.side.connection import SideConnection
+from qdo.coordination.transactions import make_folder
 from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.audit import AuditTrail
 from qdo.fleet.document_store import CoordinatorDocuments
 from qdo.fleet.documents import Documents
+from qdo.fleet.live_settings import propose, put_into_force
+from qdo.fleet.protocol.live_settings import SettingsReport, SettingsWatch
+from qdo.fleet.settings_node import SettingsVersion
+from qdo.settings.live_toml import read_live
 
 LAYOUT = Layout.of("bench")
 PATIENCE_SECONDS = 120.0
@@ -192,11 +202,73 @@ def measure_changes(url: str, sessions: int, rounds: int, stack: ExitStack) -> d
     return found
 
 
+class SeenSettings:
+    """A session with live settings, which says when it uses a version."""
+
+    def __init__(self, accepted: Arrivals, arrivals: Arrivals) -> None:
+        self.in_use: SettingsVersion | None = None
+        self._accepted = accepted
+        self._arrivals = arrivals
+
+    def check(self, version: SettingsVersion) -> str | None:
+        read_live(version.text)
+        self._accepted.seen(version.number)
+        return None
+
+    def use(self, version: SettingsVersion | None) -> None:
+        self.in_use = version
+        if version is not None:
+            self._arrivals.seen(version.number)
+
+    def answer(self, report: SettingsReport) -> None:
+        pass
+
+
+def measure_settings(url: str, sessions: int, rounds: int, stack: ExitStack) -> dict[str, float]:
+    """Measure when live settings that come into force are in use in every session."""
+    writer = opened(url, stack)
+    make_folder(writer, LAYOUT.fleet.settings)
+    make_folder(writer, LAYOUT.fleet.actionlog)
+    accepted, arrivals = Arrivals(sessions), Arrivals(sessions)
+    for _ in range(sessions):
+        client = connect(url)
+        client.open()
+        side = SideConnection(client)
+        stack.callback(side.close)
+        watch = SettingsWatch(LAYOUT.fleet.settings, SeenSettings(accepted, arrivals))
+        side.add(watch)
+        side.wait(watch.when_read, PATIENCE_SECONDS)
+    taken = []
+    trail = AuditTrail(writer, LAYOUT, "bench")
+    for number in range(1, rounds + 1):
+        proposal = propose(writer, LAYOUT, lambda node, number=number: f"attempts = {number}\n")  # type: ignore[misc]
+        if proposal is None:
+            raise RuntimeError("nothing was proposed")
+        accepted.wait(number, 0.0)
+        began = time.perf_counter()
+        put_into_force(writer, LAYOUT, proposal, trail)
+        taken.append(arrivals.wait(number, began))
+    return {
+        "settings_median_ms": statistics.median(at for each in taken for at in each),
+        "settings_all_ms": statistics.median(max(each) for each in taken),
+        "settings_worst_ms": max(max(each) for each in taken),
+    }
+
+
+def measure_broadcast(python: Path, workers: int, rounds: int) -> dict[str, float]:
+    """Measure when each of many Celery workers has confirmed a change that was broadcast."""
+    with celery_fleet(python, workers) as ask:
+        taken = [1000 * float(value) for value in ask("flip", str(rounds), str(workers))]
+    return {"celery_all_ms": statistics.median(taken), "celery_worst_ms": max(taken)}
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.documents", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     parser.add_argument("--documents", type=int, default=10_000)
     parser.add_argument("--sessions", type=int, default=100)
+    parser.add_argument("--no-peers", action="store_true", help="without Celery")
+    parser.add_argument("--peers-venv", type=Path, default=services.PEERS)
     given = parser.parse_args()
     if given.quick:
         given.documents, given.sessions = 500, 5
@@ -215,11 +287,16 @@ def main() -> int:
             ("reads", measure_reads),
             ("copies", lambda url, stack: measure_copies(url, given.documents, stack)),
             ("changes", lambda url, stack: measure_changes(url, given.sessions, 20, stack)),
+            ("settings", lambda url, stack: measure_settings(url, given.sessions, 20, stack)),
         ]
         for name, measure in parts:
             report.say(name)
             with ExitStack() as stack:
                 found |= measure(ensemble.url("/documents"), stack)
+    python = None if given.no_peers else services.peers_python(given.peers_venv)
+    if python is not None:
+        report.say("broadcast")
+        found |= measure_broadcast(python, given.sessions, 20)
     rows = [(name, f"{value:,.3f}") for name, value in found.items()]
     print(report.table(("figure", "found"), rows))
     goals = [
@@ -228,10 +305,12 @@ def main() -> int:
         Goal.at_most("s for a copy of 10,000", 1.0, found["copy_seconds"], ".2f"),
         Goal.at_most("MiB for a copy of 10,000", 40.0, found["copy_mib"], ".1f"),
         Goal.at_most("ms until 100 sessions see it", 100.0, found["documents_worst_ms"], ".1f"),
+        Goal.at_most("ms until 100 use settings", 100.0, found["settings_worst_ms"], ".1f"),
     ]
     result = {
         "machine": described,
         "versions": report.versions(("kazoo", "gevent", "ujson")),
+        "peers": report.versions(("celery", "redis"), python) if python else {},
         "plan": {"documents": given.documents, "sessions": given.sessions},
         "figures": found,
     }

@@ -17,6 +17,7 @@ import pstats
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ from qdo.brokers.base import Broker, Outgoing  # noqa: E402
 from qdo.brokers.registry import open_broker  # noqa: E402
 from qdo.coordination.protocol.claims import Claim  # noqa: E402
 from qdo.coordination.protocol.lease import Lease  # noqa: E402
+from qdo.coordination.znodes.layout import Layout  # noqa: E402
+from qdo.history.writer import HistoryWriter  # noqa: E402
+from qdo.settings.in_force import SettingsInForce  # noqa: E402
 from qdo.settings.settings import Settings  # noqa: E402
 from qdo.system.clock import clock  # noqa: E402
 from qdo.worker.engine.context import Engine  # noqa: E402
@@ -44,6 +48,9 @@ BODY_BYTES = 100
 FETCH = 1000
 TURN_SECONDS = 0.02
 CHECKPOINT_SECONDS = 0.2
+PERMITS = 1000
+STARTS = 1_000_000
+"""Of the rate that never bites, at once and in a second."""
 
 
 class MemoryMember:
@@ -52,6 +59,7 @@ class MemoryMember:
     name = "worker-0000000000"
 
     def __init__(self) -> None:
+        self.lease = Lease(3600.0, clock())
         self.progressed: list[Claim] = []
         self.checkpoints = 0
 
@@ -63,6 +71,9 @@ class MemoryMember:
 
     def finished(self, claim: Claim) -> None:
         """Do nothing: no queue is released here."""
+
+    def call(self, event: Callable[[], object]) -> None:
+        """Do nothing: no share of a limit is written here."""
 
     def checkpoint_for_ever(self) -> None:
         """Write nothing, as often as a member writes."""
@@ -106,25 +117,44 @@ def bare_loop(broker: Broker, queues: list[str]) -> float:
 
 
 def engine(
-    broker: Broker, queues: list[str], messages: int, settings: Settings | None = None
+    broker: Broker,
+    queues: list[str],
+    messages: int,
+    settings: Settings | None = None,
+    limits: Sequence[str] = (),
+    rated: bool = False,
 ) -> float:
-    """Return the messages per second of the worker engine."""
+    """Return the messages per second of the worker engine.
+
+    :param limits: of the job; this process has more of each than it uses.
+    :param rated: the limits have a rate instead of a number of permits.
+    """
     app = App("bench")
-    app.job()(noop)
+    app.job(limits=limits)(noop)
     quiet = Event()
     member = MemoryMember()
     if settings is None:
         settings = Settings(app="bench", fetch=FETCH, turn_seconds=TURN_SECONDS)
-    pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), settings))
+    pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), SettingsInForce(settings)))
+    writer = None
+    if pipeline.history is not None:
+        writer = HistoryWriter(settings.history, app.name, pipeline.history)
+        writer.start()
     dispatcher = Dispatcher(pipeline, concurrency=100, on_quiet=quiet.set)
-    lease = Lease(3600.0, clock())
+    for share in pipeline.limits.join(app.jobs, Layout.of("bench"), member.name, member):
+        share.permits.unlimited, share.starts.unlimited = rated, not rated
+        share.permits.acknowledge(PERMITS, PERMITS, clock())
+        share.starts.set_rate(1.0, clock())
+        share.starts.acknowledge(STARTS, STARTS, clock())
     checkpoints = gevent.spawn(member.checkpoint_for_ever)
     start = time.perf_counter()
     for queue in queues:
-        dispatcher.claimed(member, Claim(queue, 1, 0, lease))
+        dispatcher.claimed(member, Claim(queue, 1, 0, member.lease))
     quiet.wait()
     taken = time.perf_counter() - start
     checkpoints.kill()
+    if writer is not None:
+        writer.close()
     if pipeline.counters.processed != messages or not dispatcher.all_idle():
         raise SystemExit(f"{pipeline.counters.processed} of {messages} messages processed")
     return messages / taken
@@ -148,16 +178,24 @@ def main() -> int:
             profile.runcall(engine, broker, queues, options.messages)
             pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(20)
         rounds = [
-            (bare_loop(broker, queues), engine(broker, queues, options.messages))
+            (
+                bare_loop(broker, queues),
+                engine(broker, queues, options.messages),
+                engine(broker, queues, options.messages, limits=["crm"]),
+                engine(broker, queues, options.messages, limits=["crm"], rated=True),
+            )
             for _ in range(options.rounds)
         ]
         broker.close()
-    bare, ours = max(rate for rate, _ in rounds), max(rate for _, rate in rounds)
+    bare, ours, limited, rated = (max(rates) for rates in zip(*rounds, strict=True))
     result = {"bare_per_second": round(bare), "engine_per_second": round(ours)}
+    result["limited_per_second"], result["rated_per_second"] = round(limited), round(rated)
     if options.json:
         print(json.dumps({**result, "ratio": round(ours / bare, 3)}))
     else:
         print(f"bare loop {bare:12,.0f} messages/s\nengine    {ours:12,.0f} messages/s")
+        print(f"limited   {limited:12,.0f} messages/s  (a job with a limit that never bites)")
+        print(f"rated     {rated:12,.0f} messages/s  (a job with a rate that never bites)")
         print(f"ratio     {ours / bare:12.2f}  (goal: 0.4 or more)")
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import os
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
@@ -17,6 +18,7 @@ from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import literal_characters
 from qdo.jobs.signatures import check_hook
 from qdo.sending.documents import AppDocuments
+from qdo.sending.live_settings import live_connection
 from qdo.sending.locks import lock_connection
 from qdo.sending.sender import Sender
 from qdo.text import pluralize
@@ -26,7 +28,11 @@ if TYPE_CHECKING:
 
     from qdo.fleet.document_store import DocumentStore
     from qdo.fleet.documents import Documents
+    from qdo.fleet.limiting.permits import PermitRequest
     from qdo.fleet.locks import HeldLock, LockService, Section
+    from qdo.sending.registration import KeptRegistration
+    from qdo.settings.in_force import SettingsInForce
+    from qdo.settings.settings import Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -73,6 +79,8 @@ class App(Sender):
         """The registered hooks, for the engine and the testing kit."""
         self._documents = AppDocuments(name, lambda: self.settings)
         self._locks = lock_connection(name, lambda: self.settings)
+        self._live = live_connection(name, lambda: self.settings, self.origin)
+        self._registration: KeptRegistration | None = None
         self.outboxes: list[OutboxTable] = []
         """Every outbox that the workers of this app relay; an outbox adds itself."""
         if job_context is not None:
@@ -153,7 +161,31 @@ class App(Sender):
                 return job
         return None
 
-    # --- documents and locks ---
+    # --- the fleet ---
+
+    def register(self) -> None:
+        """List this process in `qdo components` until `close`, as workers are listed.
+
+        For web servers and others that send. It opens a connection to the coordinator, which locks
+        use as well; a forked child registers itself.
+
+        :raises CoordinatorUnreachableError: the coordinator does not respond.
+        """
+        from qdo.sending.registration import KeptRegistration
+
+        if self._registration is None or self._registration.pid != os.getpid():
+            seconds = self.settings.connect_seconds
+            self._registration = KeptRegistration(self.name, self._locks.get, seconds)
+
+    @property
+    def live(self) -> Settings:
+        """The settings in force in this process now, with the live settings of the app.
+
+        Outside of workers the first use connects to the coordinator.
+
+        :raises CoordinatorUnreachableError: it does not respond to the first use.
+        """
+        return self._live.get().now
 
     def documents(self, name: str) -> Documents:
         """Return a set of documents: JSON values by name, the same in every process of the app.
@@ -186,6 +218,19 @@ class App(Sender):
 
         return held_lock(self._locks.get, name, shared, why, timeout_seconds)
 
+    def limit(self, *names: str, timeout_seconds: float | None = None) -> PermitRequest:
+        """Have a permit of each of these limits during a ``with`` block, or `try_acquire` them.
+
+        :param timeout_seconds: how long a ``with`` block waits for them; None: for ever.
+        :raises LimitTimeoutError: there are none in time.
+        :raises LimitNotFoundError: the limit does not exist.
+        :raises SharedNameError: the name cannot be part of a znode's path.
+        :raises CoordinatorUnreachableError: the coordinator does not respond.
+        """
+        from qdo.fleet.limiting.permits import PermitRequest
+
+        return PermitRequest(lambda: self._locks.get().permits, names, timeout_seconds)
+
     def exclusive(
         self, *queues: str, why: str = "", timeout_seconds: float = 60.0
     ) -> AbstractContextManager[Section]:
@@ -206,16 +251,34 @@ class App(Sender):
         return held_section(self._locks.get, queues, why, timeout_seconds)
 
     @contextlib.contextmanager
-    def override_coordinator(self, documents: DocumentStore, locks: LockService) -> Iterator[None]:
-        """Keep documents and locks elsewhere until the block ends, for `qdo.testing`."""
-        with self._documents.connection.override(documents), self._locks.override(locks):
+    def override_coordinator(
+        self,
+        documents: DocumentStore | None = None,
+        locks: LockService | None = None,
+        live: SettingsInForce | None = None,
+    ) -> Iterator[None]:
+        """Keep documents, locks or live settings elsewhere until the block ends.
+
+        For workers, whose settings come over their own connection, and for `qdo.testing`.
+        """
+        with contextlib.ExitStack() as stack:
+            if documents is not None:
+                stack.enter_context(self._documents.connection.override(documents))
+            if locks is not None:
+                stack.enter_context(self._locks.override(locks))
+            if live is not None:
+                stack.enter_context(self._live.override(live))
             yield
 
     def close(self) -> None:
         """Close the connections of the app; using it again opens them again."""
         super().close()
+        if self._registration is not None:
+            self._registration.close()
+            self._registration = None
         self._documents.connection.close()
         self._locks.close()
+        self._live.close()
 
     # --- hooks ---
 

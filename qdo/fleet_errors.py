@@ -83,6 +83,26 @@ class LimitNotFoundError(QdoError):
     exit_code = 6
 
 
+class LimitTimeoutError(QdoError):
+    """limit {name!r} must have a free permit within {seconds:g} s, but all of them are in use;
+    wait longer, or see `qdo limits list`"""
+
+    exit_code = 5
+
+
+class LimitUnusableError(QdoError):
+    """limit {name!r} cannot be used: {reason}; see `qdo limits list`"""
+
+    exit_code = 5
+
+
+class PermitLostError(QdoError):
+    """the permit of limit {name!r} is no longer certain to be held: the coordinator may have ended
+    the session; stop the work that needs it, and acquire it again"""
+
+    exit_code = 5
+
+
 # --- holds -----------------------------------------------------------------------
 
 
@@ -112,3 +132,73 @@ class SectionLostError(QdoError):
     was done and repeat it in a new section"""
 
     exit_code = 5
+
+
+# --- live settings ---------------------------------------------------------------
+
+
+class LiveSettingsSizeError(UsageError):
+    """live settings must have at most {limit} bytes, got {found}; merge policies, or keep data of
+    the app in documents"""
+
+
+class LiveSettingsUnreadableError(QdoError):
+    """the live settings cannot be read: {reason}; replace them with `qdo settings rollback` or
+    `qdo settings apply`"""
+
+    exit_code = 5
+
+
+class LiveSettingsReplacedError(QdoError):
+    """{who} has changed the live settings meanwhile, so nothing was changed; look at
+    `qdo settings history` and repeat the command"""
+
+    exit_code = 5
+
+
+class SettingsRefusedError(QdoError):
+    """every worker must accept the live settings, but {worker} refuses them, so nothing was
+    changed: {reason}; correct them, or update that worker"""
+
+    exit_code = 5
+
+
+class SettingsUnansweredError(QdoError):
+    """every worker must accept the live settings within {seconds:g} s, but {found} of {count} did
+    not answer, so nothing was changed: {names}; these may be frozen, or have an older version of
+    qdo (`qdo components`). Repeat the command, or do not wait for them with --force"""
+
+    exit_code = 4
+
+
+# --- versions in a fleet ---------------------------------------------------------
+
+
+class OldProgramError(QdoError):
+    """this version of qdo must have the format level {needed} of the app, got {level} (qdo
+    {version}): it would misread what newer workers have written; install their version, which
+    `qdo components` lists"""
+
+    exit_code = 5
+
+
+class OldFleetError(QdoError):
+    """every worker must have format level {level} for {what}, but {name} has {version}, which
+    would ignore it; update that worker, and repeat the command"""
+
+    exit_code = 5
+
+
+# --- actions ---------------------------------------------------------------------
+
+
+class ActionsFailedError(QdoError):
+    """action {action} must be done by {total}, but {count} did not do it: {names}; see their
+    outcomes, and `qdo workers` for their state"""
+
+    exit_code = 4
+
+
+class HistoryUnreadableError(UnreachableError):
+    """cannot read the history at {address}: {reason}; check the address, the rights of this user
+    and the server"""

@@ -6,6 +6,7 @@ An app's errors may have a `__str__` or `__repr__` that raises; the functions he
 from __future__ import annotations
 
 import difflib
+import re
 import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -73,6 +74,18 @@ def pluralize(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def short_duration(seconds: float) -> str:
+    """Return a duration in its two largest units: 0s, 59s, 2m 5s, 3h 4m, 2d 5h."""
+    left = max(0, round(seconds))
+    parts: list[tuple[int, str]] = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append((count, unit))
+    shown = [f"{count}{unit}" for count, unit in parts[:2] if count]
+    return " ".join(shown) or "0s"
+
+
 def join_some(items: Sequence[object], most: int = 5) -> str:
     """Return at most `most` items as text, and the number of the rest: "a, b and 7 more"."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
@@ -109,3 +122,18 @@ def describe_traceback(error: BaseException) -> str:
         return text
     half = TRACEBACK_CHARACTERS // 2
     return f"{text[:half]}\n... {omitted} characters omitted ...\n{text[-half:]}"
+
+
+_CLASS_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")
+_ERROR_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}(Error|Exception|Exit|Interrupt|Timeout)")
+
+
+def error_kind(text: str) -> str:
+    """Return the kind of an error from its description, without its text.
+
+    A reason that the code of an app gives may be anything: it is "hidden" unless it begins like the
+    description of an exception, with the name of a class and a colon.
+    """
+    kind, colon, _ = text.partition(":")
+    pattern = _CLASS_NAME if colon else _ERROR_NAME
+    return kind if pattern.fullmatch(kind) else "hidden"

@@ -30,6 +30,8 @@ class Backlog:
     """Age of the next message to read, 0 at the tip; None where the broker does not report it."""
     fault: str | None = None
     """Why a worker cannot read on from the position, with the remedy."""
+    lost: bool = False
+    """Whether messages behind the position were deleted before they were read; see `fault`."""
 
 
 class QueueCatalog(abc.ABC):

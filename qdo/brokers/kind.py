@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.errors import SettingsError
@@ -38,6 +39,8 @@ class BrokerKind:
     :ivar dead_letter_remedy: how to limit its dead letters, where qdo does not; else "".
     :ivar schema: None if opening a broker creates everything that it needs.
     :ivar keeps_dead_letters: whether the broker at an address can store dead letters.
+    :ivar connector: returns a function that opens a connection of DB-API 2.0 to the database at an
+        address, for native threads; None if the broker is not a database of others, too.
     """
 
     open: Callable[[str, str], Broker]
@@ -49,6 +52,7 @@ class BrokerKind:
     keeps_dead_letters: Callable[[str], bool] = lambda url: True
     dead_letter_remedy: str = ""
     schema: BrokerSchema | None = None
+    connector: Callable[[str], Callable[[], Any]] | None = None
 
 
 def parse_error(parse: Callable[[str], object], url: str) -> str | None:

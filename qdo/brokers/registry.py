@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.kind import BrokerKind, BrokerSchema
@@ -111,6 +113,19 @@ def schema_of(url: str) -> BrokerSchema:
             broker=f"the broker {hide_credentials(url)}", what=what, remedy=remedy
         )
     return kind.schema
+
+
+def connector_of(url: str) -> Callable[[], Any]:
+    """Return a function that opens a plain connection to the database at `url`.
+
+    :raises SettingsError: the address is invalid, or a library is missing.
+    :raises UnsupportedError: it is not the address of a database server.
+    """
+    kind = _kind_of(url)
+    if kind is None or kind.connector is None:
+        what, remedy = "open a database for other tables", "name a PostgreSQL database"
+        raise UnsupportedError(broker=hide_credentials(url), what=what, remedy=remedy)
+    return kind.connector(url)
 
 
 def open_broker(url: str, app: str, max_queues: int | None = None) -> Broker:

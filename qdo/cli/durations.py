@@ -23,18 +23,6 @@ def parse_duration(text: str, flag: str) -> float:
     return float(found.group(1)) * _UNITS[found.group(2)]
 
 
-def short_duration(seconds: float) -> str:
-    """Return a duration in its two largest units: 0s, 59s, 2m 5s, 3h 4m, 2d 5h."""
-    left = max(0, round(seconds))
-    parts: list[tuple[int, str]] = []
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append((count, unit))
-    shown = [f"{count}{unit}" for count, unit in parts[:2] if count]
-    return " ".join(shown) or "0s"
-
-
 def parse_time(text: str, flag: str) -> float:
     """Return the Unix time of an ISO 8601 time (UTC if it has no zone), or of a Unix time.
 

@@ -207,6 +207,7 @@ _METAVARS = {
     "exclude": "GLOB",
     "broker": "URL",
     "coordinator": "URL",
+    "history": "URL",
     **{f"coordinator_{each}": "FILE" for each in ("ca", "cert", "key", "password_file")},
     "group": "NAME",
     "keys": "FILE",

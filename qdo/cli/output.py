@@ -19,7 +19,7 @@ from qdo.text import printable, printable_lines
 FORMATS = ("table", "json", "jsonl")
 NEVER_CUT = ("id", "queue", "worker", "owner")
 """Columns whose values are arguments of other commands."""
-KEPT_WIDTHS = {"last": 27, "dead_time": 20, "failing": 100, "error": 100}
+KEPT_WIDTHS = {"last": 27, "dead_time": 20, "reason": 100, "error": 100}
 """The widths up to which other columns are not cut: of times, and of what is wrong."""
 _GAP = "  "
 _ELLIPSIS = "…"

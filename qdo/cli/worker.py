@@ -34,6 +34,7 @@ Signals:
     "group",
     "namespace",
     "zone",
+    "history",
     "processes",
     "concurrency",
     "executor",

@@ -197,6 +197,9 @@ class Client(KazooClient):
         except (KazooException, self.handler.timeout_exception) as error:
             self._abandon()
             raise self._open_error(error, timeout_seconds) from error
+        except BaseException:  # the caller is stopped: a job at its deadline, or by Ctrl-C
+            self._abandon()
+            raise
 
     def _make_chroot(self, deadline: float) -> None:
         # An existing chroot is left alone: its creator may have left no rights above it. Without a

@@ -61,8 +61,21 @@ def read(client: Client, path: str) -> Node:
 
 def commit(client: Client, ops: Sequence[Op]) -> Committed | Rejected | NoResponse:
     """Perform a transaction: all operations or none."""
-    answer = client.handler.async_result()
-    client._call(Transaction([operation(client, op) for op in ops]), answer)
+    return commit_each(client, [ops])[0]
+
+
+def commit_each(
+    client: Client, transactions: Sequence[Sequence[Op]]
+) -> list[Committed | Rejected | NoResponse]:
+    """Perform several transactions in this order, without waiting between them."""
+    answers = []
+    for ops in transactions:
+        answers.append(client.handler.async_result())
+        client._call(Transaction([operation(client, op) for op in ops]), answers[-1])
+    return [_answered(client, answer) for answer in answers]
+
+
+def _answered(client: Client, answer: Any) -> Committed | Rejected | NoResponse:
     try:
         results: Any = answer.get(timeout=ANSWER_SECONDS)
     except (KazooException, client.handler.timeout_exception):

@@ -10,6 +10,7 @@ from qdo.coordination.bulk_reads import NodeValue, read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import load
+from qdo.fleet.protocol.live_settings import SettingsReport
 
 MAX_EXACT = 2**53
 """Larger whole numbers have no exact float."""
@@ -27,6 +28,7 @@ class ProcessDescription:
     :ivar level: the format level of what it writes to the coordinator.
     :ivar busy: number of its queues with a job that runs.
     :ivar settings: digest of its settings: processes with equal settings have the same.
+    :ivar live: number of the version of the live settings that it uses, 0 for none.
     :ivar reported: when the node was last written, Unix time of the coordinator's clock.
     :ivar fault: why the node is not that of a process, None if it is.
     """
@@ -44,6 +46,7 @@ class ProcessDescription:
     busy: int | None = None
     queues: int | None = None
     settings: str | None = None
+    live: int | None = None
     started: float | None = None
     reported: float | None = None
     fault: str | None = None
@@ -54,6 +57,7 @@ class ProcessDescription:
         folder, _, name = node.path.rpartition("/")
         kind = folder.rpartition("/")[2]
         value, fault = load(node.data)
+        report = SettingsReport.parse(value.get("live"))
         fault = node.refused or fault or (None if node.session else "its node has no session")
         return cls(
             name,
@@ -69,6 +73,7 @@ class ProcessDescription:
             busy=_typed(value, "busy", int),
             queues=_typed(value, "queues", int),
             settings=_typed(value, "settings", str),
+            live=None if report is None else report.uses,
             started=_typed(value, "started", float),
             reported=node.written,
             fault=fault,

@@ -26,7 +26,7 @@ from qdo.coordination.protocol.machine import (
     SetOp,
 )
 from qdo.coordination.transactions import Node
-from qdo.coordination.znodes.values import load
+from qdo.coordination.znodes.values import load, unix_time
 from qdo.errors import NotFoundError
 from qdo.fleet.document_store import DocumentStore
 from qdo.fleet.names import checked_name
@@ -260,7 +260,7 @@ def _parsed(data: bytes) -> StoredDocument:
     return StoredDocument(
         value["value"],
         by if isinstance(by, str) else "",
-        float(at) if isinstance(at, int | float) else 0.0,
+        unix_time(at) or 0.0,
     )
 
 

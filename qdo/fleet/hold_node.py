@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from qdo.coordination.znodes.values import encode, load, shown, string_tuple
+from qdo.coordination.znodes.values import encode, load, shown, string_tuple, unix_time
 from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 
 MAX_HOLDS = 100
@@ -15,7 +15,6 @@ MAX_HOLDS = 100
 MAX_REASON_CHARACTERS = 500
 MAX_BYTES = 64 * 1024
 """Of a node: twice what `MAX_HOLDS` ordinary holds take."""
-_MAX_TIME = 1e11
 _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 
 
@@ -104,17 +103,11 @@ def _parsed(value: Any) -> Hold:
         raise ValueError(f"the queues of hold {id} must be a list of globs, got {shown(globs)}")
     if by is not None and not _is_path(by):
         raise ValueError(f"the maker of hold {id} must be the path of a node, got {shown(by)}")
-    if until is not None and _time(until) is None:
+    if until is not None and unix_time(until) is None:
         raise ValueError(f"the end of hold {id} must be a Unix time, got {shown(until)}")
     why, who = (text if isinstance(text := value.get(key), str) else "" for key in ("why", "who"))
-    at = _time(value.get("at")) or 0.0
-    return Hold(id, queues, why[:MAX_REASON_CHARACTERS], who[:200], at, _time(until), by or "")
-
-
-def _time(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value < _MAX_TIME else None
+    at = unix_time(value.get("at")) or 0.0
+    return Hold(id, queues, why[:MAX_REASON_CHARACTERS], who[:200], at, unix_time(until), by or "")
 
 
 def _is_path(value: Any) -> bool:

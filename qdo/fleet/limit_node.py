@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,7 @@ MISSING = "it does not exist"
 class ShareHolder:
     """One process in one pool of a limit.
 
-    :ivar worker: name of its worker node.
+    :ivar worker: name of its worker node, or "client/" and the name of a component's node.
     :ivar held: its share.
     :ivar wants: how many it could use at once.
     """
@@ -77,6 +76,11 @@ class LimitNode:
             fault,
         )
 
+    @property
+    def workers(self) -> frozenset[str]:
+        """The processes that hold or want something."""
+        return frozenset(each.worker for each in (*self.permits, *self.starts))
+
     def encode(self) -> bytes:
         """Return the JSON of the node."""
         value: dict[str, Any] = {**self.extra, "max": self.max}
@@ -109,8 +113,8 @@ def is_count(value: Any, least: int) -> bool:
 
 def is_rate(value: Any) -> bool:
     """Return whether a value can be a number of starts a second."""
-    number = type(value) in (int, float) and math.isfinite(value)
-    return number and 1 / 86_400 <= value <= MOST
+    # Infinity and NaN are outside as well. An integer that no float can hold is only compared.
+    return type(value) in (int, float) and bool(1 / 86_400 <= value <= MOST)
 
 
 def _holders(value: Any) -> ShareHolders:

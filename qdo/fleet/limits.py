@@ -12,11 +12,15 @@ from qdo.coordination.protocol.machine import CreateOp, DeleteOp, NodeRead, Op, 
 from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import AuditTrail
+from qdo.fleet.levels import require_level
 from qdo.fleet.limit_node import MOST, LimitNode, is_count
 from qdo.fleet.names import checked_name
 from qdo.fleet.rates import default_burst, rate_of
 from qdo.fleet_errors import LimitNotFoundError, LimitValueError
 from qdo.text import did_you_mean
+
+LIMITS_LEVEL = 1
+"""Workers of lower levels start jobs without permits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,14 @@ def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> Lim
 
     :raises SharedNameError: the name is not possible.
     :raises LimitValueError: a value is not possible.
+    :raises OldFleetError: a worker is too old for limits.
     :raises NodeRefusedError: this account may not change the limit.
     :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
     """
     path = layout.fleet.limit(checked_name("limit", name))
     if wish.max is not None or wish.rate is not None:
         wish.applied(name, LimitNode())  # before anything is created
+    require_level(client, layout, LIMITS_LEVEL, "limits")
     make_folder(client, layout.fleet.limits)
     after = LimitNode()
 

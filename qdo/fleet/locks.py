@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +14,9 @@ from qdo.coordination.side.leased import LeasedConnection
 from qdo.coordination.transactions import make_folder
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode, load
-from qdo.errors import NodeRefusedError, UnreachableError, UsageError
+from qdo.errors import NodeRefusedError, QdoError, UnreachableError, UsageError
 from qdo.fleet.holds import Record, add_hold, end_holds, new_hold, wait_in_force
+from qdo.fleet.limiting.permits import TRY_SECONDS, CoordinatorPermits, PermitService
 from qdo.fleet.names import checked_name
 from qdo.fleet.protocol.lock_contender import LockContender
 from qdo.fleet_errors import LockLostError, LockTimeoutError, SectionLostError
@@ -67,7 +67,15 @@ class Section(HeldLock):
 
 
 class LockService(Protocol):
-    """Where the locks of an app are."""
+    """Where the locks of an app are, and its permits."""
+
+    permits: PermitService
+
+    def register(self, over: Any, timeout_seconds: float) -> None:
+        """Wait until this process has a node; set the event `over` when its session is over.
+
+        :raises CoordinatorUnreachableError: it has none in time.
+        """
 
     def hold(
         self, globs: tuple[str, ...], why: str, timeout_seconds: float
@@ -98,7 +106,9 @@ def held_lock(
     checked_name("lock", name)
     if len(why) > MAX_WHY:
         raise UsageError(reason=f"why must have at most {MAX_WHY} characters, got {len(why)}")
-    held, release = at_home(service().acquire, name, shared, why, timeout_seconds)
+    held, release = at_home(
+        service().acquire, name, shared, why, timeout_seconds, undo=lambda taken: taken[1]()
+    )
     try:
         yield held
     finally:
@@ -110,7 +120,9 @@ def held_section(
     service: Callable[[], LockService], globs: tuple[str, ...], why: str, timeout_seconds: float
 ) -> Iterator[Section]:
     """Let queues stand still during a block."""
-    section, end = at_home(service().hold, globs, why, timeout_seconds)
+    section, end = at_home(
+        service().hold, globs, why, timeout_seconds, undo=lambda begun: begun[1]()
+    )
     try:
         yield section
     finally:
@@ -130,6 +142,7 @@ class CoordinatorLocks:
         self._writer = writer
         self.connection = connection
         self.layout = layout
+        self.permits: PermitService = CoordinatorPermits(connection, layout)
         self._folders: set[str] = set()
 
     @property
@@ -141,6 +154,14 @@ class CoordinatorLocks:
         """End the session, and release all its locks."""
         self.connection.close()
 
+    def register(self, over: Any, timeout_seconds: float) -> None:
+        """Wait until this process has a node; set the event `over` when its session is over.
+
+        :raises CoordinatorUnreachableError: it has none in time.
+        """
+        self.connection.waiters.add(over)
+        self.connection.wait_registered(timeout_seconds)
+
     def acquire(
         self, name: str, shared: bool, why: str, timeout_seconds: float | None
     ) -> tuple[HeldLock, Callable[[], None]]:
@@ -151,16 +172,34 @@ class CoordinatorLocks:
         :raises NodeRefusedError: the account at the coordinator may not take it.
         """
         folder = self.layout.fleet.lock(name)
-        if folder not in self._folders:
-            make_folder(self.connection.client, folder)
-            self._folders.add(folder)
-        waiter = _Waiter(self.connection, folder, shared, self._about(why))
+        deadline = None if timeout_seconds is None else clock() + timeout_seconds
+        while True:
+            if folder not in self._folders:
+                make_folder(self.connection.client, folder)
+                self._folders.add(folder)
+            waiter = _Waiter(self.connection, folder, shared, self._about(why))
+            held = self._wait(waiter, name, timeout_seconds, deadline)
+            if held is not None:
+                return held, waiter.release
+            self._folders.discard(folder)
+
+    def _wait(
+        self,
+        waiter: _Waiter,
+        name: str,
+        timeout_seconds: float | None,
+        deadline: float | None,
+    ) -> HeldLock | None:
+        """Return the lock once it is held, None if its folder is missing."""
+        contender = waiter.contender
         try:
-            waiter.wait_held(timeout_seconds)
-            contender = waiter.contender
+            waiter.wait_held(deadline)
+            if contender.homeless:
+                waiter.release()
+                return None
             if contender.refusal:
                 account = self.connection.client.access.account_name()
-                raise NodeRefusedError(path=folder, account=account)
+                raise NodeRefusedError(path=self.layout.fleet.lock(name), account=account)
             if not contender.fence:
                 if self.connection.over or contender.left:
                     raise LockLostError(name=name)
@@ -174,8 +213,7 @@ class CoordinatorLocks:
             waiter.release()
             raise
         connection = self.connection
-        held = HeldLock(name, contender.fence, lambda: connection.valid and not contender.left)
-        return held, waiter.release
+        return HeldLock(name, contender.fence, lambda: connection.valid and not contender.left)
 
     def hold(
         self,
@@ -201,10 +239,16 @@ class CoordinatorLocks:
                 end_holds(client, self.layout, [hold.id])
             except UnreachableError:
                 connection.close()  # it ends with the session of its maker
+            except QdoError:
+                raise
+            except BaseException:  # the job is stopped at this moment
+                connection.close()
+                raise
 
-        zxid = add_hold(client, self.layout, hold, record=record)
         lifted = "it is lifted again"
         try:
+            # It may be written even if this call fails: the answer was lost, or the job stopped.
+            zxid = add_hold(client, self.layout, hold, record=record)
             wait_in_force(client, self.layout, hold, zxid, timeout_seconds, on_wait, lifted)
         except BaseException:
             end()
@@ -234,12 +278,16 @@ class _Waiter:
         )
         connection.waiters.add(self._changed)
 
-    def wait_held(self, timeout_seconds: float | None) -> None:
-        """Wait until the contender holds the lock while its session certainly lives."""
-        deadline = None if timeout_seconds is None else clock() + timeout_seconds
+    def wait_held(self, deadline: float | None) -> None:
+        """Wait until the contender holds the lock while its session certainly lives.
+
+        After the deadline, it still waits a moment to learn whether the lock is free.
+        """
+        placed = None if deadline is None else max(deadline, clock() + TRY_SECONDS)
         self._connection.add(self.contender)
         while True:
-            left = None if deadline is None else deadline - clock()
+            limit = deadline if self.contender.ahead else placed
+            left = None if limit is None else limit - clock()
             if self._ended() or (left is not None and left <= 0):
                 return
             self._changed.wait(left)
@@ -261,42 +309,3 @@ class _Waiter:
             self._changed.clear()
         self._connection.remove(self.contender)
         self._connection.waiters.discard(self._changed)
-
-
-class MemoryLocks:
-    """Locks within one process, for `qdo.testing`: nobody waits, since nobody could release.
-
-    No job runs during a section unless the test itself runs it, so sections hold nothing.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders: dict[str, list[bool]] = {}
-        self._fence = 0
-
-    def acquire(
-        self, name: str, shared: bool, why: str, timeout_seconds: float | None
-    ) -> tuple[HeldLock, Callable[[], None]]:
-        """Return a lock; raise LockTimeoutError if it is held."""
-        with self._lock:
-            holders = self._holders.setdefault(name, [])
-            if holders and not (shared and all(holders)):
-                raise LockTimeoutError(name=name, seconds=timeout_seconds or 0, holder="")
-            holders.append(shared)
-            self._fence += 1
-            held = [True]
-
-        def release() -> None:
-            held.clear()
-            holders.remove(shared)
-
-        return HeldLock(name, self._fence, lambda: bool(held)), release
-
-    def hold(
-        self, globs: tuple[str, ...], why: str, timeout_seconds: float
-    ) -> tuple[Section, Callable[[], None]]:
-        """Return a section that is in force at once."""
-        queues = new_hold(globs, why).queues
-        held = [True]
-        self._fence += 1
-        return Section(" ".join(queues), self._fence, lambda: bool(held)), held.clear

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.values import load
+from qdo.coordination.znodes.values import load, unix_time
 from qdo.fleet.protocol.lock_contender import Contender
 
 
@@ -58,7 +58,7 @@ def _of_lock(client: Client, path: str, names: list[str]) -> list[LockRow]:
                 not any(contender.waits_for(other) for other in contenders),
                 who if isinstance(who, str) else "",
                 why if isinstance(why, str) else "",
-                float(at) if isinstance(at, int | float) else None,
+                unix_time(at),
             )
         )
     return rows

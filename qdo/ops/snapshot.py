@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from qdo.brokers.ahead import check_head
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
-from qdo.coordination.bulk_reads import read_nodes
+from qdo.coordination.bulk_reads import NodeValue, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -18,8 +19,10 @@ from qdo.errors import NodeRefusedError, PositionAheadError, QdoError
 from qdo.fleet.hold_node import Hold, HoldNode
 from qdo.ops.backlogs import ask
 from qdo.ops.fleet_nodes import NO_NODES, FleetNodes, read_fleet_nodes, unclaimed_queues
+from qdo.ops.long_runs import LongRun, long_runs
 from qdo.ops.room import crowded_out
 from qdo.ops.worker_status import details_of
+from qdo.positions import TIME_POSITIONS
 from qdo.queues import QueueFilter
 from qdo.text import one_line
 
@@ -40,6 +43,7 @@ class Snapshot:
     :ivar filters: the different filters of the workers that stay.
     :ivar unclaimed: by queue, which worker it is assigned to that has not claimed it.
     :ivar listed: queues that the broker lists.
+    :ivar missing: queues that the broker does not have.
     :ivar dead_letters: number of dead letters by queue; None if it is unknown.
     :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
     :ivar lags: seconds by queue, as reported by workers.
@@ -49,6 +53,11 @@ class Snapshot:
     :ivar unread: what could not be read, with the reason.
     :ivar countable: the broker can count messages.
     :ivar holds: the queues that stand still.
+    :ivar at: Unix time of the reader's clock.
+    :ivar timed: positions are times.
+    :ivar written: when each queue node was last written, by the coordinator's clock.
+    :ivar reported: when the process of each worker last reported, by the same clock.
+    :ivar long_runs: by queue, the message that has run for longest, as reported by workers.
     :ivar end: text of the position of a finished queue, None if queues never finish.
     """
 
@@ -58,6 +67,7 @@ class Snapshot:
     filters: Collection[QueueFilter]
     unclaimed: Mapping[str, str]
     listed: Collection[str]
+    missing: Collection[str]
     dead_letters: Mapping[str, int] | None
     backlogs: Mapping[str, Backlog | QdoError | None]
     lags: Mapping[str, float]
@@ -68,6 +78,11 @@ class Snapshot:
     countable: bool
     holds: Sequence[Hold]
     end: str | None
+    at: float
+    timed: bool
+    written: Mapping[str, float]
+    reported: Mapping[str, float]
+    long_runs: Mapping[str, LongRun]
 
 
 def read_snapshot(
@@ -83,29 +98,27 @@ def read_snapshot(
     end = broker.capabilities.end_position_text if broker else None
     # Queue nodes may be readable although their folder cannot be listed.
     named = listed.union(dead) if fleet.queues is None else fleet.queues
-    nodes = _read_queue_nodes(client, layout, _matching(named, glob))
+    reads = _read_queue_nodes(client, layout, _matching(named, glob))
+    nodes = _parsed(reads)
     if broker is not None:
-        nodes = {name: _with_fault(name, node, broker) for name, node in nodes.items()}
-    over = {
-        name
-        for name, node in nodes.items()
-        if not dead.get(name) and is_over(node, name, stored, end)
-    }
-    names = sorted(stored.union(nodes, _matching(dead, glob)) - over)
+        nodes = {name: _with_fault(name, each, broker) for name, each in nodes.items()}
+    over = {name for name, node in nodes.items() if is_over(node, name, stored, end)}
+    names = sorted(stored.union(nodes, _matching(dead, glob)) - (over - dead.keys()))
     whole = [name for name in names if name in stored and nodes.get(name, NEW).fault is None]
     workers = None if fleet.workers is None else frozenset(fleet.workers)
     backlogs = _backlogs(broker, whole, nodes, workers or (), budget) if broker else {}
-    parents = _parents(client, broker, [name for name in names if name not in nodes], listed)
-    others = {each for found in parents.values() for each in found if each not in nodes}
-    components = [dict(details_of(read.data)) for read in fleet.components or ()]
     nodeless = [name for name in names if name not in nodes]
+    parents = _parents(client, broker, nodeless, listed)
+    others = {each for found in parents.values() for each in found} - nodes.keys()
+    components = [dict(details_of(read.data)) for read in fleet.components or ()]
     return Snapshot(
         names=names,
-        nodes={**nodes, **_read_queue_nodes(client, layout, others)},
+        nodes={**nodes, **_parsed(_read_queue_nodes(client, layout, others))},
         workers=workers,
         filters=fleet.filters(),
         unclaimed=_unclaimed(client, layout, fleet, names, nodes),
         listed=listed,
+        missing=frozenset(names) - listed if broker else frozenset(),
         dead_letters=counted,
         backlogs=backlogs,
         lags=_lags(components) if broker and broker.capabilities.doorbell else {},
@@ -116,6 +129,11 @@ def read_snapshot(
         holds=_holds(client, layout),
         countable=broker is not None and broker.capabilities.countable,
         end=end,
+        at=time.time(),
+        timed=broker is not None and broker.positions is TIME_POSITIONS,
+        written={name: read.written for name, read in reads.items()},
+        reported=_reported(fleet.components or ()),
+        long_runs=long_runs(components),
     )
 
 
@@ -134,11 +152,13 @@ def _fleet(client: Client | None, layout: Layout) -> FleetNodes:
 
 def _read_queue_nodes(
     client: Client | None, layout: Layout, names: Iterable[str]
-) -> dict[str, QueueNode]:
+) -> dict[str, NodeValue]:
     found = read_nodes(client, [layout.queue(name) for name in names]) if client else []
-    return {
-        read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused) for read in found
-    }
+    return {read.path.rpartition("/")[2]: read for read in found}
+
+
+def _parsed(reads: Mapping[str, NodeValue]) -> dict[str, QueueNode]:
+    return {name: QueueNode.parse(read.data, read.refused) for name, read in reads.items()}
 
 
 def _unclaimed(
@@ -197,6 +217,11 @@ def is_over(node: QueueNode, name: str, stored: Collection[str], end: str | None
 def is_finished(node: QueueNode | None, end: str | None) -> bool:
     """Return whether a queue is finished, as the shards of Kinesis are after a reshard."""
     return node is not None and end is not None and node.position == end
+
+
+def _reported(components: Iterable[NodeValue]) -> dict[str, float]:
+    """Return when the process of each worker last wrote its node."""
+    return {str(dict(details_of(read.data)).get("worker")): read.written for read in components}
 
 
 def _lags(components: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -13,7 +13,9 @@ from qdo.coordination.znodes.progress import FailureRecord
 from qdo.errors import QdoError
 from qdo.fleet.hold_node import holds_of
 from qdo.fleet.holds import hold_text
+from qdo.ops.long_runs import LongRun
 from qdo.ops.snapshot import NEW, Snapshot, is_finished, read_snapshot
+from qdo.positions import time_of_position
 from qdo.queues import why_untaken
 
 
@@ -40,6 +42,13 @@ class QueueStatus:
         owner or is not assigned.
     :ivar waits_for: queues that must be finished before this one may begin.
     :ivar held: why it stands still in the whole fleet, None if it does not.
+    :ivar missing: the broker does not have the queue: nothing waits.
+    :ivar lost: messages were deleted before they were read; `fault` says which.
+    :ivar seek: how often operators moved `last`.
+    :ivar written: when its node was last written, Unix time of the coordinator's clock; 0 if it
+        has none.
+    :ivar reported: when its owner last reported, by the same clock; None if that is unknown.
+    :ivar running: the message that has run for longest, None if none runs for long.
     :ivar marks: failure record of the failing message; it tells whether the queue is blocked.
     :ivar also_blocking: failure records of further messages that wait for an operator.
     """
@@ -63,6 +72,12 @@ class QueueStatus:
     waits_for: tuple[str, ...] = ()
     error: str | None = None
     held: str | None = None
+    missing: bool = False
+    lost: bool = False
+    seek: int = 0
+    written: float = 0.0
+    reported: float | None = None
+    running: LongRun | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +86,15 @@ class Statuses:
 
     :ivar unasked: how many backlogs were not requested from the broker, to save requests.
     :ivar unread: what could not be read about the queues, with the reason.
+    :ivar at: when they were read, Unix time of the reader's clock.
+    :ivar workers: number of registered workers; None if it is unknown.
     """
 
     queues: list[QueueStatus]
     unasked: int = 0
     unread: Mapping[str, str] = field(default_factory=dict)
+    at: float = 0.0
+    workers: int | None = None
 
 
 def queue_statuses(
@@ -104,14 +123,14 @@ def queue_statuses(
 def assemble(snapshot: Snapshot) -> Statuses:
     """Return the statuses of a snapshot; reads nothing."""
     queues = [_queue_status(name, snapshot) for name in snapshot.names]
-    return Statuses(queues, snapshot.unasked, snapshot.unread)
+    workers = None if snapshot.workers is None else len(snapshot.workers)
+    return Statuses(queues, snapshot.unasked, snapshot.unread, snapshot.at, workers)
 
 
 def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     node = snapshot.nodes.get(queue, NEW)
     answer = snapshot.backlogs.get(queue)
     backlog = answer if isinstance(answer, Backlog) else None
-    lag = snapshot.lags.get(queue)
     dead = snapshot.dead_letters
     return QueueStatus(
         queue=queue,
@@ -129,13 +148,31 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         unclaimed=snapshot.unclaimed.get(queue),
         position=node.position,
         approximate=backlog is not None and backlog.approximate,
-        behind_seconds=lag if backlog is None or lag is not None else backlog.behind_seconds,
+        behind_seconds=_age(queue, backlog, snapshot),
         waits_for=tuple(
             name for name in snapshot.parents.get(queue, ()) if _is_pending(name, snapshot)
         ),
         error=str(answer) if isinstance(answer, QdoError) else None,
         held="; ".join(map(hold_text, holds_of(queue, snapshot.holds))) or None,
+        missing=queue in snapshot.missing,
+        lost=backlog is not None and backlog.lost,
+        seek=node.seek,
+        written=snapshot.written.get(queue, 0.0),
+        reported=snapshot.reported.get(node.owner),
+        running=snapshot.long_runs.get(queue),
     )
+
+
+def _age(queue: str, backlog: Backlog | None, snapshot: Snapshot) -> float | None:
+    """Return the age of the next message in seconds, None if it is unknown."""
+    lag = snapshot.lags.get(queue)
+    if backlog is None or lag is not None:
+        return lag
+    if backlog.behind_seconds is not None or not snapshot.timed:
+        return backlog.behind_seconds
+    if backlog.oldest is None:
+        return None if backlog.count else 0.0
+    return max(0.0, snapshot.at - time_of_position(backlog.oldest))
 
 
 def _is_gone(owner: str, workers: Collection[str] | None) -> bool | None:

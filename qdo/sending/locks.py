@@ -28,9 +28,10 @@ def open_locks(app: str, settings: Settings) -> CoordinatorLocks:
     """
     from qdo.coordination.side.leased import LeasedConnection
     from qdo.coordination.transactions import make_folder
+    from qdo.coordination.znodes.layout import clients_of
     from qdo.fleet.locks import CoordinatorLocks
 
     client, layout = open_client(settings, app)
-    make_folder(client, f"{layout.components}/client")
+    make_folder(client, clients_of(layout.root))
     connection = LeasedConnection(client, layout, describe_process(settings))
     return CoordinatorLocks(connection, layout, writer_shown(settings))

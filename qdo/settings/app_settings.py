@@ -9,9 +9,15 @@ from qdo.settings import checks
 from qdo.settings.checks import Check
 
 
-def setting(default: Any, help: str, check: Check | None = None, unit: str = "") -> Any:
-    """Declare a setting."""
-    return field(default=default, metadata={"help": help, "check": check, "unit": unit})
+def setting(
+    default: Any, help: str, check: Check | None = None, unit: str = "", *, live: bool = False
+) -> Any:
+    """Declare a setting.
+
+    :param live: whether it may be changed while processes run, see `qdo.settings.live_toml`.
+    """
+    about = {"help": help, "check": check, "unit": unit, "live": live}
+    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import Any
 from qdo.brokers.registry import dead_letter_remedy
 from qdo.encoding import DEFAULT_BODY_BYTES, MAX_STORED_BODY_BYTES
 from qdo.errors import SettingsError, UnknownSettingError
+from qdo.history.address import history_error
 from qdo.jobs.policy_tables import QueuePolicy
 from qdo.settings import checks
 from qdo.settings.app_settings import AppSettings, setting
@@ -116,12 +117,14 @@ class Settings(AppSettings):
         "maximum number of messages of a queue read from the broker at once",
         checks.between(1, 100_000),
         "messages",
+        live=True,
     )
     turn_seconds: float = setting(
         0.02,
         "how long a queue may run before waiting queues get their turn",
         checks.between(0.0001, 60),
         "seconds",
+        live=True,
     )
     attempts: int = setting(
         10,
@@ -129,38 +132,48 @@ class Settings(AppSettings):
         "letter",
         checks.between(1, 1_000_000),
         "attempts",
+        live=True,
     )
     backoff_seconds: float = setting(
         0.5,
         "pause before the second attempt; it doubles with each further attempt",
         checks.between(0, 86_400),
         "seconds",
+        live=True,
     )
     backoff_max_seconds: float = setting(
-        60.0, "longest pause between attempts", checks.between(0, 86_400), "seconds"
+        60.0,
+        "longest pause between attempts",
+        checks.between(0, 86_400),
+        "seconds",
+        live=True,
     )
     policies: tuple[QueuePolicy, ...] = setting(
         (),
         "rules for failing messages of some queues: [[policies]] tables with queues (a glob), "
         "attempts, backoff_seconds, backoff_max_seconds, then and [[policies.rules]]",
+        live=True,
     )
     retention_seconds: float = setting(
         604_800.0,
         "how long the broker keeps completed messages, for replay",
         checks.between(0, 3_153_600_000),
         "seconds",
+        live=True,
     )
     dead_letter_limit: int = setting(
         0,
         "the most dead letters that a queue keeps; its owner deletes older ones; 0 means no limit",
         checks.between(0, 1_000_000_000),
         "dead letters",
+        live=True,
     )
     dead_letter_retention_seconds: float = setting(
         0.0,
         "how long dead letters are kept; the queue's owner deletes older ones; 0 means forever",
         checks.between(0, 3_153_600_000),
         "seconds",
+        live=True,
     )
     max_queues: int = setting(
         100_000,
@@ -174,12 +187,20 @@ class Settings(AppSettings):
         checks.between(1, MAX_STORED_BODY_BYTES),
         "bytes",
     )
+    history: str = setting(
+        "",
+        "where workers record what they did, for `qdo history`: sqlite:PATH or "
+        "postgresql://USER@HOST/DATABASE; without, nowhere",
+        history_error,
+    )
     doorbell: bool = setting(
         False,
         "for polled brokers (SQS): senders notify the queue's owner through a znode, and it polls "
         "at once",
     )
-    log_level: str = setting("info", "lowest level that is logged", checks.one_of(*LOG_LEVELS))
+    log_level: str = setting(
+        "info", "lowest level that is logged", checks.one_of(*LOG_LEVELS), live=True
+    )
     log_config: str = setting(
         "",
         "JSON file with a configuration for Python's logging (dictConfig), for the parent process "
@@ -282,7 +303,7 @@ def declarations() -> Iterable[Declaration]:
 
 
 def _described(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: metadata[key] for key in ("help", "unit", "check")}
+    return {key: metadata[key] for key in ("help", "unit", "check", "live")}
 
 
 def check_names(names: Iterable[str], origin: str) -> None:

@@ -100,17 +100,29 @@ def _file_values(path: str) -> list[tuple[str, Any, str]]:
 
 
 def _read_toml(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise SettingsError(name="config", reason=f"{path}: {error.strerror}") from error
+    return parse_toml(data, path)
+
+
+def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
+    """Return the table in a TOML text.
+
+    :param origin: where it is from, for the error.
+    :raises SettingsError: it is not TOML.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise SettingsError(name="config", reason=f"{path}: {error.strerror}") from error
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
-        raise SettingsError(name="config", reason=f"{path} is not a TOML file: {error}") from error
+        return tomllib.loads(text.decode() if isinstance(text, bytes) else text)
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError
+        reason = f"{origin} must be TOML: {error}"
+        raise SettingsError(name="config", reason=reason) from error
 
 
 def _environment_values(environ: Mapping[str, str]) -> list[tuple[str, Any, str]]:

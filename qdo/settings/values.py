@@ -31,6 +31,7 @@ class Declaration:
 
     :ivar kind: "str", "int", "float", "bool", "globs" for a tuple of text, or "tables" for values
         that only a file can express.
+    :ivar live: whether it may be changed while processes run.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Declaration:
     help: str
     unit: str
     check: Check | None
+    live: bool = False
 
     @property
     def variable(self) -> str:

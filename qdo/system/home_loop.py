@@ -35,10 +35,17 @@ def home_loop() -> Iterator[None]:
         _home = before
 
 
-def at_home(function: Callable[..., _Result], *args: Any) -> _Result:
+def at_home(
+    function: Callable[..., _Result],
+    *args: Any,
+    undo: Callable[[_Result], object] | None = None,
+) -> _Result:
     """Call a function in a greenlet of the worker's event loop, and wait for its result.
 
     Without such a loop, and on its own thread, it is an ordinary call.
+
+    :param undo: called with the result if the waiting thread was interrupted and nobody gets it,
+        so that a lock or a permit that was taken in that moment is released.
     """
     home = _home
     if home is None or home[1] == _get_ident():
@@ -58,12 +65,17 @@ def at_home(function: Callable[..., _Result], *args: Any) -> _Result:
         finally:
             done.release()
 
+    def give_up() -> None:
+        gevent.killall(greenlets)  # waits for its end: it may have its result by now
+        if results and undo is not None:
+            undo(results[0])
+
     hub.loop.run_callback_threadsafe(lambda: greenlets.append(gevent.spawn(run)))
     try:
         while not done.acquire(timeout=LOOK_SECONDS):
             pass  # an interruption of the job is raised here
     except BaseException:
-        hub.loop.run_callback_threadsafe(lambda: gevent.killall(greenlets, block=False))
+        hub.loop.run_callback_threadsafe(lambda: gevent.spawn(give_up))
         raise
     if errors:
         raise errors[0]

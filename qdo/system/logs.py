@@ -7,6 +7,8 @@ import logging
 import logging.config
 import sys
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TextIO
 
 from qdo.errors import SettingsError
@@ -61,17 +63,29 @@ def configure(level: str = "info", stream: TextIO | None = None, config: str = "
     formatter = LineFormatter(_FORMAT, _DATE_FORMAT)
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
+    root.addHandler(handler)
+    set_level(level)
+    if config:
+        _apply(config)
+
+
+def set_level(level: str) -> Callable[[], None]:
+    """Log from this level up, one of `LEVELS`; return a function that undoes it."""
     kazoo, botocore = logging.NOTSET, logging.INFO
     if level.lower() != "debug":
         kazoo, botocore = logging.ERROR, logging.WARNING
-    root.addHandler(handler)
-    root.setLevel(level.upper())
-    logging.getLogger("kazoo").setLevel(kazoo)
-    logging.getLogger("botocore").setLevel(botocore)
+    loggers = [logging.getLogger(name) for name in (None, "kazoo", "botocore")]
+    before = [each.level for each in loggers]
+    levels = (logging.getLevelName(level.upper()), kazoo, botocore)
+
+    def apply(wanted: Iterable[int]) -> None:
+        for logger, each in zip(loggers, wanted, strict=True):
+            logger.setLevel(each)
+
+    apply(levels)
     # At debug it logs every path with its query, where addresses of webhooks have their secrets.
     logging.getLogger("urllib3").setLevel(logging.INFO)
-    if config:
-        _apply(config)
+    return partial(apply, before)
 
 
 def escape_last_resort() -> None:

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any
 
 from qdo.app import App
 from qdo.coordination.queue_admin import Which, with_seek, with_unblock
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NoJobError, NotSettledError, UsageError
-from qdo.fleet.locks import MemoryLocks
 from qdo.jobs.options import is_async
 from qdo.ops.unblock import Decision
 from qdo.queues import QueueFilter
+from qdo.settings.in_force import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.testing.clock import TOLERANCE_SECONDS, Clock
 from qdo.testing.documents import MemoryDocuments
 from qdo.testing.fault_injection import SendingBroker
 from qdo.testing.fault_points import Crashed, Point
+from qdo.testing.holds import KitHolds
 from qdo.testing.inline_executor import NO_JOB, check_no_loop
-from qdo.testing.memory_broker import MemoryStore
+from qdo.testing.limits import KitPermits
+from qdo.testing.locks import MemoryLocks
 from qdo.testing.outboxes import KitRelay
 from qdo.testing.process import Process
 from qdo.testing.results import Results
@@ -43,6 +44,8 @@ class TestKit(Results):
     Until it is closed, every `app.send` sends to the kit. Settings are those given in code and
     here; neither the settings file nor the environment is read.
 
+    :ivar limits: the limits of its jobs, like `qdo limits`; at first none limits anything.
+    :ivar holds: pauses of queues, like `qdo pause` and `qdo resume`.
     :param app: the app to test, with its jobs and hooks.
     :param clock: a clock to share with another kit.
     :param chance: returns the random number of each backoff. The default is always 1: each
@@ -69,19 +72,21 @@ class TestKit(Results):
         self.app = app
         self.clock = Clock() if clock is None else clock
         chosen = Settings().underlaid(app.given, app.origin).merged(settings, "TestKit")
-        store = MemoryStore(self.clock.position)
-        world = State(app, chosen, self.clock, store, chance, most=most_attempts)
-        super().__init__(world, SendingBroker(store, app.name, self._reach))
+        world = State(app, chosen, self.clock, chance, KitHolds(self._held), most=most_attempts)
+        super().__init__(world, SendingBroker(world.store, app.name, self._reach))
+        self.limits, self.holds = world.limits, world.holds
         globs = (without_job,) if isinstance(without_job, str) else tuple(without_job)
         self._expected = QueueFilter(globs)
         self._relay = KitRelay(app, self.broker)
         self._process: Process | None = None
         self._stack: list[Process] = []
         self._dead: list[Process] = []
+        locks = MemoryLocks(KitPermits(self.limits))
         with contextlib.ExitStack() as undo:
             undo.enter_context(self.clock.installed())
             undo.enter_context(app.override_broker(self.broker, chosen))
-            undo.enter_context(app.override_coordinator(MemoryDocuments(), MemoryLocks()))
+            live = SettingsInForce(chosen)
+            undo.enter_context(app.override_coordinator(MemoryDocuments(), locks, live))
             self._undo = undo.pop_all()
 
     def close(self) -> None:
@@ -111,13 +116,8 @@ class TestKit(Results):
     def __enter__(self) -> TestKit:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        if kind is None:
             self.close()
         else:
             self._close()
@@ -339,6 +339,10 @@ class TestKit(Results):
         node = self._world.record.change(queue, change)
         if self._process is not None:
             self._process.moved(queue, node)
+
+    def _held(self) -> None:
+        if self._process is not None:
+            self._process.gate.apply(self.holds.holds)
 
     def _reach(self, point: Point, queue: str) -> None:
         """Pass a fault point of a job that sends; sending from the test passes none."""

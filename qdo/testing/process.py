@@ -23,12 +23,14 @@ from qdo.events import Event
 from qdo.jobs.policy import Policy
 from qdo.jobs.policy_tables import check_policies
 from qdo.message import Message
+from qdo.settings.in_force import SettingsInForce
 from qdo.testing.fault_injection import FaultyBroker, InstrumentedApp
 from qdo.testing.fault_points import Crashed, Point
 from qdo.testing.inline_executor import InlineExecutor
 from qdo.testing.state import State
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.dispatcher import Dispatcher
+from qdo.worker.engine.gates.holds import HoldGate
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.shared_memory import in_flight as hands
 
@@ -45,6 +47,7 @@ class Process:
 
     :ivar name: name of its worker node.
     :ivar alive: False after it was killed; its actions then have no effect.
+    :ivar gate: keeps paused queues still.
     :ivar stopping: why it releases its queues, None while it does not.
     :ivar running: it is on the stack: a job may be running.
     """
@@ -76,14 +79,15 @@ class Process:
             cast(App, InstrumentedApp(world.app, self)),
             self._broker,
             self._executor,
-            settings,
+            SettingsInForce(settings),
             in_flight=hands.InFlightTable(2 * settings.concurrency, self._memory),
             on_stop=self._stop,
             clock=self.clock.passed,
             jitter=world.chance,
         )
         self._pipeline = Pipeline(engine)
-        engine.limits.ignored = True
+        self._limits = world.limits.shares(world.app.jobs)
+        engine.limits.use(self._limits)
         self._dispatcher = Dispatcher(
             self._pipeline,
             concurrency=1,
@@ -91,6 +95,9 @@ class Process:
             breathe=self._between_turns,
             clock=self.clock.passed,
         )
+        engine.limits.resume = self._dispatcher.resume
+        self.gate = HoldGate(self._dispatcher)
+        self.gate.apply(world.holds.holds)
         self._pipeline.context = context
         self._unlisten = self._broker.listen(self._woken)
         self._woken(self._broker.catalog.names())
@@ -104,6 +111,7 @@ class Process:
         :raises UsageError: the kit was used incorrectly.
         """
         self.running = True
+        self._pipeline.limits.changed()
         try:
             while self.alive and self.stopping is None:
                 self._hear()
@@ -124,9 +132,11 @@ class Process:
         A queue whose key is missing is blocked: no passing of time brings the key.
         """
         slots = self._dispatcher.slots.values()
+        starts = min((share.due() for share in self._limits.values()), default=inf)
         if not any(slot.waits_for_key for slot in slots):
-            return self._dispatcher.due()
-        return min((slot.alarm for slot in slots if not slot.waits_for_key), default=inf)
+            return min(starts, self._dispatcher.due())
+        alarms = [slot.alarm for slot in slots if not slot.waits_for_key]
+        return min([starts, *alarms])
 
     def spend(self, seconds: float) -> None:
         """Let time pass within the running job; meanwhile the progress of turns is recorded."""
@@ -248,8 +258,9 @@ class Process:
             queue, fence, node.last, self._lease, node.failure, node.out_of_order
         )
         self._fences[queue] = fence
+        self.gate.admit(claim)
         self.reach("after-claim", queue)
-        if claim.open:
+        if not claim.over:
             self._dispatcher.claimed(self, claim)
 
     def moved(self, queue: str, node: QueueNode) -> None:
@@ -262,6 +273,7 @@ class Process:
         owned.claim = Claim(
             queue, old.fence, node.last, self._lease, node.failure, node.out_of_order
         )
+        self.gate.admit(owned.claim)
         self._dispatcher.repositioned(self, old, owned.claim)
 
     def lose(self) -> None:

@@ -21,6 +21,8 @@ from qdo.settings.settings import Settings
 from qdo.settings.vaults import opener_of
 from qdo.testing.clock import Clock
 from qdo.testing.fault_points import Faults
+from qdo.testing.holds import KitHolds
+from qdo.testing.limits import KitLimits
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 from qdo.testing.memory_coordinator import MemoryCoordinator
 
@@ -55,6 +57,8 @@ class State:
 
     :ivar chance: returns the random numbers of backoffs, from 0 to 1.
     :ivar attempts: every attempt that ended, in order.
+    :ivar limits: the limits of its jobs.
+    :ivar holds: the pauses in force.
     :ivar stops: the reasons of `qdo.Stop`, in order.
     :ivar most: maximum number of jobs that a run may start, of which `left` remain.
     """
@@ -62,8 +66,10 @@ class State:
     app: App
     settings: Settings
     clock: Clock
-    store: MemoryStore
     chance: Callable[[], float]
+    holds: KitHolds
+    store: MemoryStore = field(init=False)
+    limits: KitLimits = field(init=False)
     record: MemoryCoordinator = field(default_factory=MemoryCoordinator)
     faults: Faults = field(default_factory=Faults)
     attempts: list[Attempt] = field(default_factory=list)
@@ -71,6 +77,10 @@ class State:
     most: int = 0
     left: int = 0
     numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore(self.clock.position)
+        self.limits = KitLimits(self.app, self.clock.passed)
 
     def broker(self) -> MemoryBroker:
         """Return a new broker on the store."""

@@ -7,6 +7,7 @@ Its input is JSON in the environment variable QDO_CHILD:
 - ``pipe``: descriptor of a socket to the parent;
 - ``in_flight`` and ``receipts``: descriptors of memory shared with the parent, see
   `qdo.worker.shared_memory.in_flight` and `qdo.worker.shared_memory.receipt_handles`;
+- ``stacks``: descriptor of memory for its stacks, see `qdo.worker.shared_memory.stack_dumps`;
 - ``left``: descriptors of the receipt stores of dead processes;
 - ``restarted``: whether a process ran in this slot before.
 
@@ -34,6 +35,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from qdo.settings.settings import Settings
     from qdo.worker.process_context import ProcessContext
     from qdo.worker.worker import Worker
@@ -53,7 +56,8 @@ def main() -> int:
     child = json.loads(os.environ.pop("QDO_CHILD"))
     pipe = socket.socket(fileno=child["pipe"])
     os.set_inheritable(pipe.fileno(), False)
-    for fd in (child.get("in_flight"), child.get("receipts"), *child.get("left", ())):
+    shared = [child.get(name) for name in ("in_flight", "receipts", "stacks")]
+    for fd in (*shared, *child.get("left", ())):
         if fd is not None:
             os.set_inheritable(fd, False)
     return _run(child, pipe)
@@ -68,10 +72,13 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     from qdo.system import logs
     from qdo.text import printable_lines
     from qdo.worker.line_limit import limit_lines
+    from qdo.worker.shared_memory.stack_dumps import write_at_signal
 
     settings = Settings(**child["settings"])
     logs.configure(settings.log_level, config=settings.log_config)
     limit_lines()
+    if child.get("stacks") is not None:
+        write_at_signal(child["stacks"])
     if settings.reload:
         # A file written twice within one second may keep the byte code of its first version.
         sys.dont_write_bytecode = True
@@ -127,7 +134,7 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
     root = Layout.of(settings.app, settings.namespace).root
     parent = ParentLink(pipe, settings.coordinator, root)
     members = MemberFactory(settings, parent.on_session)
-    worker = Worker(app, settings, _context(settings, child), members)
+    worker = Worker(app, settings, _context(settings, child, parent.ask), members)
     _handle_signals(worker)
     gevent.spawn(parent.watch, lambda: _parent_died(worker))
     if settings.reload:
@@ -135,7 +142,9 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
     return worker.run()
 
 
-def _context(settings: Settings, child: dict[str, Any]) -> ProcessContext:
+def _context(
+    settings: Settings, child: dict[str, Any], ask_parent: Callable[[str], None]
+) -> ProcessContext:
     from qdo.worker.process_context import ProcessContext
     from qdo.worker.shared_memory.in_flight import InFlightTable
     from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore, read
@@ -151,6 +160,7 @@ def _context(settings: Settings, child: dict[str, Any]) -> ProcessContext:
         receipts=SharedReceiptStore(child.get("receipts")),
         left=left,
         restarted=child.get("restarted", False),
+        ask_parent=ask_parent,
         exit=os._exit,
     )
 

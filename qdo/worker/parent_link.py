@@ -59,6 +59,13 @@ class ParentLink:
             if not self._gone:
                 _log.warning("cannot report a session to the parent: %s", error)
 
+    def ask(self, action: str) -> None:
+        """Ask the parent for an action: "drain", "restart" or "reload".
+
+        :raises OSError: the parent has died.
+        """
+        self._pipe.sendall(json.dumps({"ask": action}).encode() + b"\n")
+
     def watch(self, on_death: Callable[[], None]) -> None:
         """Wait until the parent has died, then call `on_death` once."""
         try:

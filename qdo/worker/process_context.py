@@ -21,6 +21,8 @@ class ProcessContext:
         releases them, see `Broker.release`.
     :ivar restarted: the worker replaces a process that ran before. Queues that suit no job then
         do not stop it.
+    :ivar ask_parent: asks the parent for what an operator wants of this worker, by the name of the
+        action; None without a parent.
     :ivar exit: called with the exit code when the process must exit at once: from a native
         thread at the third stop signal, and at the end if jobs in threads are still running.
     """
@@ -30,4 +32,5 @@ class ProcessContext:
     receipts: SharedReceiptStore | None = None
     left: Sequence[tuple[str, str]] = ()
     restarted: bool = False
+    ask_parent: Callable[[str], None] | None = None
     exit: Callable[[int], None] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -11,6 +12,7 @@ from gevent.event import Event
 
 from qdo.system.home_loop import home_loop
 from qdo.system.native import reported_deaths
+from qdo.text import pluralize
 
 _log = logging.getLogger(__name__)
 
@@ -23,9 +25,11 @@ class StopRequests:
     :ivar dead_thread: name of a native thread that died and that the worker needs.
     :ivar wakeup: set with each request. Other parts of the worker may set it as well, to make
         the main greenlet look.
+    :param exit: ends the process at once; None: nothing does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exit: Callable[[int], object] | None = None) -> None:
+        self._exit = exit
         self.signals = 0
         self.finished = False
         self.dead_thread: str | None = None
@@ -69,3 +73,23 @@ class StopRequests:
         _log.info("%s", reason)
         self.finished = True
         self.wakeup.set()
+
+    def exit_if_demanded(self) -> None:
+        """Exit even if the event loop is blocked; runs on the watchdog's thread."""
+        if self.signals >= 3 and self._exit is not None:
+            _log.error("third stop signal: exiting immediately")
+            self._exit(1)
+
+    def exit_if_stuck(self, under_way: int) -> None:
+        """Exit the process if jobs still run in threads, which cannot be stopped.
+
+        Closing the session would free their queues while their messages still run. The parent
+        closes it after it has reaped this process.
+        """
+        if under_way and self._exit is not None:
+            _log.error(
+                "%s did not stop; exiting immediately without closing the job context. The parent"
+                " releases the queues when this process is gone",
+                pluralize(under_way, "job"),
+            )
+            self._exit(1)

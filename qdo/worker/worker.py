@@ -40,21 +40,25 @@ from gevent.event import Event
 from qdo.app import App
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import open_broker
-from qdo.jobs.policy_tables import check_policies
+from qdo.coordination.leader_queues import Chore
+from qdo.fleet.chores.copied_actions import CopiedActionsChore
 from qdo.message import Message
 from qdo.sending.doorbell import attach_doorbell
+from qdo.settings.live import LiveSettings, LogLevelFollower
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.system.loop_mailbox import LoopMailbox
 from qdo.system.sqlite import absolute
 from qdo.system.stop_flag import SIGN
 from qdo.text import pluralize
+from qdo.worker.actions.own_actions import OwnActions
 from qdo.worker.drain import Drain
 from qdo.worker.duties.burst import Burst
 from qdo.worker.duties.checkpoint_progress import CheckpointProgress
 from qdo.worker.duties.chores import Chores
 from qdo.worker.duties.discovery import Discovery
 from qdo.worker.duties.doorbell_listener import DoorbellListener
+from qdo.worker.duties.history import HistoryDuty, keep_action
 from qdo.worker.duties.left_messages import LeftMessages
 from qdo.worker.duties.member_api import CurrentMember
 from qdo.worker.duties.member_factory import MemberFactory
@@ -66,7 +70,7 @@ from qdo.worker.duties.status_report import StatusReport
 from qdo.worker.duties.time_limit import TimeLimit
 from qdo.worker.duties.watchdog import LoopWatchdog
 from qdo.worker.engine.compatibility import check_jobs
-from qdo.worker.engine.context import Engine, default_policy, policy_lookup
+from qdo.worker.engine.context import Engine, check_job_policies, policy_lookup
 from qdo.worker.engine.dispatcher import Dispatcher
 from qdo.worker.engine.gates.holds import HoldGate
 from qdo.worker.engine.pipeline import Pipeline
@@ -100,18 +104,21 @@ class Worker:
         self.state = "starting"
         self._process = process if process is not None else ProcessContext()
         self._members = members if members is not None else MemberFactory(settings)
-        self._exit_process = self._process.exit
+        self._live = LiveSettings(
+            settings,
+            app.origin,
+            check=lambda changed: check_job_policies(app, changed),
+            publish=lambda: self._status.refresh(),
+        )
+        self._live.in_force.on_change(LogLevelFollower(settings).changed)
         self._executors = ExecutorRouter(settings, self._process.target, self._may_start)
-        self._stop = StopRequests()
+        self._stop = StopRequests(self._process.exit)
         self._timers_changed = Event()
         self._duties = Duties(self._stop.wakeup.set)
         self._current = CurrentMember()
         self._broker: Broker
         self._pipeline: Pipeline
         self._dispatcher: Dispatcher
-        self._membership: MembershipLoop
-        self._discovery: Discovery
-        self._status: StatusReport
 
     # --- life -------------------------------------------------------------------------
 
@@ -133,7 +140,7 @@ class Worker:
         """
         settings = self.settings
         self._executors.check(self.app.jobs)
-        check_policies(self.app.jobs, settings.policies, default_policy(settings))
+        check_job_policies(self.app, settings)
         self._stop.open()
         try:
             self._broker = open_broker(settings.broker, self.app.name, settings.max_queues)
@@ -141,11 +148,12 @@ class Worker:
             self._members.use(self._broker)
             notifier = attach_doorbell(self._broker, settings, self.app.name)
             with contextlib.ExitStack() as stack:
+                stack.enter_context(self.app.override_coordinator(live=self._live.in_force))
                 for each in (notifier, self._broker, self.app):
                     if each is not None:
                         stack.callback(each.close)
                 refuse = not self._process.restarted
-                policy_of = policy_lookup(self.app, settings)
+                policy_of = policy_lookup(self.app, self._live.in_force)
                 check_jobs(self.app, self._broker, takes.matcher(), policy_of, refuse=refuse)
                 code = self._serve()
             _log.info("step 6: the broker is closed; exit code %d", code)
@@ -166,8 +174,8 @@ class Worker:
             self._process.in_flight.loop,
             [job.timeout_seconds for job in self.app.jobs],
             contact=self._current.contact,
-            tick=self._exit_if_demanded,
-            exit=self._exit_process,
+            tick=self._stop.exit_if_demanded,
+            exit=self._process.exit,
         )
         watchdog.start()
         try:
@@ -177,7 +185,7 @@ class Worker:
                     self._work(duties)
                 finally:
                     clean = self._drain()
-                    self._exit_if_stuck()
+                    self._stop.exit_if_stuck(self._executors.under_way())
                     self._executors.close()
             _log.info("step 4: the job context is torn down")
         finally:
@@ -200,7 +208,7 @@ class Worker:
                 self.app,
                 self._broker,
                 executor,
-                settings,
+                self._live.in_force,
                 in_flight=self._process.in_flight,
                 on_stop=self._stop.request,
             )
@@ -220,9 +228,12 @@ class Worker:
         """Make the duties: a new periodic task of a worker is one more line here."""
         settings, slots, counters = self.settings, self._dispatcher.slots, self._pipeline.counters
         self._members.gate = gate = HoldGate(self._dispatcher)
+        ask_parent = self._process.ask_parent
+        self._members.live = self._live
+        self._members.actions = OwnActions(self._stop, self._live.in_force, ask_parent).table()
         self._discovery = Discovery(self._broker, clock, self._current)
         self._status = StatusReport(
-            self._dispatcher, self._pipeline, settings, lambda: self.state, self._current
+            self._dispatcher, self._pipeline, self._live, lambda: self.state, self._current
         )
         self._membership = MembershipLoop(
             self._members,
@@ -239,15 +250,22 @@ class Worker:
             CheckpointProgress(self._dispatcher, settings.checkpoint_seconds),
             self._status,
             self._discovery,
-            Retention(self._broker, slots, settings, clock),
-            Chores(self._current),
+            Retention(self._broker, slots, self._live.in_force, clock),
+            Chores(self._current, self._further_chores()),
             *self._optional_duties(),
         ]
+
+    def _further_chores(self) -> Iterator[tuple[str, Chore]]:
+        recorder = self._pipeline.history
+        if recorder is not None:
+            yield "copied-actions", CopiedActionsChore(partial(keep_action, recorder))
 
     def _optional_duties(self) -> Iterator[Duty]:
         settings = self.settings
         if self._process.left:
             yield LeftMessages(self._broker, self._process.left)
+        if self._pipeline.history is not None:
+            yield HistoryDuty(settings.history, self.app.name, self._pipeline.history)
         if self.app.outboxes:
             # Imports SQLAlchemy, which not every app has.
             from qdo.worker.duties.outbox_relay import Relay
@@ -321,30 +339,8 @@ class Worker:
         budget = self.settings.drain_seconds
         drain = Drain(self._dispatcher, budget, self._stop.wakeup, lambda: self._stop.signals >= 2)
         member = self._current.member
-        lost = member is None and self._pipeline.counters.lost > 0
-        clean = drain.run(member, session_lost=lost)
+        clean = drain.run(member, session_lost=member is None and self._pipeline.counters.lost > 0)
         self._duties.end_all()
         counts = ", ".join(f"{n} {name}" for name, n in self._pipeline.counters.dump().items())
         _log.info("totals: %s", counts)
         return clean
-
-    def _exit_if_demanded(self) -> None:
-        """Exit even if the event loop is blocked; runs on the watchdog's thread."""
-        if self._stop.signals >= 3 and self._exit_process is not None:
-            _log.error("third stop signal: exiting immediately")
-            self._exit_process(1)
-
-    def _exit_if_stuck(self) -> None:
-        """Exit the process if jobs still run in threads, which cannot be stopped.
-
-        Closing the session would free their queues while their messages still run. The parent
-        closes it after it has reaped this process.
-        """
-        under_way = self._executors.under_way()
-        if under_way and self._exit_process is not None:
-            _log.error(
-                "%s did not stop; exiting immediately without closing the job context. The parent"
-                " releases the queues when this process is gone",
-                pluralize(under_way, "job"),
-            )
-            self._exit_process(1)

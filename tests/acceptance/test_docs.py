@@ -7,13 +7,16 @@ import re
 import sqlite3
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.aws.clients import client
 from tests.support.cli import QDO, WORKER, clean_environment
-from tests.support.doc_pages import blocks, read, steps
+from tests.support.doc_pages import Block, blocks, read, steps
 
 PATIENCE_SECONDS = 60.0
 
@@ -23,6 +26,9 @@ VARYING = (
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"), "TIME"),
     (re.compile(r"\b1\d{17}\b"), "POSITION"),
     (re.compile(r"\[\d+\]"), "[PID]"),
+    (re.compile(r"\bpid \d+"), "pid PID"),
+    (re.compile(r"\b\d\.\d+$|\b0\.\d{2,4}\b", re.MULTILINE), "SECONDS"),
+    (re.compile(r"\b\d+[smhd]( \d+[smh])?\b"), "DURATION"),
     (re.compile(r" {2,}"), " "),
 )
 WORK = "--burst --log-level warning"
@@ -76,7 +82,7 @@ def plain(text: str) -> list[str]:
     """Return lines without the parts that differ between runs; queues may come in any order."""
     for pattern, word in VARYING:
         text = pattern.sub(word, text)
-    return sorted(line.strip() for line in text.splitlines())
+    return sorted(line.strip() for line in text.splitlines() if line.strip())
 
 
 def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
@@ -103,8 +109,16 @@ def test_the_quick_start_happens_as_shown(shell: Shell) -> None:
         ("outbox", 2),
         ("documents", 2),
         ("locks", 1),
+        ("limits", 2),
         ("holds", 6),
+        ("actions", 3),
+        ("live-settings", 7),
+        ("history", 3),
+        ("queue-states", 4),
         ("jobs", 2),
+        ("coming-from/celery", 2),
+        ("coming-from/dramatiq", 2),
+        ("coming-from/kafka", 3),
     ],
 )
 def test_a_page_happens_as_shown(shell: Shell, page: str, least: int) -> None:
@@ -155,6 +169,75 @@ def test_the_kinesis_page_happens_as_shown(shell: Shell, moto_url: str, aws_stre
         assert plain(found) == plain("\n".join(shown)), command
         ran += 1
     assert ran == 4
+
+
+def _write_files(shell: Shell, page: list[Block]) -> None:
+    for block in page:
+        if "caption" in block.options:
+            shell.write(block.options["caption"], block.text)
+
+
+def _at_moto(page: list[Block], address: str, own: str) -> str:
+    """Return the settings for the stand-in server; the page sets only an address of AWS."""
+    (shown,) = [each.text for each in page if "export" in each.text]
+    assert shown == f"$ export QDO_BROKER={address}\n"
+    keys = "AWS_ACCESS_KEY_ID=testing AWS_SECRET_ACCESS_KEY=testing AWS_DEFAULT_REGION=eu-west-1"
+    return f"export {keys} QDO_BROKER='{own}'"
+
+
+def test_a_queue_of_shoryuken_is_processed_as_shown(
+    shell: Shell, moto_url: str, aws_prefix: str
+) -> None:
+    """Only the endpoint, the prefix and the creation of the queue belong to the test."""
+    page = list(blocks(read("coming-from/shoryuken")))
+    _write_files(shell, page)
+    own = f"sqs://eu-west-1/{aws_prefix}?endpoint={moto_url}&create=fifo&wait_seconds=1"
+    setting = _at_moto(page, "sqs://eu-west-1/shop-", own)
+    (session,) = [each for each in page if each.options.get("class") == "run"]
+    for command, shown in steps(session):
+        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
+
+
+NEXT = '{"page": "/next"}'
+
+
+def test_checkpoints_of_kcl_move_as_shown(shell: Shell, moto_url: str, aws_stream: str) -> None:
+    """A fleet without positions resumes after the record that KCL has processed."""
+    page = list(blocks(read("coming-from/kcl")))
+    _write_files(shell, page)
+    own = f"kinesis://eu-west-1/{aws_stream}?endpoint={moto_url}"
+    setting = _at_moto(page, "kinesis://eu-west-1/clicks", own)
+    setting = f"{setting} AWS_ENDPOINT_URL={moto_url}"
+    kinesis = client("kinesis", moto_url, region="eu-west-1")
+    kinesis.create_stream(StreamName=aws_stream, ShardCount=1)
+    program, move = [each for each in page if each.options.get("class") == "run"]
+    for command, shown in steps(program):
+        command = command.replace(" clicks ", f" {aws_stream} ")
+        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
+    _store_lease(client("dynamodb", moto_url, region="eu-west-1"), aws_stream, shell)
+    script = (shell.folder / "leases.py").read_text(encoding="utf-8")
+    shell.write("leases.py", script.replace('"clicks"', f'"{aws_stream}"'))
+    setting = f"{setting} QDO_COORDINATOR=sqlite:moved.db"
+    shell.run(f"{setting}; qdo send --app clicks {aws_stream} '{NEXT}' --key ada")
+    for command, shown in steps(move):
+        assert plain(shell.run(f"{setting}; {command}")) == plain("\n".join(shown)), command
+    assert shell.run(f"{setting}; qdo-worker clicks:app {WORK}") == "ada saw /next\n"
+
+
+def _store_lease(dynamodb: Any, name: str, shell: Shell) -> None:
+    """Store the table of KCL after it has processed the only record of the page."""
+    dynamodb.create_table(
+        TableName=name,
+        KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "leaseKey", "AttributeType": "S"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    item = {
+        "leaseKey": {"S": "shardId-000000000000"},
+        "checkpoint": {"S": (shell.folder / "id").read_text(encoding="utf-8").strip()},
+        "checkpointSubSequenceNumber": {"N": "0"},
+    }
+    dynamodb.put_item(TableName=name, Item=item)
 
 
 def _renamed(stream: str) -> Callable[[re.Match[str]], str]:
@@ -216,6 +299,72 @@ def test_positions_move_to_another_coordinator(shell: Shell) -> None:
     assert "greetings" in shell.run(worker)
     shell.run("python move.py sqlite:qdo-data/coordination.db sqlite:new.db hello")
     assert shell.run(f"{worker} --coordinator sqlite:new.db") == ""
+
+
+KAFKA = """
+class KafkaException(Exception):
+    pass
+
+
+class Record:
+    def __init__(self, offset, order):
+        self._offset, self._order = offset, order
+
+    def error(self):
+        return None
+
+    def topic(self):
+        return "orders"
+
+    def partition(self):
+        return 0
+
+    def offset(self):
+        return self._offset
+
+    def key(self):
+        return b"ada"
+
+    def value(self):
+        return b'{"order": %d}' % self._order
+
+
+class Consumer:
+    def __init__(self, settings):
+        self._records = [Record(0, 1), Record(1, 2), Record(1, 2), Record(2, 3)]
+
+    def subscribe(self, topics):
+        pass
+
+    def poll(self, timeout):
+        if not self._records:
+            raise SystemExit
+        return self._records.pop(0)
+
+    def commit(self, record, asynchronous):
+        print("commit", record.offset())
+"""
+
+
+def test_a_consumer_of_kafka_forwards_each_record_once(shell: Shell) -> None:
+    """A stand-in for Kafka delivers a record twice, as after a crash before the commit."""
+    page = list(blocks(read("coming-from/kafka")))
+    _write_files(shell, page)
+    shell.write("confluent_kafka.py", KAFKA)
+    assert shell.run("python consume.py").splitlines()[:2] == [
+        "ada: order 1 is shipped",
+        "commit 0",
+    ]
+    forward = textwrap.indent(page[-1].text, "    ")
+    consume = (shell.folder / "consume.py").read_text(encoding="utf-8")
+    (work,) = re.findall(r"^    print\(.*\n", consume, re.MULTILINE)
+    shell.write("consume.py", "from shop import app\n" + consume.replace(work, forward))
+    assert shell.run("python consume.py") == "commit 0\ncommit 1\ncommit 1\ncommit 2\n"
+    assert shell.run(f"qdo-worker shop:app {WORK}").splitlines() == [
+        "ada: order 1 is shipped",
+        "ada: order 2 is shipped",
+        "ada: order 3 is shipped",
+    ]
 
 
 def test_a_worker_runs_in_a_process_of_ones_own(shell: Shell) -> None:

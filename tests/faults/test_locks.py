@@ -9,14 +9,19 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qdo import App
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
+from qdo.errors import CoordinatorUnreachableError
+from qdo.fleet import locks
+from qdo.fleet.holds import read_holds
 from qdo.fleet.locks import CoordinatorLocks
 from qdo.fleet_errors import LockLostError, LockTimeoutError, SharedNameError
+from qdo.ops.locks import locks as list_locks
 from qdo.testing import TestKit
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, freeze, wait_until, whole_lines
@@ -146,6 +151,52 @@ def test_whoever_gives_up_leaves_nothing_behind(app: App, outsider: Client) -> N
         thread.join()
     assert sorted(order) == list(range(8))
     assert outsider.get_children(folder) == []
+
+
+def test_a_free_lock_is_acquired_without_waiting(app: App) -> None:
+    with app.lock("export", timeout_seconds=0) as held:
+        held.check()
+        with pytest.raises(LockTimeoutError) as caught, app.lock("export", timeout_seconds=0):
+            pass
+    assert "waits for" in caught.value.details["holder"]
+    with app.lock("export", timeout_seconds=0):
+        pass
+
+
+def test_a_forged_contender_is_listed(outsider: Client) -> None:
+    path = f"{LAYOUT.fleet.lock('export')}/x-01234567-0000000000"
+    outsider.create(path, b'{"who": 7, "at": 1' + b"0" * 400 + b"}", makepath=True)
+    (row,) = list_locks(outsider, LAYOUT)
+    assert (row.lock, row.who, row.since) == ("export", "", None)
+
+
+def test_a_section_that_fails_to_begin_leaves_no_hold(
+    app: App, outsider: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to its first write is lost, or the job is stopped while it waits for it."""
+    real = locks.add_hold
+    for error in (CoordinatorUnreachableError(url="", reason="the answer is lost"), SystemExit()):
+
+        def lost(*args: Any, error: BaseException = error, **options: Any) -> int:
+            real(*args, **options)
+            raise error
+
+        monkeypatch.setattr(locks, "add_hold", lost)
+        with pytest.raises(type(error)), app.exclusive("a-*", timeout_seconds=10):
+            pass
+        assert read_holds(outsider, LAYOUT).node.holds == ()
+
+
+def test_a_section_whose_end_is_stopped_ends_with_its_session(
+    app: App, outsider: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*args: Any) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(locks, "end_holds", stopped)
+    with pytest.raises(SystemExit), app.exclusive("a-*", timeout_seconds=10):
+        pass
+    assert outsider.get_children(f"{LAYOUT.components}/client") == []
 
 
 def test_a_lost_connection_keeps_the_lock(app: App, coordinator_url: str) -> None:

@@ -8,6 +8,7 @@ from types import ModuleType
 
 from qdo.coordination import machine_loop, member
 from qdo.coordination.protocol import checkpoints, ownership
+from qdo.fleet.protocol import actions
 from tests.simulation.faults import FAULTS, lose_answers, write_garbage
 from tests.simulation.invariants import Violation
 from tests.simulation.switches import Switches
@@ -35,6 +36,8 @@ def _play(world: World) -> None:
         # Small batches: full batches must be played too.
         patches.enter_context(_patched(checkpoints, "BATCH", batch))
         patches.enter_context(_patched(ownership, "BATCH", batch))
+        if world.actions is not None:
+            patches.enter_context(_patched(actions, "AT_ONCE", world.random.choice((1, 2, 20))))
         try:
             tell(world)
         except Violation:
@@ -81,6 +84,9 @@ def tell(world: World) -> None:
     if world.limits is not None:
         for _ in range(random.randint(0, 4)):
             world.schedule.at(random.random() * duration, world.change_max)
+    if world.actions is not None:
+        for _ in range(random.randint(1, 12)):
+            world.schedule.at(random.random() * duration, world.actions.ask)
     world.coordinator.sluggish = random.random() < 0.4
     if random.random() < 0.2:
         _storm(world, random.random() * duration)

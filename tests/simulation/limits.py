@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from qdo.coordination.protocol.machine import CreateOp, SetOp
+from qdo.coordination.protocol.machine import Created, CreateOp, SetOp
+from qdo.coordination.znodes.layout import clients_of
 from qdo.fleet.limit_node import LimitNode
 from qdo.fleet.protocol.shares import LimitShare
 from tests.simulation.coordinator import Coordinator, LogEntry
@@ -27,7 +28,7 @@ class SimulatedJobs:
     def __init__(self, member: SimulatedMember, worker: str, book: LimitBook) -> None:
         schedule = member.schedule
         self.member = member
-        self.worker = worker
+        self.worker = book.holder(member, worker)
         self.lease = member.lease
         self.served_at: dict[int, float] = {}
         self._book = book
@@ -38,7 +39,7 @@ class SimulatedJobs:
         self.share = LimitShare(
             book.layout,
             LIMIT,
-            worker,
+            self.worker,
             self.lease,
             clock=lambda: schedule.now,
             on_change=self.serve,
@@ -100,10 +101,20 @@ class LimitBook:
         self._coordinator = coordinator
         self._random = coordinator.schedule.random
         self._path = layout.fleet.limit(LIMIT)
-        coordinator.ensure([layout.fleet.limits])
+        coordinator.ensure([layout.fleet.limits, layout.components, clients_of(layout.root)])
         most = self._random.choice((1, 1, 2, 3, 5))
         coordinator.commit(OPERATOR, (CreateOp(self._path, LimitNode(max=most).encode()),))
         coordinator.observers.append(self._committed)
+
+    def holder(self, member: SimulatedMember, worker: str) -> str:
+        """Return the holder's name for a registration: half of them hold permits as clients."""
+        session = member.link.session
+        if session is None or session.closed_time is not None or self._random.random() < 0.5:
+            return worker
+        prefix = f"{clients_of(self.layout.root)}/host-"
+        created = self._coordinator.create_sequential(session.id, prefix, b"")
+        assert isinstance(created, Created)
+        return created.path.removeprefix(f"{self.layout.components}/")
 
     def node(self) -> LimitNode:
         """Return the limit as it is."""

@@ -10,6 +10,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.queues import EVERYTHING, QueueFilter
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.coordinator import Coordinator
+from tests.simulation.fleet.actions import ActionBook
 from tests.simulation.invariants import Checks, Violation
 from tests.simulation.limits import LimitBook
 from tests.simulation.network import Link
@@ -42,6 +43,7 @@ class SimulatedProcess:
         switches: Switches,
         takes: QueueFilter = EVERYTHING,
         limits: LimitBook | None = None,
+        actions: ActionBook | None = None,
     ) -> None:
         self.schedule = schedule
         self.coordinator = coordinator
@@ -54,6 +56,7 @@ class SimulatedProcess:
         self.switches = switches
         self.takes = takes
         self.limits = limits
+        self.actions = actions
         self.dead = False
         self.stopped = False
         self.blocked = False

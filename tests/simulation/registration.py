@@ -45,7 +45,7 @@ class SimulatedMember(Member):
             process.layout,
             self.engine,
             component={},
-            make_machines=self._limit_machines,
+            make_machines=self._further_machines,
             options=MemberOptions(
                 checkpoint_seconds=process.checkpoint_seconds, filter=process.takes
             ),
@@ -81,9 +81,13 @@ class SimulatedMember(Member):
         self.engine.member = self
         super()._worker_registered(path)
 
-    def _limit_machines(self, worker: str) -> Sequence[Machine]:
-        book = self.process.limits
-        return () if book is None else (SimulatedJobs(self, worker, book).share,)
+    def _further_machines(self, worker: str) -> Sequence[Machine]:
+        made: list[Machine] = []
+        if self.process.limits is not None:
+            made.append(SimulatedJobs(self, worker, self.process.limits).share)
+        if self.process.actions is not None:
+            made.append(self.process.actions.join(self, worker))
+        return made
 
     def stop(self) -> None:
         """End the session."""

@@ -81,7 +81,7 @@ class SimulatedServer:
         if isinstance(request, Children):
             names = self.coordinator.names(path, self.view)
             answer: Response = NO_NODE if names is None else ChildrenRead(names)
-            watched = request.watch
+            watched = request.watch and names is not None
         else:
             answer = self.coordinator.node(path, self.view) or NO_NODE
             watched = isinstance(request, Exists) or (

@@ -17,6 +17,7 @@ class Switches:
     :ivar current_lease: the engine looks at the lease of the process's present registration.
     :ivar careless_threads: the threads of a blocked process start messages without a lease.
     :ivar filters: workers take only some queues; nothing is wrong with that world either.
+    :ivar actions: operators ask workers for actions; nothing is wrong with that world either.
     :ivar limits: jobs need permits of a limit; nothing is wrong with that world either.
     """
 
@@ -28,4 +29,5 @@ class Switches:
     current_lease: bool = False
     careless_threads: bool = False
     filters: bool = False
+    actions: bool = False
     limits: bool = False

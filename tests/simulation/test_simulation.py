@@ -22,6 +22,7 @@ from tests.simulation.__main__ import REGRESSIONS
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.history import play
 from tests.simulation.mutants.__main__ import check_edits
+from tests.simulation.mutants.action_edits import ACTION_MUTANTS
 from tests.simulation.mutants.edits import MUTANTS, Mutant
 from tests.simulation.mutants.limit_edits import LIMIT_MUTANTS
 from tests.simulation.schedule import Schedule
@@ -30,6 +31,7 @@ from tests.support.paths import ROOT
 HISTORIES = 2000
 FILTER_HISTORIES = 500
 LIMIT_HISTORIES = 500
+ACTION_HISTORIES = 500
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -70,6 +72,16 @@ def test_no_history_with_limits_violates_an_invariant(histories: int | None) -> 
     assert run.stdout, run.stderr
     found = json.loads(run.stdout)
     text = f"{found}; python -m tests.simulation --switch limits --seed {found['seed']}"
+    assert found["invariant"] == "", text
+
+
+def test_no_history_with_actions_violates_an_invariant(histories: int | None) -> None:
+    """The same with operators: each action is done at most once, by the worker or its parent, not
+    after it has expired, and ends with one entry in the transaction that deletes it."""
+    run = _run("--histories", str(histories or ACTION_HISTORIES), "--switch", "actions", "--json")
+    assert run.stdout, run.stderr
+    found = json.loads(run.stdout)
+    text = f"{found}; python -m tests.simulation --switch actions --seed {found['seed']}"
     assert found["invariant"] == "", text
 
 
@@ -115,7 +127,9 @@ def test_a_mutant_is_found() -> None:
     assert json.loads(run.stdout)["invariant"] in ("1", "7")
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *LIMIT_MUTANTS], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant", [*MUTANTS, *LIMIT_MUTANTS, *ACTION_MUTANTS], ids=lambda mutant: mutant.name
+)
 def test_a_mutant_still_fits_the_source(mutant: Mutant) -> None:
     """A list of mutants that no longer apply would prove nothing."""
     check_edits(mutant)

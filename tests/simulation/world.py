@@ -10,6 +10,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.queues import EVERYTHING, QueueFilter
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.coordinator import Coordinator
+from tests.simulation.fleet.actions import ActionBook
 from tests.simulation.invariants import OPERATOR, Checks, Violation
 from tests.simulation.limits import LimitBook
 from tests.simulation.process import SimulatedProcess
@@ -51,6 +52,7 @@ class World:
         self.coordinator.ensure(self.layout.persistent)
         self.checks = Checks(self.coordinator, self.layout, self.broker)
         self.limits = LimitBook(self.coordinator, self.layout) if self.switches.limits else None
+        self.actions = ActionBook(self.coordinator, self.layout) if self.switches.actions else None
         self.processes: list[SimulatedProcess] = []
         self.healing = False
         self.rogue = False
@@ -83,6 +85,8 @@ class World:
                 link.lose()
         if self.limits is not None:
             self.limits.heal()
+        if self.actions is not None:
+            self.actions.healed = True
         if not [process for process in self.living() if not process.draining]:
             self.join()
         self._settle(5 * TIMEOUT)
@@ -107,6 +111,8 @@ class World:
                 raise Violation("liveness", f"{process.member.name} does not settle")
         if self.limits is not None:
             self.limits.check_served()
+        if self.actions is not None:
+            self.actions.check_ended()
 
     def rebalance_in_peace(self) -> None:
         """Let a worker join and another leave while nothing fails, and count the moves."""
@@ -166,6 +172,7 @@ class World:
                 switches=self.switches,
                 takes=self.random.choice(FILTERS) if self.switches.filters else EVERYTHING,
                 limits=self.limits,
+                actions=self.actions,
             )
         )
 

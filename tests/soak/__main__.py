@@ -11,13 +11,16 @@ from pathlib import Path
 
 from tests.soak.checks import check_journal, check_log, check_owners, read_journal, unfinished
 from tests.soak.fleet import SoakFleet
+from tests.soak.growth import Growth
+from tests.soak.log_rules import FlipRules, LimitRules
+from tests.soak.shared import SOAK_ROOT
 
 PARENTS = 2
 SEND_EVERY = 0.25
 """Seconds between two messages to each queue."""
 HEAL_SECONDS = 120.0
-"""Within this time all messages must be processed once the faults are over. Processes that died
-several times in a row are restarted after a pause of up to 30 s."""
+"""Once the faults are over, no such time may pass without a run before all messages are processed.
+Processes that died several times in a row are restarted after a pause of up to 30 s."""
 AWHILE = 0.05
 
 
@@ -31,18 +34,29 @@ def play(
         for _ in range(PARENTS):
             fleet.start_parent()
         if older is None:  # an older version may not obey them
-            fleet.shared.hold_sections()
-        _befall(fleet, seconds)
+            fleet.shared.begin()
+        growth = Growth()
+        _befall(fleet, growth, seconds)
         fleet.shared.end()
-        limit = time.monotonic() + HEAL_SECONDS
+        text, limit = "", time.monotonic() + HEAL_SECONDS
         while unfinished(fleet.text(), fleet.facts()) and time.monotonic() < limit:
+            if text != fleet.text():  # a backlog may take longer, but must become smaller
+                text, limit = fleet.text(), time.monotonic() + HEAL_SECONDS
             time.sleep(10 * AWHILE)
         found = check_journal(fleet.text(), fleet.facts()) + check_owners(fleet.transactions())
+        flips = FlipRules(SOAK_ROOT)
+        flips.replay(fleet.transactions())
+        limits = LimitRules(SOAK_ROOT)
+        limits.replay(fleet.transactions())
+        found += flips.violations + limits.violations
+        if older is None:
+            found += fleet.shared.settings_not_in_use()
+        found += growth.violations()
         for _, output in fleet.outputs():
             found += check_log(output)
         fleet.end_workers()
         found += fleet.shared.left_behind()
-        _report(fleet, coordinator, seed, found)
+        _report(fleet, growth, coordinator, seed, found)
         if found:
             for pid, text in fleet.outputs():
                 (folder / f"parent-{pid}.log").write_text(text)
@@ -51,7 +65,7 @@ def play(
         fleet.close()
 
 
-def _befall(fleet: SoakFleet, seconds: float) -> None:
+def _befall(fleet: SoakFleet, growth: Growth, seconds: float) -> None:
     """Send messages and let things go wrong, for a while."""
     end = time.monotonic() + seconds
     fault_at = send_at = 0.0
@@ -63,10 +77,14 @@ def _befall(fleet: SoakFleet, seconds: float) -> None:
             if fault_at:
                 fleet.befall()
             fault_at = now + fleet.random.uniform(0.5, 4.0)
+        if growth.due():
+            growth.sample(fleet.pids(), fleet.watches())
         time.sleep(AWHILE)
 
 
-def _report(fleet: SoakFleet, coordinator: str, seed: int, found: list[str]) -> None:
+def _report(
+    fleet: SoakFleet, growth: Growth, coordinator: str, seed: int, found: list[str]
+) -> None:
     entries = read_journal(fleet.text())
     runs = Counter(each.kind for each in entries)
     faults = Counter(fleet.faults)
@@ -75,6 +93,8 @@ def _report(fleet: SoakFleet, coordinator: str, seed: int, found: list[str]) -> 
         f" {len(fleet.endless)} endless, {len(fleet.facts().letters)} dead letters,"
         f" {runs['L']} locks, {len(fleet.shared.sections)} sections of"
         f" {len(fleet.shared.sections) + fleet.shared.not_held},"
+        f" {fleet.shared.flips} changes of settings of"
+        f" {fleet.shared.flips + fleet.shared.not_flipped}, {growth.summary()},"
         f" {sum(faults.values())} faults {dict(faults)}: {len(found)} violations",
         flush=True,
     )

@@ -17,6 +17,7 @@ lock      the fences of a lock grow
 section   no message starts while a section holds its queue
 left      nothing is left behind
 owner     one owner at every zxid (ZooKeeper only)
+limits    shares add up to at most what a limit allows, at every zxid (ZooKeeper only)
 log       no part of a worker fails
 ========  =====================================================================================
 """

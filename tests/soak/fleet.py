@@ -265,6 +265,19 @@ class SoakFleet:
         for proc in (*self.ended, *self._parents):
             yield proc.pid, proc.output
 
+    def pids(self) -> list[int]:
+        """Return the processes of all parents that run, and the parents."""
+        parents = [proc.pid for proc in self._parents]
+        return [*parents, *(pid for each in parents for pid in children(each))]
+
+    def watches(self) -> int | None:
+        """Return the number of watches at ZooKeeper; None with a file, or while it is frozen."""
+        if self._ensemble is None:
+            return None
+        lines = self._ensemble.servers[0].command("mntr").splitlines()
+        counts = dict(line.split("\t", 1) for line in lines if "\t" in line)
+        return int(counts["zk_watch_count"]) if "zk_watch_count" in counts else None
+
     def _orphans(self) -> Iterator[int]:
         """Return the processes of this soak, whose parents may be dead."""
         mark = f"SOAK_JOURNAL={self.journal}".encode()

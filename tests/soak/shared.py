@@ -1,4 +1,4 @@
-"""What the processes of a soak share beside queues: a limit, a lock, and sections."""
+"""What the processes of a soak share beside queues: a limit, a lock, sections, settings."""
 
 from __future__ import annotations
 
@@ -11,21 +11,28 @@ import qdo
 from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
+from qdo.fleet.audit import AuditTrail
 from qdo.fleet.hold_node import HoldNode
 from qdo.fleet.limit_node import LimitNode
 from qdo.fleet.limits import LimitWish, set_limit
+from qdo.fleet.live_settings import change_settings, read_answers, read_settings, wait_in_use
 from tests.soak.app import HELD, LIMIT, LOCK, MOST_AT_ONCE
 
 SECTION_TIMEOUT_SECONDS = 10.0
 """Longer than any message that blocks, and than the session of a frozen process."""
+SETTINGS_TIMEOUT_SECONDS = 2.0
+IN_USE_SECONDS = 30.0
 _LAYOUT = Layout.of("soak")
+SOAK_ROOT = _LAYOUT.root
 
 
 class SharedParts:
-    """Makes the limit; holds sections from `hold_sections` to `end`.
+    """Makes the limit; holds sections and changes settings from `begin` to `end`.
 
     :ivar sections: begin and end of each section on `time.monotonic`.
     :ivar not_held: how many sections did not begin or were lost.
+    :ivar flips: how many times live settings came into force.
+    :ivar not_flipped: how many changes of settings were given up.
     """
 
     def __init__(self, coordinator: str, seed: int) -> None:
@@ -35,13 +42,17 @@ class SharedParts:
         self._client = connect(coordinator, handler="threading")
         self._client.open(10.0)
         set_limit(self._client, _LAYOUT, LIMIT, LimitWish(max=str(MOST_AT_ONCE)))
+        self._settings_client = connect(coordinator, handler="threading")
+        self._settings_client.open(10.0)
+        self.flips = self.not_flipped = 0
         self._app = qdo.App("soak", coordinator=coordinator)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._hold)
+        self._threads = [threading.Thread(target=each) for each in (self._hold, self._flip)]
 
-    def hold_sections(self) -> None:
-        """Begin to hold sections."""
-        self._thread.start()
+    def begin(self) -> None:
+        """Begin to hold sections and to change settings."""
+        for thread in self._threads:
+            thread.start()
 
     def _hold(self) -> None:
         while not self._over.wait(self._random.uniform(0.5, 3.0)):
@@ -55,11 +66,35 @@ class SharedParts:
             except QdoError:  # a frozen coordinator, or messages that block for ever
                 self.not_held += 1
 
+    def _flip(self) -> None:
+        trail = AuditTrail(self._settings_client, _LAYOUT, "soak")
+        while not self._over.wait(self._random.uniform(0.2, 2.0)):
+            text = f"fetch = {self._random.randint(10, 2000)}\n"
+            try:
+                change_settings(
+                    self._settings_client,
+                    _LAYOUT,
+                    lambda node, text=text: text,  # type: ignore[misc]
+                    trail,
+                    timeout_seconds=SETTINGS_TIMEOUT_SECONDS,
+                )
+                self.flips += 1
+            except QdoError:  # a frozen worker or coordinator
+                self.not_flipped += 1
+
     def end(self) -> None:
-        """Hold no further section."""
+        """Hold no further section, and change no settings."""
         self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def settings_not_in_use(self) -> Iterator[str]:
+        """Return the workers that do not use the settings in force, while all are well."""
+        number = read_settings(self._client, _LAYOUT).number
+        workers = [each.worker for each in read_answers(self._client, _LAYOUT)]
+        for worker in wait_in_use(self._client, _LAYOUT, number, workers, IN_USE_SECONDS):
+            yield f"settings: {worker} does not use version {number}"
 
     def left_behind(self) -> Iterator[str]:
         """Return what nobody needs once all workers have ended; call this after `end`."""
@@ -82,5 +117,6 @@ class SharedParts:
         """End everything."""
         self.end()
         self._app.close()
-        self._client.stop()
-        self._client.close()
+        for client in (self._client, self._settings_client):
+            client.stop()
+            client.close()

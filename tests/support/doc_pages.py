@@ -28,7 +28,12 @@ class Block:
 
 def pages() -> list[Path]:
     """Return every page, README and changes included."""
-    return [*sorted(DOCS.glob("*.rst")), README, ROOT / "CHANGES.rst"]
+    return [
+        *sorted(DOCS.glob("*.rst")),
+        *sorted(DOCS.glob("[!_]*/*.rst")),
+        README,
+        ROOT / "CHANGES.rst",
+    ]
 
 
 def read(name: str) -> str:

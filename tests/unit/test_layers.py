@@ -24,6 +24,7 @@ LAYERS = (
     {"fleet"},
     {"jobs", "idempotency"},
     {"brokers"},
+    {"history"},
     {"settings", "ops"},
     {"sending", "demo"},
     {"app"},

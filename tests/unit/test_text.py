@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdo.text import printable, printable_lines
+from qdo.text import error_kind, printable, printable_lines
 from tests.support.fakes.hostile_text import HOSTILE, unsafe
 
 SEEN = {"L", "M", "N", "P", "S"}
@@ -40,3 +41,19 @@ def test_any_text_becomes_visible(text: str):
     assert all(each == " " or unicodedata.category(each)[0] in SEEN for each in shown)
     assert printable(shown) == shown
     shown.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("ValueError: bob@example.com", "ValueError"),
+        ("shop.errors.Refused: x", "shop.errors.Refused"),
+        ("TimeoutError", "TimeoutError"),
+        ("bob", "hidden"),
+        ("bob@example.com has no account", "hidden"),
+        ("no account: bob", "hidden"),
+        ("", "hidden"),
+    ],
+)
+def test_kind_of_an_error_holds_nothing_of_its_text(text: str, kind: str) -> None:
+    assert error_kind(text) == kind

@@ -86,5 +86,5 @@ class KinesisCatalog(QueueCatalog):
         peek = self._peek(queue, after)
         backlog = peek.look()
         if peek.gap is not None and self._address.trimmed == "stop":
-            return replace(backlog, fault=str(peek.gap))
+            return replace(backlog, fault=str(peek.gap), lost=True)
         return backlog

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.kind import BrokerKind, BrokerSchema, parse_error
@@ -17,7 +19,7 @@ def _address(url: str) -> SchemaAddress:
     except ImportError as error:
         raise SettingsError(
             name="broker",
-            reason=f"a PostgreSQL broker needs psycopg ({error}): pip install 'qdo[postgresql]'",
+            reason=f"PostgreSQL needs psycopg ({error}): pip install 'qdo[postgresql]'",
         ) from error
     return address
 
@@ -55,8 +57,21 @@ def _grants(url: str, role: str, kind: str) -> list[str]:
     return grants(address.schema, role, kind)
 
 
+def _connector(url: str) -> Callable[[], Any]:
+    address = _address(url)
+    from qdo.brokers.postgresql.session import connect
+
+    def open_connection() -> Any:
+        connection = connect(address)
+        connection.autocommit = False
+        return connection
+
+    return open_connection
+
+
 KIND = BrokerKind(
     open=_open,
     address_error=partial(parse_error, postgresql_address),
     schema=BrokerSchema(script=_script, create=_create, grants=_grants),
+    connector=_connector,
 )

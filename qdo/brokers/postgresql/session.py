@@ -6,6 +6,7 @@ Python's `select`, which gevent replaces; a native thread must wait with the ori
 
 from __future__ import annotations
 
+import contextlib
 import re
 import select
 import time
@@ -91,6 +92,11 @@ class PostgresqlConnection(psycopg.Connection[Any]):
         except StopIteration as end:
             result: RV = end.value
             return result
+        except BaseException:
+            # Later, the interpreter would do so, and print what the steps of its end raise.
+            with contextlib.suppress(psycopg.Error):
+                gen.close()
+            raise
 
 
 def connect(

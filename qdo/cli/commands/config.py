@@ -8,8 +8,11 @@ from typing import Any
 import click
 
 from qdo.cli.app_settings import import_app, report_overridden
+from qdo.cli.connections import open_coordinator
 from qdo.cli.framework import output_option, with_settings
 from qdo.cli.output import emit, print_message
+from qdo.fleet.live_settings import read_settings
+from qdo.settings.live_toml import overlaid, pinned, read_live
 from qdo.settings.settings import Settings, declarations
 
 NAMES = tuple(each.name for each in declarations())
@@ -17,13 +20,16 @@ NAMES = tuple(each.name for each in declarations())
 
 @click.command()
 @with_settings(*NAMES, import_app=False)
+@click.option("--live", is_flag=True, help="Include the live settings; needs the coordinator.")
 @output_option
-def config(form: str, settings: Settings) -> None:
+def config(live: bool, form: str, settings: Settings) -> None:
     """List every setting with its value, unit and origin.
 
     With --app MODULE:APP these are the settings in force, including those in the app's code.
     """
     app, settings = import_app(settings)
+    if live:
+        settings = _with_live(settings, "" if app is None else app.origin)
     code = {} if app is None else Settings(**app.given).values()
     items = [
         {
@@ -59,6 +65,16 @@ def config(form: str, settings: Settings) -> None:
             "hint: settings in the code of an app are not included, and override defaults; use "
             '--app MODULE:APP, QDO_APP=MODULE:APP, or app = "MODULE:APP" in the settings file'
         )
+
+
+def _with_live(settings: Settings, code_origin: str) -> Settings:
+    """Return the settings in force in a worker that has these settings."""
+    with open_coordinator(settings) as (client, layout):
+        current = read_settings(client, layout).current if client else None
+    if current is None:
+        return settings
+    pins = pinned(settings, code_origin)
+    return overlaid(settings, read_live(current.text), pins, f"live {current.number}")
 
 
 def _shown(value: Any) -> Any:

@@ -2,91 +2,158 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-from qdo.cli.connections import open_connections
-from qdo.cli.durations import short_duration
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, print_message
-from qdo.errors import PartialFailureError
-from qdo.ops import status
+from qdo.cli.output import emit, print_message
+from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
+from qdo.errors import DatabaseError, PartialFailureError
+from qdo.fleet_errors import HistoryUnreadableError
+from qdo.history.reports import usual_seconds
+from qdo.ops.status import QueueStatus, Statuses
+from qdo.ops.verdicts import QueueHealth, Verdict, judge_all
 from qdo.positions import format_last
 from qdo.settings.settings import Settings
-from qdo.text import join_some, pluralize
+from qdo.text import join_some, short_duration
 
-SHARED = ("app", "broker", "coordinator", "namespace", "connect_seconds")
+MOST_ETAS = 1000
+"""Each is a query. Queues with larger backlogs come first."""
+_SORTS: dict[str, Callable[[tuple[QueueStatus, Verdict]], Any]] = {
+    "name": lambda each: each[0].queue,
+    "state": lambda each: (each[1].state.rank, -(each[0].behind_seconds or 0.0)),
+    "age": lambda each: -(each[0].behind_seconds or 0.0),
+    "backlog": lambda each: -(each[0].backlog or 0),
+}
+"""Numbers: the largest first."""
 
 
 @click.command()
 @click.argument("glob", default="*")
 @click.option(
-    "--budget",
-    metavar="N",
-    type=click.IntRange(min=0),
-    help="Request at most N backlogs from brokers that need a request for each (default 100).",
+    "--state",
+    "states",
+    metavar="STATE",
+    multiple=True,
+    type=click.Choice([each.value for each in QueueHealth]),
+    help="Only queues in this state; can be given repeatedly.",
 )
-@with_settings(*SHARED)
+@click.option(
+    "--sort",
+    type=click.Choice(list(_SORTS)),
+    default="name",
+    show_default=True,
+    help="The worst state, the greatest age or the largest backlog first.",
+)
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="List at most N queues.")
+@reading_options
+@with_settings(*SHARED, "history")
 @output_option
-def queues(glob: str, budget: int | None, form: str, settings: Settings) -> None:
-    """List queues that match GLOB (default: all): owner, progress, backlog, dead letters."""
+def queues(
+    glob: str,
+    states: Sequence[str],
+    sort: str,
+    limit: int | None,
+    budget: int | None,
+    window: str,
+    late: str,
+    stuck: str,
+    form: str,
+    settings: Settings,
+) -> None:
+    """List queues that match GLOB (default: all): state, owner, progress, backlog.
+
+    With the setting `history`, ETA is the time that the backlog takes if nothing interrupts it.
+    """
     app = require_app(settings)
-    with open_connections(settings) as connections:
-        statuses = status.queue_statuses(
-            connections.client, connections.layout, connections.broker, glob, budget
-        )
-    found = statuses.queues
-    if not found:
+    rules = rules_of(late, stuck)
+    readings = read_queues(settings, glob, budget, window)
+    statuses = readings[-1]
+    judged = judge_all(readings, rules)
+    if not judged:
         print_message(
             f"hint: app {app!r} has no queue {'yet' if glob == '*' else f'that matches {glob!r}'}"
         )
-    items = [_queue_item(each) for each in found]
+    judged = sorted(
+        (each for each in judged if not states or each[1].state.value in states), key=_SORTS[sort]
+    )
+    shown = judged[:limit]
+    items = [_queue_item(*each) for each in shown]
+    if settings.history:
+        _add_etas(items, settings.history, app)
     if form == "table":
         for item in items:
             item["owner"] = _owner(item)
-            item["last"] = item["fault"] or item["last_time"]
-            item["failing"] = _trouble(item)
+            item["last"] = item["last_time"]
             item["backlog"] = _count(item["backlog"], item["approximate"])
             item["age"] = _age(item["behind_seconds"])
+            item["eta"] = _eta(item.get("eta_seconds"))
+    emit("qdo.queues/1", items, form, _columns(shown, bool(settings.history)))
+    if len(shown) < len(judged):
+        print_message(f"hint: {len(shown)} of {len(judged)} queues are listed; see --limit")
+    _report_gaps(statuses)
+
+
+def _columns(shown: Sequence[tuple[QueueStatus, Verdict]], with_etas: bool) -> dict[str, str]:
+    """Return the columns of the table with their headings: those that say something."""
+    found = [each for each, _ in shown]
     columns = {
         "queue": "QUEUE",
+        "state": "STATE",
         "owner": "OWNER",
         "last": "LAST",
         "backlog": "BACKLOG",
         "age": "AGE",
+        "eta": "ETA",
         "delayed": "DELAYED",
         "dead_letters": "DEAD LETTERS",
-        "held": "HELD",
-        "failing": "FAILING",
+        "reason": "WHY",
         "error": "ERROR",
     }
     if all(each.error is None for each in found):
         del columns["error"]
-    if not any(each.marks for each in found):
-        del columns["failing"]
-    if not any(each.held for each in found):
-        del columns["held"]
+    if not any(verdict.reason for _, verdict in shown):
+        del columns["reason"]
     if not any(each.delayed for each in found):
         del columns["delayed"]  # most apps delay nothing
     if all(each.behind_seconds is None for each in found):
-        del columns["age"]  # few brokers report it
-    emit("qdo.queues/1", items, form, columns)
-    _report_gaps(statuses)
+        del columns["age"]  # not every broker knows it
+    if not with_etas:
+        del columns["eta"]
+    return columns
 
 
-def _report_gaps(statuses: status.Statuses) -> None:
+def _add_etas(items: list[dict[str, Any]], history: str, app: str) -> None:
+    """Add the time that each backlog takes; None where nothing is known, or nothing runs."""
+    runs = [
+        each
+        for each in items
+        if each["backlog"] and not each["held"] and not each["blocked"] and each["owner"]
+    ]
+    largest = sorted(runs, key=lambda each: each["backlog"], reverse=True)[:MOST_ETAS]
+    try:
+        usual = usual_seconds(history, app, [each["queue"] for each in largest])
+    except (HistoryUnreadableError, DatabaseError) as error:
+        print_message(f"warning: ETAs are unknown: {error}")
+        usual = {}
+    for item in items:
+        item["eta_seconds"] = None
+    for item in largest:
+        if item["queue"] in usual:
+            item["eta_seconds"] = round(item["backlog"] * usual[item["queue"]], 3)
+
+
+def _eta(seconds: float | None) -> str | None:
+    return None if seconds is None else f"~{short_duration(seconds)}"
+
+
+def _report_gaps(statuses: Statuses) -> None:
     """Tell what is missing in the list; raise an error for what could not be read."""
     found = statuses.queues
     unread = [each.queue for each in found if each.error is not None]
-    if statuses.unasked:
-        print_message(
-            f"{statuses.unasked} of {len(found)} backlogs were not requested, because each needs "
-            "a request; failing queues, queues without a worker and those longest without "
-            "progress come first; --budget N requests more"
-        )
-    for what, reason in statuses.unread.items():
-        print_message(f"cannot read {what}: {reason}")
+    report_unasked(statuses)
     if unread or statuses.unread:
         missing = [f"{join_some(unread)}, see ERROR"] if unread else []
         raise PartialFailureError(
@@ -116,24 +183,13 @@ def _age(seconds: float | None) -> str | None:
     return None if seconds is None else short_duration(seconds)
 
 
-def _trouble(item: dict[str, Any]) -> str | None:
-    """Return a description of the failing messages of a queue."""
-    failing, blocked, also = item["failing"], item["blocked"], item["also_blocked"]
-    if blocked is not None:
-        since = iso_time(blocked["blocked_since"])
-        more = f"; {len(also)} more block it" if also else ""
-        attempts = pluralize(blocked["attempts"], "attempt")
-        return f"blocked since {since}, {attempts}: {blocked['error']}{more}"
-    if failing is not None:
-        failed = failing["attempts"]
-        return f"{pluralize(failed, 'attempt') if failed else 'waits'}: {failing['error']}"
-    return None
-
-
-def _queue_item(each: status.QueueStatus) -> dict[str, Any]:
+def _queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
     marks = each.marks
     return {
         "queue": each.queue,
+        "state": verdict.state.value,
+        "reason": verdict.reason or None,
+        "remedy": verdict.remedy or None,
         "owner": each.owner,
         "owner_gone": each.owner_gone,
         "untaken": each.untaken,

@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.durations import short_duration
 from qdo.cli.framework import output_option, reason_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.errors import NotFoundError
 from qdo.ops.seek import EARLIEST, QueuePosition, SeekPlan, check_seekable, execute, plan_seek
 from qdo.positions import format_last
 from qdo.settings.settings import Settings
+from qdo.text import short_duration
 
 
 @click.command()

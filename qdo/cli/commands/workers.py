@@ -9,12 +9,11 @@ from typing import Any
 import click
 
 from qdo.cli.connections import open_connections
-from qdo.cli.durations import short_duration
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
-from qdo.text import join_some
+from qdo.text import join_some, short_duration
 
 
 @click.command()

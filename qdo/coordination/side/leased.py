@@ -17,7 +17,7 @@ from qdo.coordination.protocol.lease import Lease, Renewal
 from qdo.coordination.protocol.registration import Component
 from qdo.coordination.side.connection import SideConnection
 from qdo.coordination.transactions import settle
-from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.layout import Layout, clients_of
 from qdo.errors import CoordinatorUnreachableError
 from qdo.system.clock import clock
 
@@ -48,7 +48,7 @@ class LeasedConnection(SideConnection):
         self.waiters: set[Any] = set()
         self.path = ""
         self._named: Any = client.handler.event_object()
-        folder = f"{layout.components}/client"
+        folder = clients_of(layout.root)
         host = str(component.get("host", "localhost"))
         node = Component(folder, host, dict(component), self.session(client), self._registered)
         super().__init__(client, self.lease)

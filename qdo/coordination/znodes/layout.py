@@ -15,6 +15,7 @@ WORKER_STEM = "worker-"
 
 
 _WORKER = re.compile(r"worker-[0-9]{10,}", re.ASCII)
+_VERSION = re.compile(r"[0-9]{10}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,27 @@ class FleetLayout:
     def holds(self) -> str:
         return f"{self.root}/holds"
 
+    @property
+    def settings(self) -> str:
+        return f"{self.root}/settings"
+
+    @property
+    def chores(self) -> str:
+        return f"{self.root}/chores"
+
     def document_set(self, name: str) -> str:
         return f"{self.root}/documents/{name}"
+
+    @property
+    def actions(self) -> str:
+        return f"{self.root}/actions"
+
+    def actions_of(self, worker: str) -> str:
+        return f"{self.root}/actions/{worker}"
+
+    @property
+    def actionoutput(self) -> str:
+        return f"{self.root}/actionoutput"
 
     @property
     def actionlog(self) -> str:
@@ -54,6 +74,16 @@ class FleetLayout:
 
     def log_entry(self, name: str) -> str:
         return f"{self.root}/actionlog/{name}"
+
+
+def clients_of(root: str) -> str:
+    """Return the folder of processes that are not workers, but hold locks or permits."""
+    return f"{root}/components/client"
+
+
+def holder_of(root: str, name: str) -> str:
+    """Return the node of a holder of permits: a worker, or "client/" and a component."""
+    return f"{root}/{'components' if '/' in name else 'workers'}/{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +151,11 @@ class Layout:
             self.rebalancer,
             self.election,
             self.components,
+            self.fleet.actions,
             self.fleet.actionlog,
+            self.fleet.actionoutput,
             self.fleet.holds,
+            self.fleet.settings,
         )
 
     def worker(self, name: str) -> str:
@@ -136,6 +169,11 @@ class Layout:
 
     def assignment(self, worker: str) -> str:
         return f"{self.root}/assignments/{worker}"
+
+
+def is_version_name(name: str) -> bool:
+    """Return whether a node below `settings` is a version of the live settings."""
+    return _VERSION.fullmatch(name) is not None
 
 
 def is_worker_name(name: str) -> bool:

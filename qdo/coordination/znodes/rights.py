@@ -4,8 +4,9 @@
 role        rights
 ==========  ===================================================================================
 workers     all, on every node
-operators   read every node; write queues, workers, ``holds`` and documents; create documents and
-            entries of the action log; delete queues, documents and ``broker``
+operators   read every node; write queues, workers, ``holds``, ``settings`` and documents; create
+            documents, versions of settings, actions and entries of the action log; delete queues,
+            documents and ``broker``
 monitors    read every node
 senders     create and write doorbells; read documents
 ==========  ===================================================================================
@@ -79,12 +80,14 @@ class NodeRights:
             rights[OPERATORS] |= _WRITE
         elif path == layout.queues:
             rights[OPERATORS] |= _WRITE | _DELETE
+        elif path == layout.fleet.settings:
+            rights[OPERATORS] |= _WRITE | _CREATE
         elif path == layout.root:
             rights[OPERATORS] |= _DELETE
         elif f"{path}/".startswith(f"{layout.fleet.documents}/"):
             rights[OPERATORS] |= _WRITE | _CREATE | _DELETE
             rights[SENDERS] = _READ
-        elif path == layout.fleet.actionlog:
+        elif layout.fleet.actions in (path, folder) or path == layout.fleet.actionlog:
             rights[OPERATORS] |= _CREATE
         elif path == layout.fleet.limits:
             rights[OPERATORS] |= _CREATE | _DELETE

@@ -44,6 +44,10 @@ _ZLIB = b"x"
 SHOWN_CHARACTERS = 60
 """Length of a foreign value in the reason of a fault."""
 
+
+MAX_TIME = 1e11
+"""A larger Unix time, in the year 5138, was written by another program."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -94,6 +98,12 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, dict):
         return {_plain(key, 0): _plain(each, depth - 1) for key, each in value.items()}
     return value
+
+
+def unix_time(value: Any) -> float | None:
+    """Return a Unix time; None for any other value, and for an integer that no float can hold."""
+    is_time = type(value) in (int, float) and 0 <= value < MAX_TIME
+    return float(value) if is_time else None
 
 
 def shown(value: Any) -> str:

@@ -18,6 +18,10 @@ MAX_ENTRIES = 5000
 """Entries in the log: the leader deletes the oldest ones beyond."""
 KEEP_SECONDS = 30 * 86400.0
 """The leader deletes older entries."""
+MAX_OUTPUTS = 100
+"""Outputs of actions, beside the log: the leader deletes the oldest ones beyond."""
+KEEP_OUTPUT_SECONDS = 3600.0
+"""The leader deletes older ones."""
 AHEAD_SECONDS = 86400.0
 """Entries whose time is further in the future count as the oldest ones: nobody wrote them then."""
 _NAME = re.compile(r"([0-9]{13})-[0-9a-f]{8}", re.ASCII)
@@ -104,7 +108,20 @@ def entry_time(name: str, otherwise: float = 0.0) -> float:
 
 
 def surplus(names: Collection[str], now: float) -> list[str]:
-    """Return the names of the entries to delete, oldest first: too old, or too many.
+    """Return the names of the entries to delete, oldest first."""
+    return _surplus(names, now, MAX_ENTRIES, KEEP_SECONDS)
+
+
+def old_outputs(names: Collection[str], now: float) -> list[str]:
+    """Return the names of the outputs of actions to delete, oldest first.
+
+    They have the names of their entries, and are larger.
+    """
+    return _surplus(names, now, MAX_OUTPUTS, KEEP_OUTPUT_SECONDS)
+
+
+def _surplus(names: Collection[str], now: float, most: int, keep_seconds: float) -> list[str]:
+    """Return the names that are too old, or too many.
 
     Names of another form, or with a time that cannot be, count as the oldest: they are too many
     first, but never too old.
@@ -115,8 +132,8 @@ def surplus(names: Collection[str], now: float) -> list[str]:
         return at if at <= now + AHEAD_SECONDS else 0.0
 
     ordered = sorted(names, key=lambda name: (age_order(name), name))
-    many = max(0, len(ordered) - MAX_ENTRIES)
-    old = [name for name in ordered[many:] if 0.0 < age_order(name) < now - KEEP_SECONDS]
+    many = max(0, len(ordered) - most)
+    old = [name for name in ordered[many:] if 0.0 < age_order(name) < now - keep_seconds]
     return [*ordered[:many], *old]
 
 

@@ -9,6 +9,10 @@ The fence is the zxid of the contender's creation. Holders of an exclusive lock 
 
 A contender that gives up deletes its node, behind a barrier if its creation was not answered. So
 no node of a caller who has left can get the lock later.
+
+The leader deletes folders of locks that nobody has used for an hour. A contender that finds no
+folder leaves; its caller makes the folder and another contender. Numbers then begin at 0 again,
+which is safe: the folder was empty. Fences still grow.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from qdo.coordination.protocol.machine import (
     NodeMissing,
     NodeRead,
     NoResponse,
+    Rejected,
     Response,
     Stat,
 )
@@ -57,9 +62,12 @@ class LockContender(Registration):
     """Waits for a lock, holds it, and gives it up.
 
     :ivar fence: grows with every holder of the lock; 0 before it is held.
+    :ivar left: it has no node, and will have none.
+    :ivar homeless: it has left because the lock has no folder.
     :ivar ahead: data of the contender that this one waits for, b"" if it waits for none.
     :param id: eight hexadecimal digits that no other contender has.
-    :param on_change: called when it holds the lock, when it is refused, and when it has left.
+    :param on_change: called when it holds the lock, when it knows which contender is ahead, when it
+        is refused, and when it has left.
     """
 
     def __init__(
@@ -76,6 +84,7 @@ class LockContender(Registration):
         super().__init__(folder, stem, data, session, lambda path: self._survey(), on_change)
         self.fence = 0
         self.left = False
+        self.homeless = False
         self._zxid = 0
         self.ahead = b""
         self._on_change = on_change
@@ -108,6 +117,28 @@ class LockContender(Registration):
         else:
             super()._create()
 
+    def _created(self, answer: Response) -> None:
+        if isinstance(answer, NodeMissing):
+            self._find_no_folder()
+        else:
+            super()._created(answer)
+
+    def _barrier_done(self, answer: Response) -> None:
+        if isinstance(answer, Rejected):
+            self._find_no_folder()
+        else:
+            super()._barrier_done(answer)
+
+    def _listed(self, answer: Response) -> None:
+        if isinstance(answer, NodeMissing):
+            self._find_no_folder()
+        else:
+            super()._listed(answer)
+
+    def _find_no_folder(self) -> None:
+        self.homeless = self._leaving = True
+        self._gone()
+
     # --- the order of contenders ----------------------------------------------------------
 
     def _survey(self) -> None:
@@ -139,6 +170,7 @@ class LockContender(Registration):
             self._survey()
         elif isinstance(answer, NodeRead):
             self.ahead = answer.data
+            self._on_change()
 
     def _own_read(self, answer: Response) -> None:
         if isinstance(answer, NodeRead):

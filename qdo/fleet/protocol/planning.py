@@ -36,7 +36,7 @@ class Planner:
     """Plans the shares of one process.
 
     :ivar act_at: when a plan may be another one though nothing has happened.
-    :ivar changed: whether the last plan switched the pool between limited and not.
+    :ivar changed: whether a plan switched a pool between limited and not; the caller resets it.
     :param worker: name of its worker node.
     :param chance: returns a random number from 0 to 1.
     """
@@ -51,18 +51,16 @@ class Planner:
         self._chance = chance
         self._patience = chance()
 
-    def plan(
-        self, pool: Pool, holders: ShareHolders, total: int | None, gone: Set[str], may_write: bool
-    ) -> Plan:
+    def plan(self, pool: Pool, holders: ShareHolders, total: int | None, gone: Set[str]) -> Plan:
         """Return the holders of a pool as they should be, and lower the cap at once.
 
         :param total: what all may hold together, None for any number.
         :param gone: processes that have ended.
-        :param may_write: whether the plan is written now.
         """
         now = self._clock()
-        self.changed = (total is None) != pool.unlimited
-        if self.changed:
+        if (total is None) != pool.unlimited:
+            self.changed = True
+            pool.interrupt()
             pool.unlimited = total is None
         rest = tuple(each for each in holders if each.worker not in gone)
         mine = next((each for each in rest if each.worker == self._worker), None)
@@ -78,7 +76,12 @@ class Planner:
         rest = tuple(own if each is mine else each for each in rest)
         if mine is None:
             rest = (*rest, own)
-        elif may_write and self._turn_is_over(pool, rest, total):
+        elif self._turn_is_over(pool, rest, total):
+            # It goes to the end with the last permit that it gives up: writes are 50 ms apart.
+            pool.limit(0, now)
+            if pool.occupied:
+                less = replace(own, held=min(written, pool.occupied))
+                return Plan(tuple(less if each is own else each for each in rest), 0, written)
             rest = (*(each for each in rest if each is not own), own)
         target = targets(total, rest)[rest.index(own)]
         if target < pool.cap:

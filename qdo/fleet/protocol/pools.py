@@ -5,7 +5,7 @@ A pool belongs to one registration. `cap` is what may be in use, `held` what the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from qdo.fleet.limit_node import MOST, ShareHolder
 
@@ -42,6 +42,8 @@ class Pool:
     :ivar got_at: when `held` became more than 0.
     :ivar used: whether one was taken since then.
     :ivar peak: the highest demand since `peak_since`.
+    :ivar interrupt: called before less may be used: messages may be started by then without
+        asking for each, and are counted afterwards.
     """
 
     def __init__(self) -> None:
@@ -49,6 +51,7 @@ class Pool:
         self.held = self.cap = self.in_use = self.waiting = self.peak = 0
         self.got_at = self.peak_since = float("-inf")
         self.used = False
+        self.interrupt: Callable[[], None] = lambda: None
 
     def has_free(self, now: float) -> bool:
         """Return whether one may be taken."""
@@ -92,6 +95,8 @@ class Pool:
 
     def limit(self, cap: int, now: float) -> None:
         """Set what may be in use."""
+        if cap < self.cap:
+            self.interrupt()
         self.cap = cap
 
     def acknowledge(self, held: int, cap: int, now: float) -> None:
@@ -128,6 +133,8 @@ class StartPool(Pool):
         more = max(0.0, now - self._at) * self.unit_rate * self.cap
         self._tokens = min(float(self.cap), self._tokens + more)
         self._at = now
+        # Later: a message that was started since then left no room for further tokens.
+        self.interrupt()
 
     def has_free(self, now: float) -> bool:
         if self.unlimited:
@@ -140,12 +147,25 @@ class StartPool(Pool):
         if not self.unlimited:
             self._tokens = max(0.0, self._tokens - 1)
 
+    def covers(self, count: int, now: float) -> bool:
+        """Return whether that many may be taken."""
+        if self.unlimited:
+            return True
+        self._refill(now)
+        return self._tokens >= count
+
+    def take_more(self, count: int, now: float) -> None:
+        """Count starts that were covered, and are made already."""
+        if not self.unlimited:
+            self._refill(now)
+            self._tokens = max(0.0, self._tokens - count)
+
     def give_back(self) -> None:
         """Do nothing: a start cannot be undone."""
 
-    def refund(self) -> None:
-        """Return the token of a message that was not started."""
-        self._tokens = min(float(self.cap), self._tokens + 1)
+    def refund(self, count: int = 1) -> None:
+        """Return the tokens of messages that were not started."""
+        self._tokens = min(float(self.cap), self._tokens + count)
 
     def next_at(self, now: float) -> float:
         self._refill(now)

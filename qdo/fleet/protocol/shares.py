@@ -3,15 +3,16 @@
 A process hands out permits of its share from memory; only shares go through the coordinator, in
 the one node ``limits/<name>``. Six rules keep the shares within the limit:
 
-1. A process that wants permits adds itself, at the version read. What it wants is damped: it
-   writes at most once in `WRITE_SECONDS`, and lowers what it wants only after a while.
+1. A process that wants permits adds itself, at the version read. It writes once in `WRITE_SECONDS`
+   and wants less only after a while. A write that another one forestalled is repeated at once.
 2. Everybody in the node watches it. Below its share: a process lowers its own cap at once, and
    writes the smaller share when enough permits have come back. Above it: it takes what is free,
    and uses it only once that write was acknowledged.
-3. While a process would be dealt nothing, a process that holds something moves itself to the end
-   of the order. Only a holder does: otherwise others never get a turn.
-4. Whoever lacks permits takes out holders whose worker node is gone. It lists the workers *after*
-   it has read the limit: the holder's node was created before its entry was written.
+3. While a process would be dealt nothing, a process that holds something stops using it after a
+   while. Once all has come back it gives it up, and moves itself to the end of the order. Only a
+   holder does: otherwise others never get a turn.
+4. Whoever lacks permits takes out holders whose own node is gone. It lists workers and components
+   *after* it has read the limit: the holder's node was created before its entry was written.
 5. After a lost answer a process writes the node again at the version read, and goes by that
    answer. What it reads proves nothing: an old write could still take effect after it.
 6. Every write checks the own worker node. Once the lease is over the cap counts as 0.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.machine import (
@@ -39,7 +41,7 @@ from qdo.coordination.protocol.machine import (
     Response,
     SetOp,
 )
-from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.layout import Layout, clients_of, holder_of
 from qdo.coordination.znodes.values import MAX_VALUE_BYTES
 from qdo.fleet.limit_node import MISSING, LimitNode
 from qdo.fleet.protocol.planning import Plan, Planner
@@ -57,7 +59,8 @@ class LimitShare(Machine):
     """The share of one limit that one registration has.
 
     :ivar fault: why no permit can be had at all, None if one can be waited for.
-    :param worker: name of the worker node.
+    :ivar pools: both kinds of what is shared.
+    :param worker: name of the worker node, or "client/" and the name of a component's node.
     :param lease: the lease of this registration.
     :param on_change: called when more may be taken, or when `fault` has changed.
     :param chance: returns a random number from 0 to 1.
@@ -78,23 +81,23 @@ class LimitShare(Machine):
         self.limit = limit
         self.fault: str | None = None
         self.permits, self.starts = Pool(), StartPool()
-        self._pools: tuple[Pool, ...] = (self.permits, self.starts)
+        self.pools: tuple[Pool, ...] = (self.permits, self.starts)
         self._worker = worker
         self._lease = lease
         self._clock = clock
         self._on_change = on_change
-        self._path, self._own = layout.fleet.limit(limit), layout.worker(worker)
-        self._workers = layout.workers
+        self._path, self._own = layout.fleet.limit(limit), holder_of(layout.root, worker)
+        self._folders = {"": layout.workers, "client/": clients_of(layout.root)}
         self._node: LimitNode | None = None
         self._version = 0
         self._names: frozenset[str] | None = None
         self._gone: frozenset[str] = frozenset()
         self._up = self._busy = self._in_doubt = self._watched = self._lapsed = False
         self._is_listed = False
-        self._told = 0
+        self._told = self._conflicts = 0
         self._earns = False
-        self._write_at = self._act_at = 0.0
-        self._retry_at = float("inf")
+        self._write_at, self._act_at, self._retry_at = 0.0, 0.0, float("inf")
+        self._chance = chance
         self._planner = Planner(worker, clock, chance)
 
     # --- used by the engine, in the greenlet of a turn -----------------------------------
@@ -109,14 +112,18 @@ class LimitShare(Machine):
     @property
     def has_share(self) -> bool:
         """Whether permits come back in this process."""
-        return self.fault is None and all(pool.unlimited or pool.cap for pool in self._pools)
+        return self.fault is None and all(pool.unlimited or pool.cap for pool in self.pools)
 
     @property
     def why(self) -> str | None:
         """Why nothing can be had of the limit at all, None if it can."""
-        if self.fault is None and self._node is not None and self._node.max == 0:
-            return "its max is 0"
-        return self.fault
+        stopped = self.fault is None and self._node is not None and self._node.max == 0
+        return "its max is 0" if stopped else self.fault
+
+    @property
+    def known_fault(self) -> str | None:
+        """The fault of the node as it is now; None if it has none, or was not read yet."""
+        return None if self._node is None else self.fault
 
     def take(self) -> None:
         """Take a permit and a start, after `has_free`."""
@@ -176,9 +183,8 @@ class LimitShare(Machine):
 
     def _lacks_token(self, now: float) -> bool:
         starts = self.starts
-        if not starts.waiting or self.fault is not None or now >= self._lease.until:
-            return False
-        return self.permits.has_free(now) and not starts.has_free(now)
+        able = starts.waiting and self.fault is None and now < self._lease.until
+        return bool(able) and self.permits.has_free(now) and not starts.has_free(now)
 
     def _next_start(self) -> float:
         """Return when a waiting caller can start, if nothing but time is missing."""
@@ -212,11 +218,8 @@ class LimitShare(Machine):
         # Whoever is listed reads each change, also without a use for the limit: what it wanted
         # last would keep permits from others.
         return self._is_listed or any(
-            pool.waiting or pool.held or pool.in_use for pool in self._pools
+            pool.waiting or pool.held or pool.in_use for pool in self.pools
         )
-
-    def _lists_own(self, node: LimitNode) -> bool:
-        return any(each.worker == self._worker for each in (*node.permits, *node.starts))
 
     # --- answers --------------------------------------------------------------------------
 
@@ -232,17 +235,16 @@ class LimitShare(Machine):
         else:
             node = self._refused(answer)
         self._gone = frozenset()
-        self._is_listed = self._in_doubt or self._lists_own(node)
+        self._is_listed = self._in_doubt or self._worker in node.workers
         # An event that arrived before this answer may be about a later change.
         self._node = node if self._watched else None
         self.fault = node.fault
         if node.fault is not None:
-            for pool in self._pools:
+            for pool in self.pools:
                 pool.acknowledge(0, 0, self._clock())
                 pool.unlimited = False
         elif self._has_strangers(node):
-            self._busy = True
-            self.ask(Children(self._workers, watch=True), self._listed)
+            self._list("")
         self._on_change()
 
     def _refused(self, answer: Response) -> LimitNode:
@@ -253,21 +255,28 @@ class LimitShare(Machine):
 
     def _has_strangers(self, node: LimitNode) -> bool:
         """Return whether a process is listed that may be gone."""
-        if self._names is not None:
-            names = self._names
-            return any(each.worker not in names for each in (*node.permits, *node.starts))
-        return any(each.worker != self._worker for each in (*node.permits, *node.starts))
+        known = {self._worker} if self._names is None else self._names
+        return not known >= node.workers
 
-    def _listed(self, answer: Response) -> None:
+    def _list(self, prefix: str) -> None:
+        self._busy = True
+        self.ask(Children(self._folders[prefix], watch=True), partial(self._listed, prefix))
+
+    def _listed(self, prefix: str, answer: Response) -> None:
+        """Note which holders of one kind are gone: none without a list of those that live."""
         self._busy = False
         if isinstance(answer, NoResponse) or self._node is None:
             return
-        listed = frozenset(each.worker for each in (*self._node.permits, *self._node.starts))
-        if isinstance(answer, ChildrenRead):
-            self._names = frozenset(answer.names)
-            self._gone = listed - self._names
-        else:
-            self._names = listed  # nobody is taken out without a list
+        found = listed = {each for each in self._node.workers if ("/" in each) == bool(prefix)}
+        if isinstance(answer, (ChildrenRead, NodeMissing)):
+            found = {prefix + name for name in getattr(answer, "names", ())}
+        if not prefix:
+            self._names = frozenset(found)
+        elif self._names is not None:  # else a worker has left since
+            self._names |= found
+        self._gone |= listed - found
+        if not prefix and any("/" in each for each in self._node.workers):
+            self._list("client/")
 
     # --- what to write --------------------------------------------------------------------
 
@@ -277,9 +286,9 @@ class LimitShare(Machine):
         self.starts.set_rate((node.rate or 0.0) / node.burst, now)
         burst = node.burst if node.rate is not None else None
         planner = self._planner
-        planner.act_at = float("inf")
-        permits = planner.plan(self.permits, node.permits, node.max, self._gone, may_write)
-        starts = planner.plan(self.starts, node.starts, burst, self._gone, may_write)
+        planner.act_at, planner.changed = float("inf"), False
+        permits = planner.plan(self.permits, node.permits, node.max, self._gone)
+        starts = planner.plan(self.starts, node.starts, burst, self._gone)
         self._act_at = planner.act_at
         if planner.changed:
             self._on_change()
@@ -290,8 +299,7 @@ class LimitShare(Machine):
         if not may_write:
             self._act_at = min(self._act_at, self._write_at)
             return
-        data = after.encode()
-        if len(data) > MAX_VALUE_BYTES:
+        if len(data := after.encode()) > MAX_VALUE_BYTES:
             return
         self._write_at = now + WRITE_SECONDS
         self._busy = self._is_listed = True
@@ -307,7 +315,7 @@ class LimitShare(Machine):
         It does if the node says more than the last acknowledged write: that proves nothing.
         """
         unproven = False
-        for pool, plan in zip(self._pools, plans, strict=True):
+        for pool, plan in zip(self.pools, plans, strict=True):
             cap = min(plan.cap, pool.held)
             if pool.cap < cap:
                 pool.limit(cap, self._clock())
@@ -316,7 +324,7 @@ class LimitShare(Machine):
         return unproven
 
     def _lacks(self) -> bool:
-        return any(pool.waiting for pool in self._pools)
+        return any(pool.waiting for pool in self.pools)
 
     def _written(self, after: LimitNode, plans: tuple[Plan, Plan], answer: Response) -> None:
         self._busy = False
@@ -324,8 +332,9 @@ class LimitShare(Machine):
         if isinstance(answer, NoResponse):
             self._in_doubt = True
         elif isinstance(answer, Committed):
-            self._in_doubt, self._is_listed = False, self._lists_own(after)
-            for pool, plan in zip(self._pools, plans, strict=True):
+            self._in_doubt, self._is_listed = False, self._worker in after.workers
+            self._conflicts = 0
+            for pool, plan in zip(self.pools, plans, strict=True):
                 own = (each.held for each in plan.holders if each.worker == self._worker)
                 pool.acknowledge(next(own, 0), plan.cap, now)
             self._node = after if self._watched else None
@@ -333,6 +342,8 @@ class LimitShare(Machine):
             self._on_change()
         else:
             self._node = None  # another write came first
+            self._write_at = now + (self._chance() * WRITE_SECONDS if self._conflicts else 0.0)
+            self._conflicts += 1
             if isinstance(answer, Rejected) and answer.refuses(answer.index):
                 self._node = self._refused(answer)
                 self.fault = self._node.fault

@@ -21,10 +21,15 @@ from qdo.coordination.server_version import warn_of_server
 from qdo.coordination.session_setup import check_broker, check_rights
 from qdo.coordination.znodes.broker_node import BrokerNode
 from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.levels import check_level
+from qdo.fleet.protocol.action_results import Perform
+from qdo.fleet.protocol.actions import ActionsWatch
 from qdo.fleet.protocol.holds import HoldsWatch
+from qdo.fleet.protocol.live_settings import SettingsWatch
 from qdo.queues import EVERYTHING
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.hosts import host_shown
+from qdo.settings.live import LiveSettings
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.system.sqlite import absolute
@@ -43,7 +48,9 @@ class MemberFactory:
     :ivar connect_seconds: how long one attempt to connect or register may take.
     :ivar filter: the queues that this worker takes.
     :ivar make_machines: returns further machines for a registered worker of this name.
+    :ivar actions: how the actions are done that operators ask for.
     :ivar gate: keeps held queues still; None: holds are not obeyed.
+    :ivar live: the live settings of this process; None: it has none.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     :param on_session: called with id and password of every session, and with its timeout, before
         anything is written in it; and with None after the worker closed it.
@@ -54,7 +61,9 @@ class MemberFactory:
     ) -> None:
         self.connect_seconds = settings.connect_seconds
         self.filter = EVERYTHING
+        self.actions: Mapping[str, Perform] = {}
         self.gate: HoldGate | None = None
+        self.live: LiveSettings | None = None
         self.on_doorbell: Callable[[str], None] | None = None
         self.make_machines: MakeMachines = lambda layout, name, member: ()
         self._settings = settings
@@ -80,6 +89,7 @@ class MemberFactory:
         :raises SettingsError: the settings of the coordinator contradict each other.
         :raises NodeRefusedError: the account may not do what workers do.
         :raises OpenTreeError: accounts without a role can change the nodes.
+        :raises OldProgramError: this version of qdo is too old for the app.
         """
         settings = self._settings
         client = connect(
@@ -96,6 +106,7 @@ class MemberFactory:
         try:
             # Before the parent learns of the session: it would restart a worker that had one.
             check_rights(client, self._layout, self.connect_seconds)
+            check_level(client, self._layout)
             self._check_broker(client)
         except BaseException:
             client.stop()
@@ -123,19 +134,23 @@ class MemberFactory:
     def _machines(self, name: str, member: Member) -> Sequence[Machine]:
         """Return what a registered worker runs beside the ownership of queues."""
         made = [*self.make_machines(self._layout, name, member)]
+        fleet = self._layout.fleet
+        made.append(ActionsWatch(fleet, name, self.actions, wall=time, call=member.call))
         gate, ownership = self.gate, member.ownership
         if gate is None or ownership is None:
             return made
         gate.shut()
+        if self.live is not None:
+            # Before the holds, whose node opens the gate: jobs start with the settings in force.
+            made.append(SettingsWatch(self._layout.fleet.settings, self.live))
 
         def acknowledge(zxid: int) -> None:
             # As an event of the loop: in this step the own node may have had its turn already.
             member.call(partial(ownership.obey, zxid))
 
-        path = self._layout.fleet.holds
         is_leader = member.is_leader
         watch = HoldsWatch(
-            path, gate, acknowledge=acknowledge, is_leader=is_leader, clock=clock, wall=time
+            fleet.holds, gate, acknowledge=acknowledge, is_leader=is_leader, clock=clock, wall=time
         )
         return [*made, watch]
 
@@ -144,6 +159,14 @@ class MemberFactory:
             address = absolute(self._settings.broker)
             node = BrokerNode(self._broker_identity, address, host_shown(self._settings))
             check_broker(client, self._layout, node, self.connect_seconds)
+
+    def check_level(self) -> None:
+        """Check again that this version is not too old, once its worker is registered.
+
+        :raises OldProgramError: it is.
+        """
+        if self._client is not None:
+            check_level(self._client, self._layout)
 
     def close(self, member: MemberApi) -> bool:
         """Stop a member and close its session; return whether its session is over.

@@ -152,6 +152,7 @@ class MembershipLoop(Duty):
         events.member = member
         try:
             member.start(self._members.connect_seconds)
+            self._members.check_level()
         except BaseException:
             self._members.close(member)
             raise

@@ -9,10 +9,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-import gevent
+from gevent.event import Event
 
 from qdo.brokers.ahead import check_reached
 from qdo.brokers.base import Broker
+from qdo.settings.in_force import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.text import describe, pluralize
 from qdo.worker.duties.runner import Duty
@@ -40,25 +41,24 @@ class Retention(Duty):
         self,
         broker: Broker,
         slots: Mapping[str, Slot],
-        settings: Settings,
+        settings: SettingsInForce,
         clock: Callable[[], float],
     ) -> None:
         self._broker = broker
         self._slots = slots
         self._settings = settings
-        self._limits_letters = bool(
-            settings.dead_letter_limit or settings.dead_letter_retention_seconds
-        )
-        longest = DEAD_LETTERS_SECONDS if self._limits_letters else PERIOD_MAX_SECONDS
-        share = settings.retention_seconds * PERIOD_SHARE
-        self._period = min(max(share, PERIOD_MIN_SECONDS), longest)
         self._clock = clock
         self._round: list[str] = []
-        self._round_ends = clock() + self._period
+        self._round_ends = clock() + self._period()
+        self._changed = Event()
+        settings.on_change(lambda changed: self._changed.set())
 
     def run(self) -> None:
         while True:
-            gevent.sleep(self.step())
+            if self._changed.wait(self.step()):
+                self._changed.clear()
+                # The next round begins as early as the changed settings ask for.
+                self._round_ends = min(self._round_ends, self._clock() + self._period())
 
     def step(self) -> float:
         """Trim the next owned queue; return the seconds until the next step.
@@ -71,22 +71,28 @@ class Retention(Duty):
             if now < self._round_ends:
                 return self._round_ends - now
             self._round = sorted(self._slots)
-            self._round_ends = now + self._period
+            self._round_ends = now + self._period()
         if self._round:
             self._trim(self._slots.get(self._round.pop()))
         return max(0.0, self._round_ends - now) / (len(self._round) + 1)
+
+    def _period(self) -> float:
+        """Return how long a round through all queues takes, in seconds."""
+        settings = self._settings.now
+        longest = DEAD_LETTERS_SECONDS if _limits_letters(settings) else PERIOD_MAX_SECONDS
+        return min(max(settings.retention_seconds * PERIOD_SHARE, PERIOD_MIN_SECONDS), longest)
 
     def _trim(self, slot: Slot | None) -> None:
         claim = slot.claim if slot is not None else None
         if claim is None or not claim.open:
             return
         try:
-            if self._limits_letters:
+            if _limits_letters(self._settings.now):
                 self._prune(claim.queue)
             if not claim.done:
                 return
             check_reached(self._broker, claim.queue, claim.done)
-            seconds = self._settings.retention_seconds
+            seconds = self._settings.now.retention_seconds
             count = self._broker.trim(claim.queue, claim.done, seconds)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.warning(
@@ -99,7 +105,7 @@ class Retention(Duty):
             _log.info("queue %s: deleted %d old messages", claim.queue, count)
 
     def _prune(self, queue: str) -> None:
-        settings, letters = self._settings, self._broker.dead_letters
+        settings, letters = self._settings.now, self._broker.dead_letters
         if limit := settings.dead_letter_limit:
             count = letters.prune(queue, keep=limit)
             if count:
@@ -118,3 +124,7 @@ class Retention(Duty):
                     pluralize(count, "dead letter"),
                     seconds,
                 )
+
+
+def _limits_letters(settings: Settings) -> bool:
+    return bool(settings.dead_letter_limit or settings.dead_letter_retention_seconds)

@@ -10,7 +10,8 @@ from typing import Any
 import gevent
 
 from qdo.settings.hosts import describe_process
-from qdo.settings.settings import Settings
+from qdo.settings.live import LiveSettings
+from qdo.system.clock import clock
 from qdo.worker.duties.member_api import CurrentMember
 from qdo.worker.duties.runner import Duty
 from qdo.worker.engine.dispatcher import Dispatcher
@@ -24,8 +25,10 @@ REPORTS_PER_SESSION = 3
 report that it is silent."""
 MOST_QUEUES = 100
 """At most this many queues are listed, those farthest behind: many clients read component nodes."""
+MOST_RUNS = 20
+"""At most this many messages in flight are listed, those that have run for longest."""
 WORTH_SECONDS = 1.0
-"""Queues less far behind are not listed."""
+"""Queues less far behind are not listed, nor are messages that have run for less."""
 
 
 class StatusReport(Duty):
@@ -41,20 +44,23 @@ class StatusReport(Duty):
         self,
         dispatcher: Dispatcher,
         pipeline: Pipeline,
-        settings: Settings,
+        live: LiveSettings,
         state: Callable[[], str],
         current: CurrentMember,
     ) -> None:
         self._dispatcher = dispatcher
         self._counters = pipeline.counters
         self._faults = pipeline.limits.faults
+        settings = live.in_force.now
         self._process = describe_process(settings) | {"parent": os.getppid()}
         self._concurrency = settings.concurrency
         self._refresh_seconds = min(
             REFRESH_SECONDS, settings.session_timeout_seconds / REPORTS_PER_SESSION
         )
         self._state = state
+        self._live = live
         self._current = current
+        self._since: dict[tuple[str, str, int], float] = {}
 
     def run(self) -> None:
         while True:
@@ -79,7 +85,23 @@ class StatusReport(Duty):
             **self._counters.dump(),
             "behind": lags(self._dispatcher.slots.values()),
             "faults": self._faults(),
+            "long_runs": self._long_runs(),
+            "live": self._live.dump(),
         }
+
+    def _long_runs(self) -> list[tuple[str, str, int, float]]:
+        """Return queue, id, attempt and seconds of messages that an earlier report has seen.
+
+        So the loop over messages need not read the clock; the seconds are too few by the time
+        between two reports at most.
+        """
+        now, before = clock(), self._since
+        messages = [slot.message for slot in self._dispatcher.in_flight()]
+        running = [(each.queue, each.id, each.attempt) for each in messages if each is not None]
+        self._since = {each: before.get(each, now) for each in running}
+        seconds = {each: now - self._since[each] for each in running}
+        long = [(*each, round(ran, 1)) for each, ran in seconds.items() if ran >= WORTH_SECONDS]
+        return heapq.nlargest(MOST_RUNS, long, key=lambda each: each[3])
 
 
 def lags(slots: Iterable[Slot]) -> dict[str, float]:

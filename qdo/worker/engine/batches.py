@@ -210,9 +210,7 @@ class Batches:
         if batch:
             turn.claim.done = batch[-1].position
             self._drop_done(turn)
-            if self._engine.observers:
-                for message in batch:
-                    self._engine.observers.report(message, "done", None)
+            self._engine.observers.batch_done(batch)
 
     def _failed(self, turn: Turn, row: Row, message: Message, error: BaseException) -> TurnResult:
         result = self._outcomes.failed(turn, row, message, error)

@@ -85,7 +85,9 @@ class JobTable:
             call = self._executor.bind(self._app.hooks.composed(job))
             bound = self._bound[job] = BoundJob(
                 job.name,
-                self._observers.bind(call) if job.batch is None else call,
+                self._observers.bind(call)
+                if job.batch is None
+                else self._observers.bind_batch(call),
                 job.checkpoint == "message",
                 job.order,
                 job.lanes,

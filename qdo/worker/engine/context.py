@@ -9,11 +9,14 @@ from typing import Any
 
 from qdo.app import App
 from qdo.brokers.base import Broker
+from qdo.history.recorder import Recorder
 from qdo.jobs.policy import Policy
-from qdo.jobs.policy_tables import policy_for
+from qdo.jobs.policy_tables import check_policies, policy_for
+from qdo.settings.in_force import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import opener_of
 from qdo.system.clock import clock as boot_clock
+from qdo.text import error_kind
 from qdo.worker.engine.bound_jobs import JobTable
 from qdo.worker.engine.compatibility import Compatibility
 from qdo.worker.engine.counters import Counters
@@ -38,15 +41,19 @@ def default_policy(settings: Settings) -> Policy:
     return Policy(settings.attempts, settings.backoff_seconds, settings.backoff_max_seconds)
 
 
-def policy_lookup(app: App, settings: Settings) -> Callable[[str], Policy]:
-    """Return a function that returns the failure policy of a queue."""
-    default = default_policy(settings)
-    return lambda queue: policy_for(queue, app.job_for(queue), settings.policies, default)
+def check_job_policies(app: App, settings: Settings) -> None:
+    """Raise UsageError for policies that contradict each other or a job of the app."""
+    check_policies(app.jobs, settings.policies, default_policy(settings))
 
 
-def _kind_of(reason: str) -> str:
-    """Return the kind of an error: its text may hold parts of a body."""
-    return reason.partition(":")[0]
+def policy_lookup(app: App, in_force: SettingsInForce) -> Callable[[str], Policy]:
+    """Return a function that returns the failure policy of a queue, by the settings in force."""
+
+    def policy_of(queue: str) -> Policy:
+        settings = in_force.now
+        return policy_for(queue, app.job_for(queue), settings.policies, default_policy(settings))
+
+    return policy_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ class Engine:
     :ivar on_stop: called with the reason when a job asks to stop the worker.
     :ivar clock: seconds of leases, turns and backoffs.
     :ivar jitter: returns a number from 0 to 1, for delays.
-    :ivar turn_seconds: how long a turn may last.
+    :ivar settings: those in force.
     """
 
     app: App
@@ -78,7 +85,7 @@ class Engine:
     on_stop: Callable[[str], None]
     clock: Callable[[], float]
     jitter: Callable[[], float]
-    turn_seconds: float
+    settings: SettingsInForce
     counters: Counters = field(default_factory=Counters)
     context: JobContext = field(default_factory=JobContext)
 
@@ -88,7 +95,7 @@ class Engine:
         app: App,
         broker: Broker,
         executor: Executor,
-        settings: Settings,
+        in_force: SettingsInForce,
         *,
         in_flight: InFlightTable | None = None,
         on_stop: Callable[[str], None] = lambda reason: None,
@@ -100,21 +107,25 @@ class Engine:
         :param in_flight: where turns record the message in flight; memory of this process by
             default.
         """
-        observers, limits = Observers(app.hooks.observers), Limits(clock)
+        settings = in_force.now
+        recorder = Recorder() if settings.history else None
+        observers, limits = Observers(app.hooks.observers, history=recorder), Limits(clock)
+        fetcher = Fetcher(broker, settings.fetch, clock)
+        in_force.on_change(lambda changed: fetcher.limit(changed.fetch))
         return cls(
             app=app,
             broker=broker,
-            fetcher=Fetcher(broker, settings.fetch, clock),
+            fetcher=fetcher,
             decoder=Decoder(broker, opener_of(settings, app.name), settings.max_body_bytes),
             jobs=JobTable(app, executor, observers, Compatibility(broker), limits),
             limits=limits,
             observers=observers,
             in_flight=InFlightTable(1) if in_flight is None else in_flight,
             permits=LanePermits(settings.concurrency),
-            policy_of=policy_lookup(app, settings),
-            recorded=_kind_of if "errors" in settings.hide else str,
+            policy_of=policy_lookup(app, in_force),
+            recorded=error_kind if "errors" in settings.hide else str,
             on_stop=on_stop,
             clock=clock,
             jitter=jitter,
-            turn_seconds=settings.turn_seconds,
+            settings=in_force,
         )

@@ -35,6 +35,10 @@ class Fetcher:
         self.most = fetch
         self._clock = clock
 
+    def limit(self, fetch: int) -> None:
+        """Read at most this many rows at once from now on."""
+        self.most = fetch
+
     def fetch(self, slot: Slot, claim: Claim) -> Rows:
         """Return the remaining rows, else the prefetched batch, else new rows from the broker.
 
@@ -43,8 +47,7 @@ class Fetcher:
         rows = slot.rows
         if rows is not None and length_hint(rows):
             return rows
-        if not slot.limit:
-            slot.limit = min(FIRST_LIMIT, self.most)
+        slot.limit = min(slot.limit or FIRST_LIMIT, self.most)
         subscription = slot.subscription
         if slot.reader is None:
             check_reached(self._broker, slot.queue, claim.done)

@@ -1,4 +1,4 @@
-"""Reports to an app's observers how attempts end; costs nothing without observers."""
+"""Reports how attempts end to an app's observers and to the history; costs nothing without."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qdo.events import Event, OutcomeName
+from qdo.history.recorder import Recorder
 from qdo.message import Message
 from qdo.worker.executors.base import JobAborted, JobCall
 
@@ -20,11 +21,16 @@ class Observers:
     """The observers of one worker process.
 
     :ivar workers: name of the worker node by owned queue; maintained only with observers.
+    :ivar history: counts for the history, None without one.
     """
 
     def __init__(
-        self, observers: Sequence[Observer], clock: Callable[[], float] = time.perf_counter
+        self,
+        observers: Sequence[Observer],
+        clock: Callable[[], float] = time.perf_counter,
+        history: Recorder | None = None,
     ) -> None:
+        self.history = history
         self.workers: dict[str, str] = {}
         self._observers = tuple(observers)
         self._clock = clock
@@ -35,6 +41,8 @@ class Observers:
 
     def bind(self, call: JobCall) -> JobCall:
         """Return the call for the pipeline to make; without observers, `call` itself."""
+        if self.history is not None:
+            call = self.history.bind(call)
         if not self._observers:
             return call
         began, clock = self._began, self._clock
@@ -46,8 +54,22 @@ class Observers:
 
         return observed
 
+    def bind_batch(self, call: JobCall) -> JobCall:
+        """Return the call of a job that takes batches; without a history, `call` itself."""
+        return call if self.history is None else self.history.bind_batch(call)
+
+    def batch_done(self, messages: list[Message]) -> None:
+        """Report messages of a batch that are done."""
+        if self.history is not None:
+            self.history.batch_done(messages)
+        if self._observers:
+            for message in messages:
+                self.report(message, "done", None)
+
     def report(self, message: Message, outcome: OutcomeName, error: str | None) -> None:
         """Report a finished attempt to every observer; their own errors are only logged."""
+        if self.history is not None and outcome != "done":
+            self.history.ended(message, outcome, error)
         if not self._observers:
             return
         began = self._began.pop((message.queue, message.position), None)

@@ -43,11 +43,13 @@ class Pipeline:
 
     :ivar counters: totals since the start of the process.
     :ivar limits: the permits and rates of jobs.
+    :ivar history: counts for the history, None without one.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.counters = engine.counters
         self.limits = engine.limits
+        self.history = engine.observers.history
         self._engine = engine
         self._fetcher = engine.fetcher
         self._outcomes = Outcomes(engine)
@@ -173,10 +175,10 @@ class Pipeline:
             result = gate.enter(slot, claim.fence)
             if result is not None:
                 return result
-            rows = gate.rows(slot, rows, claim.fence)
+            rows = gate.fetched(slot, rows, claim.fence)
         # Checked again: the fetch took time, and other greenlets may have run.
         now = engine.clock()
-        until = min(claim.lease.until, now + engine.turn_seconds)
+        until = min(claim.lease.until, now + engine.settings.now.turn_seconds)
         if not claim.open or now >= until:
             return TurnResult.MORE
         self._label(turn, in_line=True)

@@ -11,6 +11,8 @@ A loop that runs only for moments between such jobs may not send anything either
 keeps the session of a loop that is blocked once the last contact with the coordinator was half a
 session timeout ago, however long the present job has blocked.
 
+Operators are answered from outside, too (`blocked_actions`).
+
 A process that is stopped (SIGSTOP) is not blocked: its session ends, and its queues move.
 """
 
@@ -18,11 +20,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from qdo.system.clock import clock
 from qdo.worker.shared_memory.loop_state import LoopReport
+from qdo.worker.supervisor.blocked_actions import BlockedActions
 from qdo.worker.supervisor.child_process import ChildProcess
 from qdo.worker.supervisor.session_keeper import SessionKeeper
 
@@ -44,19 +47,23 @@ class _Watched:
     :ivar running_since: clock time before which the loop could not run: the child or this process
         was stopped.
     :ivar kept_since: the beat since which its session is kept.
+    :ivar served_since: the beat since which operators are answered for it.
     """
 
     running_since: float = 0.0
     kept_since: float = 0.0
+    served_since: float = 0.0
 
 
 class BlockedLoops:
     """Watches the event loops of the children of one parent.
 
     :ivar next_at: time of the next look, on `time.monotonic`.
+    :param wake_up: wakes the loop of the parent, from any thread.
     """
 
-    def __init__(self, session_timeout_seconds: float) -> None:
+    def __init__(self, session_timeout_seconds: float, wake_up: Callable[[], None]) -> None:
+        self._wake_up = wake_up
         self.next_at = 0.0
         self._timeout = session_timeout_seconds
         self._looked_at = clock()
@@ -99,6 +106,9 @@ class BlockedLoops:
         if blocked >= report.limit_seconds:
             child.blamed = report
             return f"{_cause(report)} for {blocked:.1f} s"
+        if watched.served_since != report.beat and child.sessions[-1].root:
+            watched.served_since = report.beat
+            BlockedActions(child, report, self._wake_up).start()
         kept_at = 0.0 if child.keeper is None else child.keeper.kept_at
         quiet = now - max(report.contact, kept_at) >= KEEP_AFTER * timeout
         if quiet and watched.kept_since != report.beat:  # else a keeper is at work

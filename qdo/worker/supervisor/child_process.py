@@ -26,6 +26,7 @@ from qdo.worker.executors.process.keeper import NAME
 from qdo.worker.process_title import process_title
 from qdo.worker.shared_memory import in_flight
 from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
+from qdo.worker.shared_memory.stack_dumps import StackDumps
 from qdo.worker.supervisor.session_closer import Session
 from qdo.worker.supervisor.session_keeper import SessionKeeper
 
@@ -47,10 +48,12 @@ class ChildProcess:
     :ivar settings: the settings in force, those in the app's code included, as it reported them;
         None before.
     :ivar files: the app's source files, as it reported them; only with the setting `reload`.
+    :ivar asked: what operators asked of it, as it reported: the parent acts for it.
     :ivar in_flight: after `reap`, the messages that were in flight when it died. If it was killed
         because one of them blocked its loop, only that one.
     :ivar blamed: the state of its event loop for which it is killed, None if it is not.
     :ivar keeper: keeps its session alive, or did so last.
+    :ivar dumps: its stacks, which it writes when the parent asks for them.
     :ivar receipts: descriptor of the shared store of its receipt handles at the broker. The
         owner of the reaped child closes it.
     :param left: such descriptors of dead processes, whose messages this process releases.
@@ -75,15 +78,16 @@ class ChildProcess:
         self.sessions: list[Session] = []
         self.settings: Settings | None = None
         self.files: list[str] = []
+        self.asked: list[str] = []
         self._given = settings
         self._received = b""
-        # A socket pair, not a pipe: the child writes its reports into it, and reads the end of
-        # the stream from it when the parent has died.
+        # Not a pipe: the child reads the end of the stream from it when the parent has died.
         self.pipe, far_end = socket.socketpair()
         self.pipe.setblocking(False)
         self._table = in_flight.make_memory()
         self._reading = threading.Lock()
         self.receipts = in_flight.make_memory("qdo-receipts")
+        self.dumps = StackDumps()
         self.in_flight: list[InFlight] = []
         self.blamed: LoopReport | None = None
         self.keeper: SessionKeeper | None = None
@@ -93,6 +97,7 @@ class ChildProcess:
             "pipe": far_end.fileno(),
             "in_flight": self._table,
             "receipts": self.receipts,
+            "stacks": self.dumps.fd,
             "left": list(left),
             "restarted": restarted,
         }
@@ -101,16 +106,20 @@ class ChildProcess:
                 [*argv, process_title(name, settings, target)],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, CHILD_VARIABLE: json.dumps(child)},
-                pass_fds=(far_end.fileno(), self._table, self.receipts, *left),
+                pass_fds=(far_end.fileno(), self._table, self.receipts, self.dumps.fd, *left),
                 start_new_session=True,
             )
         except BaseException:
-            self.pipe.close()
-            os.close(self._table)
-            os.close(self.receipts)
+            self._close(self._table, self.receipts)
             raise
         finally:
             far_end.close()
+
+    def _close(self, *memories: int) -> None:
+        self.pipe.close()
+        self.dumps.close()
+        for fd in memories:
+            os.close(fd)
 
     @property
     def pid(self) -> int:
@@ -141,6 +150,7 @@ class ChildProcess:
         # Its job processes and what they started end by themselves, see `keeper`. Their keepers
         # have been children of this process since it died.
         self._keepers = children(os.getpid(), NAME) if LINUX else []
+        self.dumps.close()
         code = self._process.wait()
         self.receive()
         self.pipe.close()
@@ -205,6 +215,9 @@ class ChildProcess:
                 return
             if "files" in value:
                 self.files = list(map(str, value["files"]))
+                return
+            if "ask" in value:
+                self.asked.append(str(value["ask"]))
                 return
             session = self._session_of(value)
         except Exception:  # noqa: BLE001 - a job may have written anything

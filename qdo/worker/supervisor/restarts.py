@@ -15,7 +15,8 @@ running    any other exit, and no stop was requested              waiting (backo
 running    any exit after a stop was requested                    ended
 waiting    its delay is over                                      running
 waiting    a stop is requested                                    ended
-running    `reload`: its worker drains; then any exit             running
+running    `reload`, `restart`: its worker drains; then any exit  running
+running    `retire`: its worker drains; then any exit             ended, until `reload`
 running    with `watching`: its worker cannot start               waiting (for `reload`)
 waiting    `reload`                                               running
 =========  =====================================================  =======================
@@ -130,7 +131,9 @@ class _ProcessSlot:
     """Any process of this slot has, or had, a coordinator session."""
     code: int = 0
     kill_at: float | None = None
-    """When a process that drains for a reload is killed; None: it was not asked to drain."""
+    """When a process that drains to be replaced is killed; None: it was not asked to drain."""
+    retired: bool = False
+    """No process starts again before a reload."""
 
 
 @dataclass(slots=True)
@@ -180,7 +183,7 @@ class RestartPolicy:
         """Decide what to do after the exit of a process; `code` is negative for a signal."""
         entry = self._slots[slot]
         entry.code = self._rate(entry, code)
-        if self.stop or (code == 0 and entry.kill_at is None):
+        if self.stop or entry.retired or (code == 0 and entry.kill_at is None):
             entry.phase = Phase.ENDED
             return []
         if entry.kill_at is not None:
@@ -202,17 +205,37 @@ class RestartPolicy:
         return [Restart(slot, delay)]
 
     def reload(self, now: float) -> list[Action]:
-        """Replace every worker: running ones drain first, waiting ones start at once."""
+        """Replace every worker: running ones drain first, all others start at once."""
         if self.stop:
             return []
         actions: list[Action] = []
         for slot, entry in enumerate(self._slots):
             if entry.phase is Phase.WAITING:
                 entry.due_at, entry.failures = now, 0
-            elif entry.phase is Phase.RUNNING and entry.kill_at is None:
-                entry.kill_at = now + self.drain_seconds + DRAIN_MARGIN_SECONDS
-                actions.append(Terminate(slot))
+            elif entry.phase is Phase.ENDED and entry.retired:
+                entry.retired = False
+                actions.append(self._spawn(slot, now))
+            else:
+                actions += self.restart(slot, now)
         return actions
+
+    def restart(self, slot: int, now: float) -> list[Action]:
+        """Replace the worker of a slot, which drains first, even if it has been retired."""
+        self._slots[slot].retired = False
+        return self._drain_one(slot, now)
+
+    def retire(self, slot: int, now: float) -> list[Action]:
+        """Drain the worker of a slot, and start no other one in its place before a reload."""
+        self._slots[slot].retired = True
+        return self._drain_one(slot, now)
+
+    def _drain_one(self, slot: int, now: float) -> list[Action]:
+        entry = self._slots[slot]
+        # A worker that drains already would abort its jobs at another SIGTERM.
+        if self.stop or entry.phase is not Phase.RUNNING or entry.kill_at is not None:
+            return []
+        entry.kill_at = now + self.drain_seconds + DRAIN_MARGIN_SECONDS
+        return [Terminate(slot)]
 
     def is_stopping(self, slot: int) -> bool:
         """Return whether the process of a slot was asked to exit."""
@@ -253,7 +276,7 @@ class RestartPolicy:
             entry = self._slots[slot]
             if entry.kill_at is not None and entry.kill_at <= now:
                 entry.kill_at = NEVER
-                actions.append(Kill(slot, "it did not exit in time for the reload"))
+                actions.append(Kill(slot, "it did not exit in time"))
         if self._deadline is not None and self._deadline <= now:
             self._deadline = None
             actions += self._kill_all("it did not exit in time")

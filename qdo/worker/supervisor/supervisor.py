@@ -27,10 +27,11 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 
 from qdo.brokers.registry import closing_seconds
+from qdo.fleet.action_arguments import DRAIN, RELOAD, RESTART
 from qdo.settings.settings import Settings
 from qdo.system import logs
 from qdo.system.processes import adopt_orphans
@@ -93,8 +94,13 @@ class _Parent:
         self._policy = RestartPolicy(
             settings.processes, _drain_seconds(settings), settings.reload, settings.burst
         )
+        self._operations: dict[str, Callable[[int, float], list[Action]]] = {
+            DRAIN: self._policy.retire,
+            RESTART: self._policy.restart,
+            RELOAD: lambda slot, now: self._policy.reload(now),
+        }
         self._reaper = Reaper(settings, self._wake_up)
-        self._loops = BlockedLoops(settings.session_timeout_seconds)
+        self._loops = BlockedLoops(settings.session_timeout_seconds, self._wake_up)
         self._watcher = SourceWatcher() if settings.reload else None
         self._look_at = 0.0
         self._children: dict[int, ChildProcess] = {}
@@ -168,6 +174,7 @@ class _Parent:
             else:
                 self._receive(key.data)
         self._handle_signals()
+        self._act_for(self._children.items())
         self._reap_dead()
         self._reload()
         for child, reason in self._loops.look(self._children.values()):
@@ -245,6 +252,15 @@ class _Parent:
         if self._watcher is not None:
             self._watcher.add(child.files)
 
+    def _act_for(self, children: Iterable[tuple[int, ChildProcess]]) -> None:
+        """Do for workers what operators asked of them."""
+        for slot, child in [*children]:
+            while child.asked:
+                action = child.asked.pop(0)
+                if (change := self._operations.get(action)) is not None:
+                    _log.info("%s: an operator asked for the action %s", _name(slot), action)
+                    self._do(change(slot, time.monotonic()))
+
     def _reap_dead(self) -> None:
         """Reap the children and adopted orphans that have exited."""
         slots = {child.pid: slot for slot, child in self._children.items()}
@@ -261,6 +277,7 @@ class _Parent:
             self._selector.unregister(child.pipe)
         code = self._reaper.reap(child, stopping=self._policy.is_stopping(slot))
         self._update(slot, child)
+        self._act_for([(slot, child)])
         self._do(self._policy.exited(slot, code, time.monotonic()))
 
     # --- the actions of the restart policy ---------------------------------------------
@@ -270,7 +287,7 @@ class _Parent:
             match action:
                 case Spawn(slot):
                     self._spawn(slot)
-                case Terminate(slot):
+                case Terminate(slot) if slot in self._children:
                     self._children[slot].terminate()
                 case Kill(slot, reason):
                     self._kill(self._children[slot], reason)

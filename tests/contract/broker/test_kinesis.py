@@ -50,6 +50,11 @@ def endpoint(request: pytest.FixtureRequest) -> str:
     return stub.url
 
 
+# moto's `Shard.put_record` gives two records that come at once the same sequence number, and loses
+# one of them. Its comment says so.
+safe_for_threads = pytest.mark.parametrize("endpoint", ["stub"], indirect=True)
+
+
 @pytest.fixture
 def broker(endpoint: str, aws_stream: str) -> Iterator[KinesisBroker]:
     """A stream of two shards."""
@@ -180,6 +185,7 @@ def test_a_closed_broker_refuses_to_send(broker: KinesisBroker) -> None:
         broker.send(Outgoing(SHARD, b"1"))
 
 
+@safe_for_threads
 def test_concurrent_senders_each_keep_their_order(broker: KinesisBroker, aws_stream: str) -> None:
     """Ten threads with keys of their own: nothing is lost, doubled or reordered."""
 
@@ -201,6 +207,7 @@ def test_concurrent_senders_each_keep_their_order(broker: KinesisBroker, aws_str
         assert [int(row[1]) for row in rows if row[2] == f"s{sender}"] == list(range(20))
 
 
+@safe_for_threads
 def test_closing_waits_for_what_was_begun(broker: KinesisBroker, endpoint: str) -> None:
     """A send that runs while the broker closes is either stored or rejected."""
     stored: list[str] = []

@@ -7,6 +7,7 @@ import sqlite3
 import time
 from pathlib import Path
 
+import gevent
 import pytest
 
 from qdo.coordination.client import Address, connect
@@ -44,6 +45,16 @@ def test_listener_that_never_answers(handler: str) -> None:
                 session_timeout_seconds=3,
             ).open(0.5)
         assert time.monotonic() - begun < 2
+
+
+def test_an_interrupted_opening_ends_its_attempts() -> None:
+    """A job is stopped at its deadline in the first use of a lock."""
+    client = connect(f"zookeeper://127.0.0.1:{free_ports(1)[0]}", handler="gevent")
+    with pytest.raises(gevent.Timeout), gevent.Timeout(0.05):
+        client.open(30)
+    attempts = client._connection._connection_routine
+    attempts.join(20)
+    assert attempts.dead
 
 
 def test_damaged_file(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.fleet.hold_node import Hold, HoldNode
+from qdo.history.recorder import Recorder
+from qdo.history.writer import HistoryWriter
+from qdo.message import Message
 from qdo.queues import QueueFilter
 from tests.support.cli import Ended
 from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
@@ -35,6 +38,8 @@ CALLS = {
     "send": [("send", HOSTILE_NAME, "1"), ("send", "q", "--file", f"{TEXT[2:]}")],
     "queues": [("queues",), ("queues", HOSTILE)],
     "workers": [("workers",)],
+    "status": [("status",), ("status", HOSTILE)],
+    "check": [("check",), ("check", HOSTILE, "--max-age", HOSTILE)],
     "components": [("components",)],
     "dead-letters": [
         ("dead-letters",),
@@ -65,8 +70,26 @@ CALLS = {
         ("documents", "put", HOSTILE_NAME, HOSTILE_NAME, "1", "--if-version", "7"),
         ("documents", "delete", HOSTILE, HOSTILE_NAME),
     ],
+    "chores": [("chores",), ("chores", "--app", HOSTILE)],
     "locks": [("locks",), ("locks", "--app", HOSTILE)],
+    "action": [
+        ("action", HOSTILE, "ping"),
+        ("action", "*", HOSTILE),
+        ("action", "*", "log-level", HOSTILE),
+        ("action", "*", "ping", "--timeout", "0.01s", "--reason", HOSTILE[:100]),
+    ],
     "audit": [("audit",), ("audit", HOSTILE), ("audit", "--since", HOSTILE)],
+    "history": [
+        ("history", "queues"),
+        ("history", "queues", "--history", "sqlite:history.db", HOSTILE),
+        ("history", "queues", "--history", f"sqlite:{HOSTILE_NAME}"),
+        ("history", "failures", "--history", HOSTILE),
+        ("history", "failures", "--history", "sqlite:history.db", "--since", HOSTILE),
+        ("history", "failures", "--history", "sqlite:history.db"),
+        ("history", "durations", "--history", "sqlite:history.db", HOSTILE),
+        ("history", "actions", "--history", "sqlite:history.db", HOSTILE),
+        ("queues", "--history", f"sqlite:{HOSTILE_NAME}"),
+    ],
     "limits": [
         ("limits", "list"),
         ("limits", "set", HOSTILE_NAME, "--max", HOSTILE),
@@ -74,6 +97,18 @@ CALLS = {
         ("limits", "set", HOSTILE, "--max", "1", "--reason", HOSTILE),
         ("limits", "delete", HOSTILE),
         ("limits", "delete", HOSTILE_NAME),
+    ],
+    "settings": [
+        ("settings", "show"),
+        ("settings", "get"),
+        ("settings", "history"),
+        ("settings", "diff"),
+        ("settings", "set", HOSTILE_NAME, HOSTILE),
+        ("settings", "set", "attempts", HOSTILE),
+        ("settings", "set", "attempts", "5", "--reason", HOSTILE),
+        ("settings", "unset", HOSTILE_NAME),
+        ("settings", "apply", HOSTILE_NAME),
+        ("settings", "rollback", HOSTILE),
     ],
     "broker": [("broker", "file")],
     "keys": [("keys", "list", "--keys", TEXT), ("keys", "retire", "--keys", TEXT, HOSTILE)],
@@ -126,6 +161,12 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     client.create(LAYOUT.fleet.limit("bytes"), HOSTILE.encode(errors="surrogatepass"))
     client.create(LAYOUT.queue("bytes"), HOSTILE.encode(errors="surrogatepass"))
     client.create(LAYOUT.broker, BrokerNode(HOSTILE, HOSTILE, HOSTILE).encode())
+    recorder = Recorder()
+    recorder.bind(lambda message, context: None)(Message(HOSTILE_NAME, 1, None), None)
+    recorder.ended(Message(HOSTILE_NAME, 2, None, id=HOSTILE), "block", HOSTILE)
+    writer = HistoryWriter("sqlite:history.db", "a", recorder)
+    writer.start()
+    writer.close()
     with App("a") as app:
         app.send_many([(HOSTILE_NAME, 1), ("q", 2)])
         app.broker.dead_letters.store(letter())

@@ -28,9 +28,10 @@ _RUN = """
 import os, sys
 import qdo.cli.commands.queues, qdo.cli.commands.workers, qdo.cli.commands.dead_letters
 import qdo.cli.commands.tree, qdo.cli.commands.broker, qdo.cli.commands.send
-import qdo.cli.commands.documents, qdo.cli.commands.locks, qdo.cli.commands.audit
-import qdo.cli.commands.components
-import qdo.cli.commands.holds
+import qdo.cli.commands.fleet.documents, qdo.cli.commands.fleet.locks, qdo.cli.commands.fleet.audit
+import qdo.cli.commands.fleet.chores
+import qdo.cli.commands.fleet.components
+import qdo.cli.commands.fleet.holds
 import qdo.cli.commands.seek, qdo.cli.commands.unblock, qdo.brokers.registry
 import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config
 import kazoo.handlers.threading, encodings.idna
@@ -70,6 +71,7 @@ def fill(folder: Path) -> Iterator[Client]:
         client.create(f"{LAYOUT.fleet.document_set('plans')}/acme", b'{"value": 1}', makepath=True)
         client.create(f"{LAYOUT.components}/worker/host-1", b"{}", makepath=True)
         client.create(LAYOUT.fleet.log_entry("1000-1"), b'{"command": "seek"}')
+        client.create(LAYOUT.fleet.chores, b'{"chores": {"action-log": {"at": 1.0}}}')
         client.create(LAYOUT.fleet.limit("crm"), b'{"max": 1}', makepath=True)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)
@@ -104,6 +106,7 @@ def snapshot(folder: Path) -> list[tuple[str, int, int]]:
 
 READING = (
     "queues",
+    "status",
     "workers",
     "tree",
     "dead-letters",
@@ -114,6 +117,7 @@ READING = (
     "documents list plans",
     "limits list",
     "locks",
+    "chores",
     "broker file",
 )
 

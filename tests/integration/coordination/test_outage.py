@@ -92,13 +92,18 @@ def test_a_worker_leaves_a_silent_server_and_keeps_its_session(
     fleet.wait(lambda: fleet.balanced(5), "all is owned")
     before = {claim.queue: claim.fence for claim in engine.claims.values()}
     silent = next(each for each in followers if each.address == member._client.server)
+
+    def stalled() -> str:
+        modes = [each.mode() or "silent" for each in zookeeper_ensemble.servers]
+        return f"messages continue; found {fleet.found()}, {modes}, longest wait {longest:.3f} s"
+
     longest = 0.0
     silent.stop()
     try:
         began = last = clock()
         started = len(fleet.ledger)
         while clock() - began < 2 * SESSION_SECONDS:
-            wait_until(lambda: len(fleet.ledger) > started, 30.0, "messages continue", 0.002)  # noqa: B023
+            wait_until(lambda: len(fleet.ledger) > started, 30.0, stalled, 0.002)  # noqa: B023
             longest = max(longest, clock() - last)
             last, started = clock(), len(fleet.ledger)
         assert member._client.server != silent.address

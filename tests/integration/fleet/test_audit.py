@@ -23,9 +23,9 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NodeRefusedError, NotFoundError
-from qdo.fleet.action_log import AT_ONCE, ActionLogChore
 from qdo.fleet.audit import AuditTrail, read_entries
-from qdo.fleet.protocol.audit_entries import MAX_ENTRIES, entry_name
+from qdo.fleet.chores.surplus import AT_ONCE, SurplusChore
+from qdo.fleet.protocol.audit_entries import MAX_ENTRIES, entry_name, surplus
 from qdo.fleet_errors import AuditRefusedError
 from qdo.ops.seek import QueuePosition, SeekPlan, execute
 from qdo.ops.unblock import unblock
@@ -38,6 +38,10 @@ from tests.support.processes import wait_until
 LAYOUT = Layout.of("shop")
 LOG = LAYOUT.fleet.actionlog
 READ_ONLY = [ACL(Permissions.READ, Id("world", "anyone"))]
+
+
+def action_log_chore() -> SurplusChore:
+    return SurplusChore(lambda layout: layout.fleet.actionlog, surplus)
 
 
 @pytest.fixture
@@ -294,7 +298,7 @@ def fill(client: Client, number: int, at: float) -> list[str]:
 
 def test_the_leader_deletes_the_oldest_entries(client: Client) -> None:
     names = fill(client, MAX_ENTRIES + AT_ONCE + 1, time.time() - 100)
-    chore = ActionLogChore()
+    chore = action_log_chore()
     assert chore(client, LAYOUT, fence(client)) == AT_ONCE + 1
     assert sorted(client.get_children(LOG)) == names[AT_ONCE + 1 :]
     assert chore(client, LAYOUT, fence(client)) == 0
@@ -312,7 +316,7 @@ def test_only_the_leader_does_chores(outsider: Client, coordinator_url: str) -> 
         duties = [Chores(CurrentMember(each), period_seconds=1.0) for each in (other, leader)]
         duties[0].step()
         assert outsider.exists(path)
-        assert other.leader.do_chore(ActionLogChore()) == 0
+        assert other.leader.do_chore(action_log_chore()) == 0
         duties[1].step()
         assert not outsider.exists(path)
     finally:
@@ -323,16 +327,16 @@ def test_a_deposed_leader_deletes_nothing(client: Client) -> None:
     fill(client, 150, 1000.0)
     old = fence(client)
     client.set(LAYOUT.rebalancer, b'{"worker": "worker-0000000002"}')
-    assert ActionLogChore()(client, LAYOUT, old) == 0
+    assert action_log_chore()(client, LAYOUT, old) == 0
     assert count(client) == 150
-    assert ActionLogChore()(client, LAYOUT, fence(client)) == 150
+    assert action_log_chore()(client, LAYOUT, fence(client)) == 150
 
 
 def test_an_entry_that_cannot_be_deleted_costs_only_itself(client: Client) -> None:
     names = fill(client, 120, 1000.0)
     for name in names[5:8]:
         client.create(f"{LAYOUT.fleet.log_entry(name)}/below", b"")
-    chore = ActionLogChore()
+    chore = action_log_chore()
     assert chore(client, LAYOUT, fence(client)) == 117
     assert sorted(client.get_children(LOG)) == names[5:8]
     fill(client, 1, 2000.0)

@@ -16,13 +16,15 @@ from qdo import App
 from qdo._version import FORMAT_LEVEL, __version__
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
-from qdo.coordination.client import Client
+from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import SettingsError
 from qdo.fleet.components import read_components
+from qdo.fleet.locks import CoordinatorLocks
 from qdo.settings.settings import Settings
 from tests.support.cli import QDO, WORKER, clean_environment, command
 from tests.support.processes import Proc, wait_until
+from tests.support.zookeeper import Ensemble
 
 LAYOUT = Layout.of("shop")
 WORKERS = f"{LAYOUT.components}/worker"
@@ -101,6 +103,90 @@ def test_versions_that_differ_are_named(
     assert [item["kind"] for item in items] == ["client", *["worker"] * 4]
     assert "0.1.0 (level 1) in 1 of 4 processes, 0.2.0 (level 2) in 2 of 4 processes" in hint
     assert "0.2.0 (level unknown) in 1 of 4 processes" in hint
+
+
+def clients(outsider: Client) -> list[int | None]:
+    """Return the process ids of the registered processes that are not workers."""
+    return [each.pid for each in read_components(outsider, LAYOUT) if each.kind == "client"]
+
+
+def test_a_sender_registers_itself(settings: dict[str, str], outsider: Client) -> None:
+    """Once, however often it asks, and with its locks; until it closes the app."""
+    app = App("shop")
+    for _ in range(2):
+        app.register()
+        with app.lock("export"):
+            assert clients(outsider) == [os.getpid()]
+    (found,) = read_components(outsider, LAYOUT)
+    assert (found.version, found.level) == (__version__, FORMAT_LEVEL)
+    app.close()
+    assert clients(outsider) == []
+    app.register()
+    assert clients(outsider) == [os.getpid()]
+    app.close()
+
+
+def test_a_registered_sender_outlives_its_session(
+    settings: dict[str, str], outsider: Client
+) -> None:
+    with App("shop") as app:
+        app.register()
+        (before,) = read_components(outsider, LAYOUT)
+        locks = app._locks.get()
+        assert isinstance(locks, CoordinatorLocks)
+        locks.close()
+        wait_until(
+            lambda: {each.name for each in read_components(outsider, LAYOUT)} - {before.name},
+            "it registers again",
+        )
+    assert clients(outsider) == []
+
+
+def test_a_registered_sender_outlives_the_coordinator(
+    zookeeper_server: Ensemble, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says once that it is not registered, and tries again."""
+    own = Ensemble(tmp_path, 1)
+    own.start()
+    app = App("shop", coordinator=own.url(), session_timeout_seconds=1, connect_seconds=1)
+    try:
+        app.register()
+        own.servers[0].kill()
+        locks = app._locks.get()
+        assert isinstance(locks, CoordinatorLocks)
+        locks.close()  # as after the end of the session, of which it cannot hear now
+        wait_until(lambda: "not registered any more" in caplog.text, "it says so", 30.0)
+        own.servers[0].restart()
+        client = connect(own.url())
+        client.open()
+        wait_until(lambda: clients(client) == [os.getpid()], "it registers again", 30.0)
+        client.stop()
+        client.close()
+        assert caplog.text.count("not registered any more") == 1
+    finally:
+        app.close()
+        own.close()
+
+
+def test_a_forked_sender_registers_itself(settings: dict[str, str], outsider: Client) -> None:
+    """The node of its parent stays."""
+    code = """
+import os, signal
+from qdo import App
+
+app = App("shop")
+app.register()
+child = os.fork()
+if not child:
+    app.register()
+    signal.pause()
+print(child, flush=True)
+os.waitpid(child, 0)
+"""
+    with Proc.python("-c", code, env=clean_environment(settings)) as sender:
+        child = int(sender.wait_for_line(r"^(\d+)$")[0][1])
+        wait_until(lambda: {*clients(outsider)} == {sender.pid, child}, "both are registered")
+        os.kill(child, signal.SIGTERM)
 
 
 @pytest.mark.parametrize(

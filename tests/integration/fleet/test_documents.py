@@ -7,6 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from qdo.fleet_errors import (
     SetFullError,
     SharedNameError,
 )
+from tests.support.cli import QDO, command
 
 LAYOUT = Layout.of("shop")
 Plans = Callable[[], Documents]
@@ -177,8 +179,9 @@ def test_values_that_would_not_arrive(plans: Plans, value: Any) -> None:
         (b'{"value": "' + b"x" * 900_000 + b'"}', False),
         (b'{"value": 1, "by": [], "at": "yesterday"}', True),
         (b'{"value": 9223372036854775808, "at": 1e400}', False),
+        (b'{"value": 1, "at": 1' + b"0" * 400 + b"}", True),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_a_hostile_node_costs_only_itself(
     plans: Plans, outsider: Client, data: bytes, readable: bool
@@ -197,6 +200,18 @@ def test_a_hostile_node_costs_only_itself(
     mine.put("bad", 3)
     mine.fresh()
     assert (mine["good"], mine["bad"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "data", [b'"caf\xe9"', b'{"quota": 1}' + b" " * 4 * MAX_DOCUMENT_BYTES + b"2", b"[" * 100_000]
+)
+def test_a_value_on_stdin_is_stored_whole_or_not_at_all(
+    plans: Plans, tmp_path: Path, coordinator_url: str, data: bytes
+) -> None:
+    env = {"QDO_COORDINATOR": coordinator_url, "QDO_APP": "shop"}
+    put = command(*QDO, "documents", "put", "plans", "acme", "-", cwd=tmp_path, env=env, stdin=data)
+    assert (put.code, len(put.err.splitlines())) == (2, 1), put
+    assert dict(plans()) == {}
 
 
 def test_a_full_set_takes_no_other_document(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:

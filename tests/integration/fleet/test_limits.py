@@ -73,6 +73,15 @@ def rated(message, context):
 def own(message, context):
     audit(message, 0.0, message.queue)
 
+@app.job("keyedown-*", order="key", concurrency=8, per_queue_rate="20/s")
+def keyed_own(message, context):
+    audit(message, 0.0, message.queue)
+
+@app.job("inner-*", executor="thread")
+def inner(message, context):
+    with app.limit("crm", timeout_seconds=60):
+        audit(message, 0.01)
+
 @app.job("both-*", executor="thread", limits=["gpu", "crm"])
 def both(message, context):
     audit(message, 0.01)
@@ -81,7 +90,7 @@ def both(message, context):
 def without(message, context):
     audit(message, 0.0, "missing")
 """
-KINDS = ("thread", "greenlet", "process", "aio", "batch", "keyed", "both")
+KINDS = ("thread", "greenlet", "process", "aio", "batch", "keyed", "both", "inner")
 
 
 class LimitShop:
@@ -144,7 +153,7 @@ def shop(tmp_path: Path, coordinator_url: str) -> Iterator[LimitShop]:
 
 
 def test_every_executor_keeps_to_the_limit(shop: LimitShop) -> None:
-    """Greenlets, threads, processes, asyncio, batches, keys, and jobs with two limits."""
+    """Greenlets, threads, processes, asyncio, batches, keys, two limits, and `app.limit`."""
     shop.limit("crm", max="2")
     shop.limit("gpu", max="1")
     for kind in KINDS:
@@ -194,14 +203,21 @@ def test_a_rate_holds_for_the_fleet(shop: LimitShop) -> None:
     assert times[-1] - times[0] < 15.0
 
 
-def test_a_queue_has_a_rate_of_its_own(shop: LimitShop) -> None:
-    """No coordination: a queue has one owner."""
-    shop.app.send_many([(f"own-{queue}", body) for queue in range(3) for body in range(6)])
+@pytest.mark.parametrize("kind", ["own", "keyedown"])
+def test_a_queue_has_a_rate_of_its_own(shop: LimitShop, kind: str) -> None:
+    """No coordination: a queue has one owner. Messages in parallel share its rate."""
+    shop.app.send_many(
+        [
+            qdo.NewMessage(f"{kind}-{queue}", body, key=f"k{body}")
+            for queue in range(3)
+            for body in range(6)
+        ]
+    )
     shop.start(2, "--burst")
     for worker in shop.workers:
         assert worker.wait() == 0, worker.output
     for queue in range(3):
-        times = shop.times(f"own-{queue}")
+        times = shop.times(f"{kind}-{queue}")
         assert len(times) == 6
         assert times[-1] - times[0] > 5 * 0.05 - 0.03
 

@@ -108,6 +108,32 @@ def assert_logged(accounts: Accounts) -> None:
         sender.create(LAYOUT.fleet.log_entry("x"), b"")
 
 
+def test_operators_ask_workers_and_nobody_else_does(accounts: Accounts) -> None:
+    """An operator can neither change nor delete what it asked for."""
+    fleet, configs = accounts.fleet, accounts.configs
+    with fleet.worker(configs["worker"]):
+        fleet.process("a", 1, configs["sender"])
+        for name, code in (("operator", 0), ("monitor", 5), ("sender", 5), ("other", 5)):
+            ended = fleet.qdo("action", "*", "stacks", "-o", "json", config=configs[name])
+            assert ended.code == code, (name, ended.err)
+            if code == 0:
+                [item] = json.loads(ended.out)["items"]
+                assert (item["outcome"], "thread" in item["output"]) == ("done", True)
+    folder = LAYOUT.fleet.actions_of(item["worker"])
+    with fleet.client(configs["operator"]) as operator:
+        node = operator.create(f"{folder}/x", b"{}")
+        for use in (
+            lambda: operator.set(node, b"{}"),
+            lambda: operator.delete(node),
+            lambda: operator.delete(folder),
+            lambda: operator.create(f"{LAYOUT.fleet.actionoutput}/x", b""),
+        ):
+            with pytest.raises(NoAuthError):
+                use()
+    with fleet.client(configs["sender"]) as sender, pytest.raises(NoAuthError):
+        sender.create(f"{folder}/y", b"{}")
+
+
 def assert_closed(client: Client) -> None:
     """Every node of the app refuses every use by this client."""
     paths = [LAYOUT.root, *LAYOUT.persistent, LAYOUT.queue("a"), LAYOUT.doorbells, LAYOUT.broker]

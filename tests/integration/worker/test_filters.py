@@ -84,8 +84,8 @@ def test_workers_get_what_they_take_and_the_rest_is_nobodys(fleet: FilteredFleet
     shown = Proc.python("-m", "qdo", "queues", "--app", "a", cwd=fleet.folder)
     with shown:
         assert shown.wait() == 0
-        assert [line.split()[:5] for line in shown.output.splitlines() if "fax" in line] == [
-            ["fax-1", "excluded", "by", "all", "workers"]
+        assert [line.split()[:6] for line in shown.output.splitlines() if "fax" in line] == [
+            ["fax-1", "no-worker", "excluded", "by", "all", "workers"]
         ]
     [worker] = worker_statuses(client, fleet.layout)
     assert worker.takes == QueueFilter(("mail-*",), ("*-vip",))

@@ -93,7 +93,9 @@ def test_a_queue_goes_to_the_version_that_has_its_job(deploy: RollingDeploy) -> 
     }
     assert (queues["sms-1"]["owner"], queues["sms-1"]["backlog"]) == (None, 1)
     table = deploy.qdo("queues").out.splitlines()
-    assert [line.split()[:3] for line in table if "sms" in line] == [["sms-1", "no", "job"]]
+    assert [line.split()[:4] for line in table if "sms" in line] == [
+        ["sms-1", "no-job", "no", "job"]
+    ]
     owner = queues["mail-1"]["owner"]
     before = deploy.claims()
     deploy.start("new")

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.simulation.mutants.action_edits import ACTION_MUTANTS
 from tests.simulation.mutants.edits import MUTANTS, Mutant
 from tests.simulation.mutants.limit_edits import LIMIT_MUTANTS
 from tests.support.paths import ROOT
@@ -81,7 +82,7 @@ def main() -> int:
     arguments = parser.parse_args()
     bad = 0
     print(f"{'left out':58} {'breaks':9} {'seed':>6} {'histories':>9}  verdict")
-    for mutant in (*MUTANTS, *LIMIT_MUTANTS):
+    for mutant in (*MUTANTS, *LIMIT_MUTANTS, *ACTION_MUTANTS):
         if arguments.only not in mutant.name:
             continue
         found = hunt(mutant, arguments.histories if mutant.breaks else arguments.redundant)

@@ -30,7 +30,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the cap is lowered at once",
-        "L2",
+        "L2 L4",
         _edit(
             "planning",
             "        if target < pool.cap:\n            pool.limit(target, now)\n",
@@ -72,24 +72,28 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "L1 L2 L4",
         _edit(
             "shares",
-            "            self._busy = True\n"
-            "            self.ask(Children(self._workers, watch=True), self._listed)\n",
+            '        elif self._has_strangers(node):\n            self._list("")\n',
+            "        elif self._has_strangers(node):\n"
             "            if self._names is None:\n"
-            "                self._busy = True\n"
-            "                self.ask(Children(self._workers), self._listed)\n"
+            '                self._list("")\n'
             "            else:\n"
-            "                self._listed(ChildrenRead(tuple(self._names)))\n",
+            '                self._listed("", ChildrenRead(tuple(self._names)))\n',
+        ),
+        _edit(
+            "shares",
+            "Children(self._folders[prefix], watch=True)",
+            "Children(self._folders[prefix])",
         ),
     ),
     _mutant(
         "dead holders are taken out",
         "L4",
-        _edit("shares", "self._gone = listed - self._names", "self._gone = frozenset()"),
+        _edit("shares", "self._gone |= listed - found", "self._gone = frozenset()"),
     ),
     _mutant(
         "a holder lets others go first",
         "L4",
-        _edit("planning", "may_write and self._turn_is_over(pool, rest, total)", "False"),
+        _edit("planning", "self._turn_is_over(pool, rest, total)", "False"),
     ),
     _mutant(
         "only a holder moves to the end",
@@ -110,5 +114,23 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "whoever is listed reads each change",
         "L4",
         _edit("shares", "return self._is_listed or any(", "return any("),
+    ),
+    _mutant(
+        "clients are not sought among the workers",
+        "L1 L2",
+        _edit(
+            "shares",
+            'self._node.workers if ("/" in each) == bool(prefix)}',
+            "self._node.workers}",
+        ),
+    ),
+    _mutant(
+        "clients that are gone are taken out",
+        "L4",
+        _edit(
+            "shares",
+            '            self._list("client/")',
+            '            self._names |= {each for each in self._node.workers if "/" in each}',
+        ),
     ),
 )

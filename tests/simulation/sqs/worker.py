@@ -25,6 +25,7 @@ from qdo.coordination.protocol.lease import Lease
 from qdo.errors import UnreachableError
 from qdo.jobs.options import Order
 from qdo.message import Message
+from qdo.settings.in_force import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.dispatcher import Dispatcher
@@ -208,7 +209,7 @@ class SimulatedWorker:
             app,
             self.broker,
             GreenletExecutor(),
-            settings,
+            SettingsInForce(settings),
             clock=moments.clock,
             jitter=chance.random,
         )

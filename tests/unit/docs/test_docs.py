@@ -87,7 +87,7 @@ def test_the_time_until_a_hanging_worker_is_killed_is_documented() -> None:
     text = read("configuration")
     assert f"{roster.DRAIN_MARGIN_SECONDS:g} seconds after `drain_seconds`" in text
     assert f"{roster.ABORT_SECONDS:g} seconds after the second signal" in text
-    assert f"`drain_seconds` plus {roster.DRAIN_MARGIN_SECONDS:g}" in read("operations")
+    assert f"`drain_seconds` plus {roster.DRAIN_MARGIN_SECONDS:g}" in read("deployment")
 
 
 def test_public_names_are_documented() -> None:

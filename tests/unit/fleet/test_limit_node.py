@@ -22,6 +22,7 @@ def test_a_node_is_read_as_it_was_written() -> None:
         *(b'{"max":1000000000}', b'{"max":9223372036854775808}', b'{"max":1.5}', b'{"rate":0}'),
         *(b'{"rate":NaN}', b'{"rate":-1}', b'{"rate":1e999}', b'{"max":1,"burst":0,"rate":1}'),
         b'{"max":' + b"[" * 90_000,
+        b'{"rate":1' + b"0" * 400 + b"}",
     ],
 )
 def test_a_forged_node_has_a_fault(data: bytes) -> None:

@@ -1,8 +1,8 @@
 """Contenders for a lock against every order of requests, lost answers, cancels and dead sessions.
 
 Several clients contend for one lock at a small coordinator. A connection is lost with any number of
-its requests performed and none of the rest. Mutants show that the rules are needed, and that the
-test can tell.
+its requests performed and none of the rest. The folder of the lock is deleted when it is empty.
+Mutants show that the rules are needed, and that the test can tell.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class LockClient:
         self.connected = True
 
     def contend(self, shared: bool) -> None:
+        self.world.make_folder()
         number = self.world.next_id()
         contender = self.world.kind(
             FOLDER, f"{number:08x}", b"", self.session, shared=shared, on_change=lambda: None
@@ -114,6 +115,12 @@ class LockClient:
         self.send()
 
 
+def still_contends(contender: LockContender) -> bool:
+    """Return whether it has not left, as it may do by itself only without a folder."""
+    assert contender._leaving or not contender.left
+    return not contender._leaving
+
+
 class LockWorld:
     """A coordinator with one lock, and its clients."""
 
@@ -123,11 +130,22 @@ class LockWorld:
         self.nodes: dict[str, tuple[int, int]] = {}
         self.zxid = 0
         self.number = 0
+        self.folder = False
+        self.deletions = 0
+        self.contention = self.random.choice((1.0, 0.05))
         self.ids = 0
         self.sessions = 0
         self.clients = [self.client() for _ in range(CLIENTS)]
         self.last_exclusive = 0
         self.holds = 0
+
+    def make_folder(self) -> None:
+        if not self.folder:
+            self.folder, self.number = True, 0
+
+    def delete_folder(self) -> None:
+        self.deletions += 1
+        self.folder = False
 
     def next_id(self) -> int:
         self.ids += 1
@@ -138,6 +156,8 @@ class LockWorld:
         return LockClient(self, self.sessions)
 
     def reply(self, client: LockClient, contender: LockContender, request: Request) -> Response:
+        if isinstance(request, Create | Children) and not self.folder:
+            return NodeMissing()
         if isinstance(request, Create):
             self.zxid += 1
             path = f"{request.path}{self.number:010}"
@@ -158,7 +178,7 @@ class LockWorld:
     def commit(self, request: Commit) -> Response:
         (op,) = request.ops
         if isinstance(op, CheckOp):
-            return Committed(0, (-1,))
+            return Committed(0, (-1,)) if self.folder else Rejected(0, CommitError.NO_NODE)
         assert isinstance(op, DeleteOp)
         if op.path not in self.nodes:
             return Rejected(0, CommitError.NO_NODE)
@@ -202,8 +222,8 @@ class LockWorld:
         client = self.random.choice(self.clients)
         steps: list[Callable[[], object]] = [client.perform] * 6 if client.asked else []
         steps += [client.receive] * 6 if client.received else []
-        waiting = [each for each in client.contenders if not each._leaving]
-        if len(waiting) < 2:
+        waiting = [each for each in client.contenders if still_contends(each)]
+        if len(waiting) < 2 and self.random.random() < self.contention:
             steps.append(lambda: client.contend(self.random.random() < 0.4))
         if waiting:
             steps.append(lambda: client.leave(self.random.choice(waiting)))
@@ -213,6 +233,8 @@ class LockWorld:
             steps.append(client.reconnect)
         if self.random.random() < 0.01:
             steps.append(lambda: self.expire(client))
+        if self.folder and not self.nodes:
+            steps.append(self.delete_folder)
         if steps:
             self.random.choice(steps)()
 
@@ -235,8 +257,8 @@ class LockWorld:
         raise AssertionError("the contenders never come to rest")
 
 
-def play(seed: int, kind: type[LockContender] = LockContender) -> int:
-    """Play one history; return how many exclusive holders it had."""
+def play(seed: int, kind: type[LockContender] = LockContender) -> LockWorld:
+    """Play one history."""
     world = LockWorld(seed, kind)
     for _ in range(STEPS):
         world.step()
@@ -247,7 +269,7 @@ def play(seed: int, kind: type[LockContender] = LockContender) -> int:
         contender
         for client in world.clients
         for contender in client.contenders
-        if not contender._leaving
+        if still_contends(contender)
     ]:
         holders = world.holders()
         assert holders, "nobody holds the lock that somebody waits for"
@@ -257,18 +279,20 @@ def play(seed: int, kind: type[LockContender] = LockContender) -> int:
                     client.leave(contender)
         world.settle()
         assert len(waiting) > sum(
-            not contender._leaving for client in world.clients for contender in client.contenders
+            still_contends(contender) for client in world.clients for contender in client.contenders
         )
     assert not world.nodes, "the node of a contender who has left remains"
-    return world.holds
+    return world
 
 
-def play_many(kind: type[LockContender] = LockContender) -> int:
-    return sum(play(seed, kind) for seed in range(600))
+def play_many(kind: type[LockContender] = LockContender) -> list[LockWorld]:
+    return [play(seed, kind) for seed in range(600)]
 
 
 def test_holders_exclude_each_other_and_nobody_starves() -> None:
-    assert play_many() > 1000
+    worlds = play_many()
+    assert sum(world.holds for world in worlds) > 1000
+    assert sum(world.deletions for world in worlds) > 300
 
 
 class CreatesAgain(LockContender):
@@ -315,9 +339,40 @@ class DoesNotWatchAgain(LockContender):
             super().connected()
 
 
+class NeedsNoFolder(LockContender):
+    """A mutant: without a folder it waits for an answer that never comes."""
+
+    def _find_no_folder(self) -> None:
+        pass
+
+
+class ContendsAgain(LockContender):
+    """A mutant: without a folder it leaves, but it creates its node after a reconnection."""
+
+    def _find_no_folder(self) -> None:
+        super()._find_no_folder()
+        self._leaving = False
+
+
+class TakesNoFolderForNoAnswer(LockContender):
+    """A mutant: it does not ask behind its barrier whether the folder is still there."""
+
+    def _barrier_done(self, answer: Response) -> None:
+        Registration._barrier_done(self, answer)
+
+
 @pytest.mark.parametrize(
     "mutant",
-    [CreatesAgain, ForgetsOnCancel, SharedWaitsForNobody, LooksOnlyOnce, DoesNotWatchAgain],
+    [
+        CreatesAgain,
+        ForgetsOnCancel,
+        SharedWaitsForNobody,
+        LooksOnlyOnce,
+        DoesNotWatchAgain,
+        NeedsNoFolder,
+        ContendsAgain,
+        TakesNoFolderForNoAnswer,
+    ],
 )
 def test_a_contender_without_one_of_its_rules_is_found(mutant: type[LockContender]) -> None:
     with pytest.raises(AssertionError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.machine import (
     Children,
@@ -280,3 +282,18 @@ def test_so_does_a_process_that_was_cut_off() -> None:
         setup.step(0.1)
     assert setup.node is not None
     assert setup.node.permits == (ShareHolder(OTHER, 1, 1),)
+
+
+def test_a_removed_max_is_reported_beside_a_rate() -> None:
+    """Those who wait for permits are served, though the rate has not changed."""
+    node = LimitNode(max=0, rate=5.0, burst=5)
+    setup = _wanting(node, 1)
+    setup.step(10.0)
+    assert setup.node is not None
+    assert not setup.share.has_free()
+    assert setup.node.starts, "the starts have a share already"
+    free: list[bool] = []
+    setup.share._on_change = lambda: free.append(setup.share.has_free())
+    setup.set(replace(setup.node, max=None))
+    setup.step()
+    assert True in free

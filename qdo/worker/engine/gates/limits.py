@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
-from operator import length_hint
 from typing import Any, Protocol
 
 from qdo.coordination.member import Member
@@ -21,7 +20,8 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.limit_node import MISSING
 from qdo.fleet.protocol.shares import LimitShare
 from qdo.jobs.job import Job
-from qdo.worker.engine.prefetch import Row
+from qdo.worker.engine.gates.gated_rows import GatedRows, PermitShare, StreakRows, Streaks
+from qdo.worker.engine.prefetch import Rows
 from qdo.worker.engine.slot import Slot, TurnResult
 
 _log = logging.getLogger(__name__)
@@ -35,41 +35,59 @@ class PermitWaiter(Protocol):
     grant: Grant | None
 
 
+class GatedLanes(PermitWaiter, Protocol):
+    """The lanes of a queue."""
+
+    admitted_at: float
+
+
 class Grant:
     """A permit and a start of each limit of a job.
 
+    :ivar shares: where its permits come from.
     :ivar started: a message was started with it.
+    :ivar streak: the last streak of messages that it began.
     """
 
-    __slots__ = ("_gate", "_shares", "started")
+    __slots__ = ("_gate", "shares", "started", "streak")
 
-    def __init__(self, gate: Gate, shares: tuple[LimitShare, ...]) -> None:
+    def __init__(self, gate: Gate, shares: tuple[PermitShare, ...]) -> None:
         self._gate = gate
-        self._shares = shares
+        self.shares = shares
         self.started = False
+        self.streak: StreakRows | None = None
+
+    def allows(self, messages: int) -> bool:
+        """Return whether that many may start without asking again, the one in hand included."""
+        return not self._gate.limits.waiting and all(
+            share.starts.covers(messages - 1, self._gate.limits.clock()) for share in self.shares
+        )
 
     def renew(self) -> bool:
         """Take the permits again for the next message, unless another queue waits for them."""
         self._return()
         limits = self._gate.limits
-        if limits.waiting or not all(share.has_free() for share in self._shares):
-            self._shares = ()
+        if limits.waiting or not all(share.has_free() for share in self.shares):
+            self.shares = ()
             limits.serve()
             return False
-        for share in self._shares:
+        for share in self.shares:
             share.take()
         self.started = False
         return True
 
     def release(self) -> None:
         """Return the permits, and the starts that were not used; idempotent."""
-        if self._shares:
+        if self.shares:
             self._return()
-            self._shares = ()
+            self.shares = ()
             self._gate.limits.serve()
 
     def _return(self) -> None:
-        for share in self._shares:
+        if self.streak is not None:
+            self._gate.limits.streaks.end(self.streak)
+            self.streak = None
+        for share in self.shares:
             if not self.started:
                 share.starts.refund()
             if share.give_back():
@@ -82,6 +100,7 @@ class Gate:
     :ivar limits: all limits of the process.
     :ivar names: the job's limits, in the order in which their permits are taken.
     :ivar waiting: who waits, with the number of its arrival.
+    :ivar allows_streak: one queue may start messages as fast as it can.
     :param queue_seconds: least time between two starts of one queue; 0 for none.
     """
 
@@ -89,6 +108,7 @@ class Gate:
         self.limits = limits
         self.names = names
         self.waiting: dict[PermitWaiter, int] = {}
+        self.allows_streak = not queue_seconds
         self._queue_seconds = queue_seconds
         self._last: dict[str, tuple[int, float]] = {}
 
@@ -99,10 +119,10 @@ class Gate:
         """
         if not self._queue_seconds:
             return 0.0
-        known = self._last.get(queue)
-        if known is None or known[0] != fence:
-            known = self._last[queue] = fence, self.limits.clock()
-        return known[1] + self._queue_seconds
+        since, at = self._last.get(queue, (None, 0.0))
+        if since != fence:
+            self._last[queue] = fence, (at := self.limits.clock())
+        return at + self._queue_seconds
 
     def note_start(self, queue: str, fence: int) -> None:
         """Record the start of a message."""
@@ -133,6 +153,15 @@ class Gate:
             return TurnResult.WAIT
         return None if self.admits(slot) else TurnResult.LIMITED
 
+    def enter_lane(self, lanes: GatedLanes, fence: int) -> bool:
+        """Take permits for one lane of a queue; False: it waits for them, or for its own rate."""
+        lanes.admitted_at = self.due(lanes.queue, fence)
+        if lanes.admitted_at > self.limits.clock() or not self.admits(lanes):
+            return False
+        # Before the lane starts its message, the next lane asks.
+        self.note_start(lanes.queue, fence)
+        return True
+
     def start(self, slot: Slot, fence: int) -> None:
         """Use the permits of a queue that has entered for one call."""
         if slot.grant is not None:
@@ -140,61 +169,31 @@ class Gate:
         self.note_start(slot.queue, fence)
 
     def rows(self, slot: Slot, rows: Any, fence: int) -> GatedRows:
-        """Return the rows of a queue or lane that has entered, as far as there are permits."""
+        """Return the rows of a lane that has entered, as far as there are permits."""
         return GatedRows(self, slot, rows, fence)
 
-
-class GatedRows:
-    """Rows of which each is returned with permits; ends early where there are none."""
-
-    __slots__ = ("_fence", "_gate", "_rows", "_slot")
-
-    def __init__(self, gate: Gate, slot: Slot, rows: Any, fence: int) -> None:
-        self._gate = gate
-        self._slot = slot
-        self._rows = rows
-        self._fence = fence
-
-    def __iter__(self) -> Iterator[Row]:
-        return self
-
-    def __next__(self) -> Row:
-        slot, gate = self._slot, self._gate
-        grant = slot.grant
-        if grant is None:
-            raise StopIteration
-        if grant.started and (
-            gate.due(slot.queue, self._fence) > gate.limits.clock() or not grant.renew()
-        ):
-            grant.release()
-            slot.grant = None
-            raise StopIteration
-        row: Row = next(self._rows)
-        grant.started = True
-        gate.note_start(slot.queue, self._fence)
-        return row
-
-    def __length_hint__(self) -> int:
-        return length_hint(self._rows)
+    def fetched(self, slot: Slot, rows: Rows, fence: int) -> StreakRows:
+        """Return the fetched rows of a queue that has entered, as far as there are permits."""
+        return StreakRows(self, slot, rows, fence)
 
 
 class Limits:
     """The limits of a worker process, over all of its registrations.
 
     :ivar waiting: how many queues wait for permits.
-    :ivar ignored: every queue gets its permits, as in tests without other processes.
     :ivar resume: called with a waiter that got its permits.
     :ivar clock: seconds of rates.
+    :ivar streaks: messages that are started without asking for each.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.waiting = 0
-        self.ignored = False
         self.clock = clock
+        self.streaks = Streaks()
         self.resume: Callable[[Any], None] = lambda waiter: None
         self.wake: Callable[[], None] = lambda: None
         self._gates: list[Gate] = []
-        self._shares: dict[str, LimitShare] = {}
+        self._shares: Mapping[str, PermitShare] = {}
         self._faults: dict[str, str] = {}
         self._arrivals = count()
 
@@ -212,7 +211,7 @@ class Limits:
         """Return the shares of a new registration; those of earlier ones end with their lease."""
         names = {name for job in jobs for name in job.limits}
         self.wake = partial(member.call, lambda: None)
-        self._shares = {
+        shares = {
             name: LimitShare(
                 layout,
                 name,
@@ -224,13 +223,20 @@ class Limits:
             )
             for name in sorted(names)
         }
+        self.use(shares)
+        return list(shares.values())
+
+    def use(self, shares: Mapping[str, PermitShare]) -> None:
+        """Take permits from these shares from now on."""
+        self.streaks.interrupt()
+        self._shares = shares
+        for share in shares.values():
+            for pool in share.pools:
+                pool.interrupt = self.streaks.interrupt
         self._count()
-        return list(self._shares.values())
 
     def take(self, gate: Gate) -> Grant | None:
         """Take permits of all limits of a gate, or none."""
-        if self.ignored:
-            return Grant(gate, ())
         found = tuple(share for name in gate.names if (share := self._shares.get(name)))
         if len(found) < len(gate.names) or not all(share.has_free() for share in found):
             return None
@@ -263,18 +269,17 @@ class Limits:
 
     def changed(self) -> None:
         """Look at what has changed in a share."""
+        self.streaks.interrupt()
         for name, share in self._shares.items():
-            if share.fault != self._faults.get(name):
-                self._report(name, share.fault)
+            if share.fault == self._faults.get(name):
+                continue
+            if share.fault is None:
+                _log.info("limit %s: it can be used again", name)
+                del self._faults[name]
+            else:
+                self._faults[name] = share.fault
+                _log.warning("%s; the queues of its jobs wait", _reason(name, share.fault))
         self.serve()
-
-    def _report(self, name: str, fault: str | None) -> None:
-        if fault is None:
-            _log.info("limit %s: it can be used again", name)
-            self._faults.pop(name, None)
-            return
-        self._faults[name] = fault
-        _log.warning("%s; the queues of its jobs wait", _reason(name, fault))
 
     def serve(self) -> None:
         """Give permits to those who have waited longest."""
@@ -323,6 +328,8 @@ class Limits:
                 if name in counts:
                     counts[name] += len(gate.waiting)
         news = [self._shares[name].wait(number) for name, number in counts.items()]
+        if self.waiting:
+            self.streaks.interrupt()
         if any(news):
             self.wake()
 

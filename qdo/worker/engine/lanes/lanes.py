@@ -33,7 +33,7 @@ from gevent.event import Event
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.worker.engine.context import Engine
-from qdo.worker.engine.gates.limits import Gate, Grant
+from qdo.worker.engine.gates.limits import Grant
 from qdo.worker.engine.lanes.lane import Lane, LaneClaim, LaneRunner, LaneSlot, LaneSpec
 from qdo.worker.engine.lanes.lane_progress import LaneProgress
 from qdo.worker.engine.prefetch import Row, Rows
@@ -57,6 +57,7 @@ class Lanes:
     """The lanes of one claim of one queue.
 
     :ivar claim: the queue's claim; `publish` updates it before it is recorded.
+    :ivar admitted_at: when its own rate lets the next lane start.
     :ivar grant: permits for the next lane to start; see `limits`.
     :ivar awaits_permit: it waits for permits.
     :param turn: the turn that created the lanes; its slot, claim and job are theirs.
@@ -92,7 +93,7 @@ class Lanes:
         self._turning = False
         self._stopping = False
         self._gate = turn.job.gate
-        self._admitted_at, self.queue = 0.0, slot.queue
+        self.admitted_at, self.queue = 0.0, slot.queue
         self.grant: Grant | None = None
         self.awaits_permit = False
         self._error: BaseException | None = None
@@ -138,9 +139,10 @@ class Lanes:
             self._ready.append(heapq.heappop(self._parked)[2])
         while self._start_ready() and self._wants_more():
             self._read()
-        if self._running or self._ready:
+        if self._running or (self._ready and self.admitted_at <= now):
             return None
         due = [self._source.not_before] if self._source.not_before > now else []
+        due += [self.admitted_at] if self._ready else []
         due += [self._parked[0][0]] if self._parked else []
         if not self._tip and self._permits.held_bytes >= HELD_BYTES_IN_ALL:
             due.append(now + LOOK_SECONDS)
@@ -159,18 +161,13 @@ class Lanes:
                 return True
             if not self._permits.acquire(self):
                 return False
-            if self._gate is not None and not self._is_admitted(self._gate):
+            if self._gate is not None and not self._gate.enter_lane(self, self.claim.fence):
                 self._permits.release()
                 return False
             lane = self._ready.popleft()
             lane.slot.grant, self.grant = self.grant, None
             self._running[lane] = gevent.spawn(self._run, lane)
         return False
-
-    def _is_admitted(self, gate: Gate) -> bool:
-        """Return whether the job has permits for one more lane; if not, wait for them."""
-        self._admitted_at = gate.due(self.queue, self.claim.fence)
-        return self._admitted_at <= self._clock() and gate.admits(self)
 
     def _wants_more(self) -> bool:
         if self._tip or self._source.not_before > self._clock():
@@ -185,7 +182,7 @@ class Lanes:
         if result is not None:
             return LOOK_SECONDS if result is TurnResult.PAUSED else None
         now = self._clock()
-        waits = (self._source.not_before, self._admitted_at if self._ready else 0.0)
+        waits = (self._source.not_before, self.admitted_at if self._ready else 0.0)
         due = [self.claim.lease.until, *(at for at in waits if at > now)]
         if self._parked and len(self._running) < self._spec.limit:
             due.append(self._parked[0][0])
@@ -302,7 +299,7 @@ class Lanes:
             now = self._clock()
             if not claim.open or now >= claim.lease.until or self._stopping:
                 return TurnResult.MORE
-            until = min(claim.lease.until, now + self._engine.turn_seconds)
+            until = min(claim.lease.until, now + self._engine.settings.now.turn_seconds)
             self.drop_expired(lane)
             lane.take_failure()
             result = self._runner.run_lane(self._turn, lane, until)

@@ -57,6 +57,10 @@ class ProcessExited(Exception):
     """The process closed its channel, or sent an invalid answer: it cannot be used again."""
 
 
+class MessageUnread(ProcessExited):
+    """The process died before it had read all of its message: the job did not run for it."""
+
+
 class TooLarge(Exception):
     """The process uses more memory than its job's limit."""
 
@@ -125,6 +129,7 @@ class JobProcess:
     def answer(self, memory_mib: int | None) -> dict[str, Any]:
         """Wait for the answer to the message.
 
+        :raises MessageUnread: the process died before the job began.
         :raises ProcessExited: the process died, or its answer is invalid.
         :raises TooLarge: its memory has grown over the limit.
         """
@@ -147,7 +152,9 @@ class JobProcess:
         try:
             frame = wire.read(receive, wire.ANSWER_LIMIT)
         except ConnectionError as error:
-            raise ProcessExited("its channel broke") from error
+            # Linux resets a socket pair when one end is closed and has bytes that were not read.
+            # Otherwise, the other end only reads the end of the stream.
+            raise MessageUnread("it had not read its message") from error
         except wire.WireError as error:
             raise self._invalid(str(error)) from error
         if frame is None:

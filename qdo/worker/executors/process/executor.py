@@ -23,7 +23,7 @@ from qdo.settings.settings import Settings
 from qdo.text import describe, one_line, pluralize
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, OnStart, timed_out
 from qdo.worker.executors.process import errors as remote
-from qdo.worker.executors.process.child import JobProcess, ProcessExited, TooLarge
+from qdo.worker.executors.process.child import JobProcess, MessageUnread, ProcessExited, TooLarge
 
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
@@ -116,6 +116,7 @@ class _Pool:
 
     def _attempt(self, message: Message) -> BaseException | None:
         seconds = self._job.timeout_seconds
+        on_start = self._on_start
         while True:
             spawned = self._take(message)
             over = gevent.Timeout(seconds)
@@ -126,19 +127,18 @@ class _Pool:
                 try:
                     spawned.give(message)
                 except OSError as error:
-                    # The process died while it was idle; the job did not run for this message.
-                    _log.warning(
-                        "an idle process of job %s was found dead: %s (%s)",
-                        self._job.name,
-                        spawned.reap(),
-                        describe(error),
-                    )
+                    self._log_dead(spawned, error)
                     continue
-                if self._on_start is not None:
-                    self._on_start(message)
+                if on_start is not None:
+                    on_start(message)
+                    on_start = None
                 answer = spawned.answer(self._job.memory_mib)
             except ProcessExited as error:
                 over.close()
+                # A message that kills every process while it is read counts with a new process.
+                if isinstance(error, MessageUnread) and spawned.served > 1:
+                    self._log_dead(spawned, error)
+                    continue
                 return self._crashed(message, f"{spawned.reap()} ({error})", error)
             except TooLarge as error:
                 over.close()
@@ -158,6 +158,15 @@ class _Pool:
                 reason = one_line(answer["undecodable"])
                 return BodyDecodeError(queue=message.queue, id=message.id, reason=reason)
             return remote.load(answer)
+
+    def _log_dead(self, spawned: JobProcess, error: Exception) -> None:
+        """Log that a process died while it was idle: the job did not run for the message."""
+        _log.warning(
+            "an idle process of job %s was found dead, trying another: %s (%s)",
+            self._job.name,
+            spawned.reap(),
+            describe(error),
+        )
 
     def _crashed(self, message: Message, reason: str, cause: Exception) -> JobCrashedError:
         error = JobCrashedError(job=self._job.name, id=message.id, reason=reason)

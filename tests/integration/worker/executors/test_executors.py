@@ -254,7 +254,7 @@ def test_a_process_whose_threads_go_on_ends_at_once(make: Callable[..., EngineSe
     """Else the session would be closed, and the queue begin elsewhere, while its job runs."""
     engine = make(drain_seconds=0)
     codes: list[int] = []
-    engine.worker._exit_process = codes.append
+    engine.worker._stop._exit = codes.append
     began, leave = threading.Event(), threading.Event()
 
     @engine.app.job(executor="thread")

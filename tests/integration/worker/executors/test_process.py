@@ -6,7 +6,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from qdo.worker.executors.process import frames as wire
 from qdo.worker.large_bodies import LARGE_BYTES
 from tests.support.engine import EngineSetup, until
 from tests.support.paths import ROOT
-from tests.support.processes import alive, children, whole_lines
+from tests.support.processes import alive, children, stopped, whole_lines
 
 JOBS = """
 import contextlib, os, signal, sys, time
@@ -392,6 +392,52 @@ def test_an_idle_process_that_died_costs_nothing(shop: Shop) -> None:
     engine.send("plain", 2)
     until(lambda: shop.done("plain") == ["1", "2"])
     assert shop.errors == []
+
+
+def kill_unread(
+    monkeypatch: pytest.MonkeyPatch, dies: Callable[[spawned.JobProcess], bool]
+) -> None:
+    """Let some processes die when their message is in the channel and they have not read it."""
+    give = spawned.JobProcess.give
+
+    def give_and_kill(self: spawned.JobProcess, message: Message) -> None:
+        if not dies(self):
+            give(self, message)
+            return
+        os.kill(self.pid, signal.SIGSTOP)
+        until(lambda: stopped(self.pid))
+        give(self, message)
+        os.kill(self.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(spawned.JobProcess, "give", give_and_kill)
+
+
+def test_an_idle_process_that_dies_unread_costs_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message was in its channel, and its job did not run."""
+    kill_unread(monkeypatch, lambda process: process.served == 1)
+    engine = shop.open().engine
+    engine.send("plain", 1)
+    engine.start("plain")
+    until(lambda: shop.done("plain") == ["1"])
+    engine.send("plain", 2)
+    until(lambda: shop.done("plain") == ["1", "2"])
+    assert "was found dead" in caplog.text
+    assert shop.errors == []
+
+
+def test_a_new_process_that_dies_unread_costs_an_attempt(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a body that no process can read would be tried for ever."""
+    kill_unread(monkeypatch, lambda process: True)
+    engine = shop.open().engine
+    engine.send("plain", 1)
+    engine.start("plain")
+    until(lambda: len(shop.letters()) == 1)
+    assert [type(error) for error in shop.errors] == [JobCrashedError, JobCrashedError]
+    assert shop.done("plain") == []
 
 
 def test_a_process_that_cannot_start_is_not_the_messages_fault(

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from qdo.settings.in_force import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker.duties.discovery import Discovery
 from qdo.worker.duties.retention import (
@@ -201,7 +202,7 @@ def test_retention_spreads_its_deletes_over_a_period(
 ) -> None:
     """One queue at a time, up to its processed position; a queue without progress is skipped."""
     slots = owned(member, 10)
-    retention = Retention(broker, slots, Settings(retention_seconds=100.0), clock)
+    retention = Retention(broker, slots, SettingsInForce(Settings(retention_seconds=100.0)), clock)
     assert retention.step() == PERIOD_MIN_SECONDS
     clock.now += PERIOD_MIN_SECONDS
     for _ in range(10):
@@ -220,7 +221,7 @@ def test_failed_trim_waits_for_the_next_round(
     """A queue released in the meantime is skipped."""
     caplog.set_level(logging.WARNING)
     slots = owned(member, 3)
-    retention = Retention(broker, slots, Settings(retention_seconds=100.0), clock)
+    retention = Retention(broker, slots, SettingsInForce(Settings(retention_seconds=100.0)), clock)
     clock.now += PERIOD_MIN_SECONDS
     broker.faults = [OSError("busy")]
     retention.step()
@@ -249,7 +250,7 @@ def test_retention_limits_the_dead_letters_of_each_queue(
 
     broker.dead_letters.prune = prune  # type: ignore[method-assign]
     settings = Settings(dead_letter_limit=5, dead_letter_retention_seconds=60.0)
-    retention = Retention(broker, slots, settings, clock)
+    retention = Retention(broker, slots, SettingsInForce(settings), clock)
     clock.now += DEAD_LETTERS_SECONDS
     began = time.time()
     for _ in range(2):
@@ -268,6 +269,6 @@ def test_dead_letters_are_kept_by_default(
     broker: ScriptedBroker, member: FakeMember, clock: DiscoveryClock
 ) -> None:
     broker.dead_letters.prune = None  # type: ignore[assignment, method-assign]
-    retention = Retention(broker, owned(member, 1), Settings(), clock)
+    retention = Retention(broker, owned(member, 1), SettingsInForce(Settings()), clock)
     clock.now += PERIOD_MAX_SECONDS
     retention.step()

@@ -15,6 +15,7 @@ from qdo.errors import UsageError
 from qdo.jobs.options import Order
 from qdo.jobs.policy import Policy
 from qdo.message import Message
+from qdo.settings.in_force import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker import worker as worker_module
 from qdo.worker.engine.compatibility import check_jobs
@@ -165,7 +166,7 @@ def test_a_queue_found_later_is_not_processed_and_named_once(
     caplog.set_level(logging.ERROR)
     app, seen = app_of("queue")
     settings = Settings(app="test", fetch=10, turn_seconds=1.0)
-    pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), settings))
+    pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), SettingsInForce(settings)))
 
     class Listener:
         """Keeps nothing."""
@@ -196,7 +197,7 @@ def test_an_order_that_is_unreachable_is_read_again(
     """No message starts before the broker reports it."""
     app, seen = app_of("queue")
     settings = Settings(app="test", fetch=10, turn_seconds=1.0)
-    pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), settings))
+    pipeline = Pipeline(Engine.build(app, broker, GreenletExecutor(), SettingsInForce(settings)))
     member = FakeMember(type("Listener", (), {"claimed": lambda self, claim: None})())
     slot = Slot("strict.fifo")
     (slot.claim,) = member.grant("strict.fifo")

@@ -20,6 +20,7 @@ from qdo.errors import DatabaseFullError, UnsupportedError
 from qdo.jobs.options import Order
 from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry, Skip
+from qdo.settings.in_force import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.fetcher import FIRST_LIMIT
@@ -64,7 +65,7 @@ class Turnstile:
             self.app,
             self.broker,
             GreenletExecutor(),
-            settings,
+            SettingsInForce(settings),
             clock=lambda: self.now,
             jitter=lambda: 0.0,
         )

@@ -229,3 +229,48 @@ def test_parent_imports_neither_gevent_nor_the_worker():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+# --- what operators ask for -------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 1, SIGKILL])
+def test_a_retired_worker_ends_whatever_its_code(code: int):
+    """A drain that does not finish in time ends with 1, and is no reason to restart."""
+    policy = started(2)
+    assert policy.retire(0, 1.0) == [Terminate(0)]
+    assert policy.retire(0, 2.0) == []  # a second SIGTERM would abort its jobs
+    assert policy.is_stopping(0)
+    assert policy.exited(0, code, 3.0) == []
+    assert not policy.done
+    assert policy.reload(4.0) == [Spawn(0), Terminate(1)]
+
+
+def test_a_restarted_worker_is_replaced_at_once():
+    policy = started(2)
+    assert policy.restart(1, 1.0) == [Terminate(1)]
+    assert policy.restart(1, 2.0) == []
+    assert policy.exited(1, 0, 3.0) == [Spawn(1)]
+    assert policy.exited(1, 0, 4.0) == []  # later ends are its own
+
+
+def test_the_later_of_two_wishes_applies():
+    policy = started(2)
+    assert [policy.retire(0, 1.0), policy.restart(0, 2.0)] == [[Terminate(0)], []]
+    assert policy.exited(0, 0, 3.0) == [Spawn(0)]
+    assert [policy.restart(1, 1.0), policy.retire(1, 2.0)] == [[Terminate(1)], []]
+    assert policy.exited(1, 0, 3.0) == []
+
+
+def test_a_retired_worker_that_hangs_is_killed():
+    policy = started(2, drain_seconds=30.0)
+    policy.retire(0, 1.0)
+    assert policy.tick(41.0) == [Kill(0, "it did not exit in time")]
+
+
+def test_wishes_change_nothing_while_all_workers_stop():
+    policy = started(2)
+    policy.drain(1.0)
+    assert policy.retire(0, 2.0) == policy.restart(1, 2.0) == policy.reload(2.0) == []
+    assert policy.exited(0, 0, 3.0) == policy.exited(1, 0, 3.0) == []
+    assert policy.done

@@ -78,9 +78,13 @@ def pause(
             zxid = fleet.add_hold(client, layout, hold, record=record)
         workers = None
         if not no_wait:
-            workers = fleet.wait_in_force(
-                client, layout, hold, zxid, timeout_seconds, _report_waiting
-            )
+            try:
+                workers = fleet.wait_in_force(
+                    client, layout, hold, zxid, timeout_seconds, _report_waiting
+                )
+            except KeyboardInterrupt:
+                print_message(f"hint: the pause stays in force; end it: qdo resume --id {hold.id}")
+                raise
     item = {**_item(hold), "matching": count, "workers": workers}
     columns = ("id", "queues", "matching", "workers", "until", "why")
     emit("qdo.pause/1", [item], form, {name: name.upper() for name in columns})
@@ -256,6 +260,7 @@ def _check_globs(
     for glob in () if allow_none else hold.queues:
         takes = held_queues([fleet.new_hold([glob])])
         if takes is not None and not any(map(takes, names)):
+            print_message("hint: workers have not seen such a queue; --allow-none holds later ones")
             raise NotFoundError(what="queue that matches", name=glob)
     takes = held_queues([hold])
     return 0 if takes is None else sum(map(takes, names))

@@ -28,6 +28,8 @@ from qdo.settings.hosts import writer_shown
 from qdo.settings.settings import Settings
 
 _SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
+_MOST_INPUT_BYTES = 4 * MAX_DOCUMENT_BYTES
+"""Of a JSON text: white space and escapes can make it longer than what is stored."""
 
 
 @click.group()
@@ -184,10 +186,9 @@ def _documents(
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of a JSON text."""
-    if text == "-":
-        text = sys.stdin.buffer.read(4 * MAX_DOCUMENT_BYTES).decode("utf-8", "replace")
+    """Return the value of a JSON text, `-` for that on stdin."""
     try:
+        text = _standard_input() if text == "-" else text
         return decode_strictly(text)
     except (ValueError, RecursionError) as error:
         reason = str(error) or "it is nested too deeply"
@@ -195,6 +196,16 @@ def _parsed(text: str) -> Any:
             reason=f"the value of a document must be JSON, got {text[:60]!r}: {reason}; write text"
             " in double quotes, as in '\"text\"'"
         ) from error
+
+
+def _standard_input() -> str:
+    data = sys.stdin.buffer.read(_MOST_INPUT_BYTES + 1)
+    if len(data) > _MOST_INPUT_BYTES:
+        raise UsageError(
+            reason=f"the value of a document must have at most {MAX_DOCUMENT_BYTES} bytes, got more"
+            f" than {_MOST_INPUT_BYTES}; store a reference to a larger value, or split it"
+        )
+    return data.decode()
 
 
 def _json(value: Any, indent: int | None = None) -> str:

@@ -63,14 +63,14 @@ def _item(entry: AuditEntry, form: str) -> dict[str, Any]:
         "account": entry.account,
         "command": entry.command,
         "target": entry.target,
-        "from": _shown(entry.before) if table else entry.before,
-        "to": _shown(entry.after) if table else entry.after,
+        "from": values_text(entry.before) if table else entry.before,
+        "to": values_text(entry.after) if table else entry.after,
         "reason": entry.reason,
         "fault": entry.fault,
     }
 
 
-def _shown(values: Values | None) -> str:
+def values_text(values: Values | None) -> str:
     """Return the known values for a table, such as `last=7`."""
     return " ".join(
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"

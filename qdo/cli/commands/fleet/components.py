@@ -13,7 +13,7 @@ from qdo.cli.output import emit, iso_time, print_message
 from qdo.fleet.components import ProcessDescription, read_components, skew
 from qdo.settings.settings import Settings
 
-_COLUMNS = ("kind", "host", "pid", "version", "level", "zone", "state", "busy", "fault")
+_COLUMNS = ("kind", "host", "pid", "version", "level", "zone", "state", "busy", "live", "fault")
 
 
 @click.command()
@@ -23,7 +23,7 @@ def components(form: str, settings: Settings) -> None:
     """List the processes of an app with their versions.
 
     BUSY is the number of queues with a job that runs. `qdo workers` lists the workers with their
-    queues instead.
+    queues instead. LIVE is the version of the live settings in use, see `qdo settings`.
     """
     app = require_app(settings)
     with open_connections(settings, broker=False) as connections:
@@ -34,6 +34,8 @@ def components(form: str, settings: Settings) -> None:
     columns = {name: name.upper() for name in _COLUMNS}
     if all(each.fault is None for each in found):
         del columns["fault"]
+    if not any(each.live for each in found):
+        del columns["live"]
     emit("qdo.components/1", [_item(each) for each in found], form, columns)
     versions = skew(found)
     if versions:

@@ -1,50 +1,59 @@
-"""Keeps the action log small: the leader deletes entries that are too old or too many."""
+"""Keeps folders small: the leader deletes nodes that are too old or too many."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Collection
 
 from qdo.coordination.bulk_reads import read_children
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CheckOp, CommitError, Committed, DeleteOp, Rejected
 from qdo.coordination.transactions import commit
 from qdo.coordination.znodes.layout import Layout
-from qdo.fleet.protocol.audit_entries import surplus
 
 _log = logging.getLogger(__name__)
 
 AT_ONCE = 99
-"""Entries deleted in a transaction."""
+"""Nodes deleted in a transaction."""
 MOST_REFUSED = 10
 """A round ends after this many nodes that cannot be deleted; the next round passes them over."""
 
 
-class ActionLogChore:
-    """Deletes the surplus of the action log; a `Chore` of the leader.
+class SurplusChore:
+    """Deletes the surplus of a folder; a `Chore` of the leader.
 
     A node that cannot be deleted, because another program created nodes below it, costs only
     itself.
+
+    :param folder: returns the path of the folder.
+    :param surplus: returns the names to delete, from all names and the Unix time.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        folder: Callable[[Layout], str],
+        surplus: Callable[[Collection[str], float], list[str]],
+    ) -> None:
+        self._folder = folder
+        self._surplus = surplus
         self._refused: set[str] = set()
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """Delete the entries that are too old or too many; return their number.
+        """Delete the nodes that are too old or too many; return their number.
 
-        :raises NodeRefusedError: this account may not list the log.
+        :raises NodeRefusedError: this account may not list the folder.
         :raises CoordinatorUnreachableError: the connection is lost.
         """
-        folder = layout.fleet.actionlog
+        folder = self._folder(layout)
         names = read_children(client, [folder]).get(folder, [])
-        wanted = surplus(names, time.time())
+        wanted = self._surplus(names, time.time())
         self._refused.intersection_update(wanted)
         wanted = [name for name in wanted if name not in self._refused]
         deleted = refused = 0
         while wanted and refused < MOST_REFUSED:
             batch = wanted[:AT_ONCE]
-            paths = [layout.fleet.log_entry(name) for name in batch]
+            paths = [f"{folder}/{name}" for name in batch]
             answer = commit(client, [fence, *map(DeleteOp, paths)])
             if isinstance(answer, Committed):
                 deleted += len(batch)
@@ -54,8 +63,9 @@ class ActionLogChore:
                 if answer.fault is not CommitError.NO_NODE:
                     refused += 1
                     self._refused.add(name)
-                    path = layout.fleet.log_entry(name)
-                    _log.warning("cannot delete %s: %s; delete it by hand", path, answer.reason)
+                    _log.warning(
+                        "cannot delete %s/%s: %s; delete it by hand", folder, name, answer.reason
+                    )
             else:  # deposed, or without an answer: the leader of the next period continues
                 break
         return deleted

@@ -1,0 +1,150 @@
+"""`qdo action`: ask workers for something."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from qdo.cli.connections import open_connections
+from qdo.cli.durations import parse_duration
+from qdo.cli.framework import output_option, reason_option, require_app, with_settings
+from qdo.cli.output import emit
+from qdo.errors import NotFoundError, UsageError
+from qdo.fleet import action_arguments as names
+from qdo.fleet.action_node import AHEAD_SECONDS
+from qdo.fleet.actions import Asked, ask_workers, list_workers, matching, wait_for_results
+from qdo.fleet.protocol.action_results import DONE, UnfitError
+from qdo.fleet.protocol.audit_entries import Values
+from qdo.fleet_errors import ActionsFailedError
+from qdo.settings.settings import Settings
+from qdo.text import join_some, pluralize, printable_lines
+
+_STOPPING = (names.DRAIN, names.RESTART, names.RELOAD)
+_COLUMNS = ("worker", "outcome", "result", "seconds")
+
+
+@click.command()
+@click.argument("glob")
+@click.argument("name", metavar="ACTION", type=click.Choice(names.ACTIONS))
+@click.argument("argument", required=False)
+@click.option("--for", "lasting", metavar="DURATION", help="With log-level: how long. [10m]")
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="5s",
+    show_default=True,
+    help="How long to wait; workers do not begin it later.",
+)
+@click.option("--all", "everything", is_flag=True, help="Allow to stop all workers at once.")
+@reason_option
+@with_settings("app", "coordinator", "namespace", "connect_seconds")
+@output_option
+def action(
+    glob: str,
+    name: str,
+    argument: str | None,
+    lasting: str | None,
+    timeout: str,
+    everything: bool,
+    reason: str,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Ask the workers whose names match GLOB for an action, each at most once.
+
+    \b
+    ping               answer
+    stacks             return the stacks of all jobs and threads
+    profile SECONDS    return samples of the stacks, for a flame graph
+    log-level LEVEL    write the log from another level up, for a while
+    drain              finish the messages in hand, and stop
+    restart            drain, and start again
+    reload             restart all workers of the same parent process, also drained ones
+
+    `qdo workers` lists the names. The results are in the action log as well: `qdo audit`.
+    """
+    require_app(settings)
+    args = _arguments(name, argument, lasting)
+    seconds = parse_duration(timeout, "--timeout")
+    if not 0 < seconds <= AHEAD_SECONDS:
+        raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
+    asked = _ask(settings, glob, name, args, seconds, reason, everything=everything)
+    emit("qdo.action/1", [_item(each) for each in asked], form, {k: k.upper() for k in _COLUMNS})
+    if form == "table":
+        _print_outputs(asked)
+    failed = [each.worker for each in asked if each.outcome != DONE]
+    if failed:
+        total = pluralize(len(asked), "worker")
+        raise ActionsFailedError(
+            action=name, total=total, count=len(failed), names=join_some(failed)
+        )
+
+
+def _ask(
+    settings: Settings,
+    glob: str,
+    name: str,
+    args: Values,
+    seconds: float,
+    reason: str,
+    *,
+    everything: bool,
+) -> list[Asked]:
+    """Ask the workers that match, and wait for their results."""
+    with open_connections(settings, broker=False) as connections:
+        client, layout = connections.client, connections.layout
+        workers = list_workers(client, layout) if client is not None else []
+        targets = matching(workers, glob)
+        if client is None or not targets:
+            raise NotFoundError(what="worker that matches", name=glob)
+        if name in _STOPPING and targets == workers and glob not in workers and not everything:
+            raise UsageError(reason=f"{name} of all workers needs --all, got {glob!r}")
+        asked = ask_workers(
+            client, layout, targets, name, args, within_seconds=seconds, reason=reason
+        )
+        profiled = names.seconds_of(name, args) if name == names.PROFILE else 0.0
+        wait_for_results(client, layout, asked, seconds + profiled)
+    return asked
+
+
+def _arguments(name: str, argument: str | None, lasting: str | None) -> Values:
+    """Return the arguments of an action from those of the command."""
+    if lasting is not None and name != names.LOG_LEVEL:
+        raise UsageError(reason=f"--for is for the action {names.LOG_LEVEL}, got {name}")
+    wanted = {names.LOG_LEVEL: "a LEVEL such as debug", names.PROFILE: "SECONDS such as 10"}
+    if (argument is None) != (name not in wanted):
+        raise UsageError(reason=f"{name} must have {wanted.get(name, 'no argument')}")
+    try:
+        if name == names.PROFILE:
+            args: Values = {"seconds": parse_duration(argument or "", "SECONDS")}
+            names.seconds_of(name, args)
+        elif name == names.LOG_LEVEL:
+            args = {"level": argument, "seconds": parse_duration(lasting or "10m", "--for")}
+            names.seconds_of(name, args)
+            names.level_of(args)
+        else:
+            args = {}
+    except UnfitError as error:
+        raise UsageError(reason=str(error)) from error
+    return args
+
+
+def _item(asked: Asked) -> dict[str, Any]:
+    return {
+        "worker": asked.worker,
+        "id": asked.id,
+        "outcome": asked.outcome,
+        "result": asked.result,
+        "seconds": None if asked.seconds is None else round(asked.seconds, 3),
+        "output": asked.output,
+    }
+
+
+def _print_outputs(asked: Sequence[Asked]) -> None:
+    for each in asked:
+        if each.output:
+            heading = f"--- {each.worker} ---"
+            sys.stdout.write(f"\n{heading}\n{printable_lines(each.output.rstrip())}\n")

@@ -1,0 +1,348 @@
+"""`qdo settings`: settings that apply to all processes of an app while they run."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any, TypeVar
+
+import click
+import tomlkit
+
+from qdo.cli.connections import open_coordinator
+from qdo.cli.durations import parse_duration
+from qdo.cli.framework import output_option, reason_option, with_settings
+from qdo.cli.output import emit, print_message
+from qdo.cli.settings_report import (
+    changes_of,
+    changes_text,
+    history_items,
+    pins_of,
+    pins_text,
+    report_dry_run,
+    report_workers,
+)
+from qdo.errors import NotFoundError, SettingsError, UsageError
+from qdo.fleet import live_settings as fleet
+from qdo.fleet.audit import AuditTrail
+from qdo.fleet.settings_node import MAX_TEXT_BYTES, SettingsNode
+from qdo.fleet_errors import LiveSettingsReplacedError
+from qdo.settings.live_toml import ORIGIN, differences, live_names, read_live
+from qdo.settings.settings import Settings, check_names, declarations
+from qdo.settings.values import convert
+from qdo.text import join_some, pluralize
+
+SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
+_VERSIONS_SHOWN = 20
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@click.group()
+def settings() -> None:
+    """Change settings of all processes while they run: the live settings.
+
+    \b
+    qdo settings show --app shop:app
+    qdo settings set --app shop:app attempts 5 --reason "CRM is slow"
+    qdo settings edit --app shop:app
+    qdo settings history --app shop:app
+    qdo settings rollback --app shop:app 12
+
+    Every worker checks them with its own code first. They override settings in code; the settings
+    file, the environment and flags of a process override them. They apply between two messages.
+    """
+
+
+def _changing(function: Any) -> Any:
+    """Add the options of commands that change live settings."""
+
+    def call(timeout: str, **arguments: Any) -> Any:
+        return function(timeout_seconds=parse_duration(timeout, "--timeout"), **arguments)
+
+    update_wrapper(call, function)
+    for add in (
+        click.option("--dry-run", is_flag=True, help="Check them, and show what would change."),
+        click.option(
+            "--force",
+            is_flag=True,
+            help="Do not wait for workers; those that refuse keep the settings that they have.",
+        ),
+        click.option(
+            "--timeout",
+            metavar="DURATION",
+            default="10s",
+            show_default=True,
+            help="How long workers may take to check them.",
+        ),
+    ):
+        call = add(call)
+    return output_option(with_settings(*SETTINGS)(reason_option(call)))
+
+
+# --- reading ------------------------------------------------------------------------------
+
+
+@settings.command()
+@with_settings(*SETTINGS)
+@output_option
+def show(form: str, settings: Settings) -> None:
+    """List the live settings.
+
+    PINNED tells how many workers set one themselves, and where.
+    """
+    with open_coordinator(settings) as (client, layout):
+        node = fleet.read_settings(client, layout) if client else SettingsNode()
+        answers = fleet.read_answers(client, layout) if client else []
+    values = differences("", node.text)
+    pins = pins_of(answers)
+    items = [
+        {
+            "setting": name,
+            "value": json.dumps(value) if form == "table" else value,
+            "version": node.number,
+            "pinned": pins_text(pins.get(name, {}), len(answers))
+            if form == "table"
+            else pins.get(name, {}),
+        }
+        for name, (_, value) in values.items()
+    ]
+    emit("qdo.settings/1", items, form, {name: name.upper() for name in items[0]} if items else {})
+    if not items:
+        print_message("hint: the app has no live settings; see `qdo settings set --help`")
+    late = [
+        each.worker
+        for each in answers
+        if (each.report is None and node.number) or (each.report and each.report.uses < node.number)
+    ]
+    if late:
+        print_message(
+            f"hint: version {node.number} is not in use in {len(late)} of"
+            f" {pluralize(len(answers), 'worker')}: {join_some(late)}"
+        )
+
+
+@settings.command()
+@click.option("--version", "number", type=click.IntRange(1), metavar="N", help="Of this version.")
+@with_settings(*SETTINGS)
+def get(number: int | None, settings: Settings) -> None:
+    """Write the live settings to stdout, as TOML."""
+    with open_coordinator(settings) as (client, layout):
+        if client is None and number is not None:
+            raise NotFoundError(what="version of the live settings", name=str(number))
+        text = ""
+        if client is not None:
+            text = _text(client, layout, number)
+    sys.stdout.write(text if not text or text.endswith("\n") else f"{text}\n")
+
+
+@settings.command()
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    default=_VERSIONS_SHOWN,
+    show_default=True,
+    help="Most versions to list.",
+)
+@with_settings(*SETTINGS)
+@output_option
+def history(limit: int, form: str, settings: Settings) -> None:
+    """List the versions that were in force, newest first."""
+    with open_coordinator(settings) as (client, layout):
+        found = fleet.read_history(client, layout, limit + 1) if client else []
+    if not found:
+        print_message("hint: the app has no live settings; see `qdo settings set --help`")
+    items = history_items(found)[:limit]
+    emit("qdo.settings-history/1", items, form, {name: name.upper() for name in (items or [{}])[0]})
+
+
+@settings.command()
+@click.argument("first", type=click.IntRange(1), metavar="[VERSION", required=False)
+@click.argument("second", type=click.IntRange(1), metavar="[VERSION]]", required=False)
+@with_settings(*SETTINGS)
+def diff(first: int | None, second: int | None, settings: Settings) -> None:
+    """Show the lines that differ between two versions.
+
+    Without a second VERSION it is the one in force; without any, the last two.
+    """
+    with open_coordinator(settings) as (client, layout):
+        if client is None:
+            raise NotFoundError(what="version of the live settings", name=str(first or 1))
+        number = fleet.read_settings(client, layout).number
+        old = max(1, number - 1) if first is None else first
+        new = number if second is None else second
+        before, after = (_text(client, layout, each).splitlines() for each in (old, new))
+    names = f"version {old}", f"version {new}"
+    for line in difflib.unified_diff(before, after, *names, lineterm=""):
+        click.echo(line)
+
+
+# --- changing -----------------------------------------------------------------------------
+
+
+@settings.command("set")
+@click.argument("name")
+@click.argument("value")
+@_changing
+def set_(name: str, value: str, **options: Any) -> int:
+    """Set one live setting.
+
+    Comments and the other settings stay as they are.
+    """
+    check_names([name], "the argument NAME")
+    declaration = next(each for each in declarations() if each.name == name)
+    if declaration.kind == "tables":
+        raise UsageError(reason=f"{name} are tables; change them with `qdo settings edit`")
+    converted = convert(declaration, value, "the argument VALUE")
+
+    def edit(node: SettingsNode) -> str:
+        document = _document(node.text)
+        document[name] = list(converted) if isinstance(converted, tuple) else converted
+        return tomlkit.dumps(document)
+
+    return _change("settings set", edit, **options)
+
+
+@settings.command()
+@click.argument("name")
+@_changing
+def unset(name: str, **options: Any) -> int:
+    """Remove one live setting.
+
+    Processes use their own value of it again.
+    """
+    check_names([name], "the argument NAME")
+
+    def edit(node: SettingsNode) -> str:
+        document = _document(node.text)
+        if name not in document:
+            raise NotFoundError(what="live setting", name=name)
+        del document[name]
+        return tomlkit.dumps(document)
+
+    return _change("settings unset", edit, **options)
+
+
+@settings.command()
+@_changing
+def edit(settings: Settings, **options: Any) -> int:
+    """Edit the live settings in $EDITOR, as TOML."""
+    with open_coordinator(settings, create=True) as (client, layout):
+        node = fleet.read_settings(client, layout) if client else SettingsNode()
+    names = ", ".join(live_names())
+    shown = node.text or f"# Settings of all processes, as in a settings file:\n# {names}\n"
+    try:
+        text = click.edit(shown, extension=".toml")
+    except click.ClickException as error:  # the editor is missing, or ended with an error
+        reason = f"nothing was changed: {error.format_message()}; set EDITOR to a working editor"
+        raise UsageError(reason=reason) from error
+    if text is None:
+        print_message("hint: the text was not changed")
+        return 0
+    return _change("settings edit", _based_on(node, text), settings=settings, **options)
+
+
+@settings.command()
+@click.argument("file", metavar="FILE")
+@_changing
+def apply(file: str, **options: Any) -> int:
+    """Replace the live settings by a TOML file; - reads stdin."""
+    try:
+        with click.open_file(file, "rb") as opened:
+            text = opened.read(MAX_TEXT_BYTES + 1).decode()
+    except OSError as error:
+        raise UsageError(reason=f"FILE must be readable, got {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(reason=f"FILE must be UTF-8, got {file}: {error}") from error
+    return _change("settings apply", lambda node: text, damaged=True, **options)
+
+
+@settings.command()
+@click.argument("version", type=click.IntRange(1))
+@_changing
+def rollback(version: int, settings: Settings, **options: Any) -> int:
+    """Put an earlier version into force again, under a new number."""
+    with open_coordinator(settings) as (client, layout):
+        if client is None:
+            raise NotFoundError(what="version of the live settings", name=str(version))
+        text = fleet.read_version(client, layout, version).text
+    return _change(
+        "settings rollback", lambda node: text, damaged=True, settings=settings, **options
+    )
+
+
+def _change(
+    command: str,
+    edit: fleet.Edit,
+    *,
+    settings: Settings,
+    reason: str,
+    timeout_seconds: float,
+    force: bool,
+    dry_run: bool,
+    form: str,
+    damaged: bool = False,
+) -> int:
+    def checked(node: SettingsNode) -> str:
+        text = edit(node)
+        read_live(text)
+        return text
+
+    with open_coordinator(settings, create=not dry_run) as (client, layout):
+        if dry_run or client is None:
+            node = fleet.read_settings(client, layout) if client else SettingsNode()
+            report_dry_run(node, checked(node), form)
+            return 0
+        outcome = fleet.change_settings(
+            client,
+            layout,
+            checked,
+            AuditTrail(client, layout, command, reason),
+            timeout_seconds=timeout_seconds,
+            force=force,
+            damaged=damaged,
+            why=reason,
+        )
+    if outcome is None:
+        print_message("hint: nothing changes: these live settings are in force already")
+        return 0
+    before = "" if outcome.before is None else outcome.before.text
+    changed = differences(before, outcome.version.text)
+    item = {
+        "version": outcome.version.number,
+        "changes": changes_text(changed) if form == "table" else changes_of(changed),
+        "workers": len(outcome.workers),
+        "seconds": round(outcome.seconds, 3),
+    }
+    emit("qdo.settings-change/1", [item], form, {name: name.upper() for name in item})
+    report_workers(outcome, changed)
+    return 0
+
+
+def _based_on(node: SettingsNode, text: str) -> fleet.Edit:
+    """Return the edit to a text that was made from a version, if that is still in force."""
+
+    def edit(found: SettingsNode) -> str:
+        if found.number != node.number:
+            who = "somebody" if found.current is None else found.current.who
+            raise LiveSettingsReplacedError(who=who)
+        return text
+
+    return edit
+
+
+def _text(client: Any, layout: Any, number: int | None) -> str:
+    if number is None:
+        return fleet.read_settings(client, layout).text
+    return fleet.read_version(client, layout, number).text
+
+
+def _document(text: str) -> tomlkit.TOMLDocument:
+    try:
+        return tomlkit.parse(text)
+    except ValueError as error:
+        reason = f"{ORIGIN} must be TOML: {error}"
+        raise SettingsError(name="config", reason=reason) from error

@@ -1,0 +1,232 @@
+"""`qdo status`: the whole app on one screen. `qdo check`: the same for a monitoring system."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from qdo.cli.connections import open_connections
+from qdo.cli.durations import parse_duration
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import cell, emit, width_of
+from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
+from qdo.errors import QdoError
+from qdo.ops.status import QueueStatus
+from qdo.ops.verdicts import QueueHealth, Verdict, judge_all
+from qdo.ops.worker_status import WorkerStatus, worker_statuses
+from qdo.settings.settings import Settings
+from qdo.text import join_some, pluralize, short_duration
+
+WORST = 10
+SILENT_SECONDS = 30.0
+"""A worker reports every 10 s."""
+WIDTH = 80
+UNKNOWN = 3
+"""Exit code of a monitoring plugin that could not find out."""
+
+_Result = TypeVar("_Result")
+Judged = Sequence[tuple[QueueStatus, Verdict]]
+
+
+@click.command()
+@click.argument("glob", default="*")
+@reading_options
+@with_settings(*SHARED)
+@output_option
+def status(
+    glob: str,
+    budget: int | None,
+    window: str,
+    late: str,
+    stuck: str,
+    form: str,
+    settings: Settings,
+) -> None:
+    """Show workers, the states of queues that match GLOB, and the worst ten with the next step."""
+    app = require_app(settings)
+    rules = rules_of(late, stuck)
+    workers = _workers(settings)
+    readings = read_queues(settings, glob, budget, window)
+    judged = judge_all(readings, rules)
+    item = _overview(app, workers, judged)
+    if form == "table":
+        _print(item)
+    else:
+        emit("qdo.status/1", [item], form, {})
+    report_unasked(readings[-1])
+
+
+def _workers(settings: Settings) -> list[WorkerStatus]:
+    with open_connections(settings, broker=False) as connections:
+        client = connections.client
+        return worker_statuses(client, connections.layout) if client else []
+
+
+def _overview(app: str, workers: Sequence[WorkerStatus], judged: Judged) -> dict[str, Any]:
+    counts = Counter(verdict.state for _, verdict in judged)
+    bad = [each for each in judged if each[1].state.is_critical or each[1].state.is_warning]
+    bad.sort(key=lambda each: (each[1].state.rank, -(each[0].behind_seconds or 0.0)))
+    dead = [each.dead_letters for each, _ in judged]
+    return {
+        "app": app,
+        "workers": len(workers),
+        "silent_workers": _silent(workers),
+        "versions": sorted({str(dict(each.details).get("version", "?")) for each in workers}),
+        "queues": len(judged),
+        "dead_letters": None if None in dead else sum(each or 0 for each in dead),
+        "states": {state.value: counts[state] for state in QueueHealth if counts[state]},
+        "attention": len(bad),
+        "worst": [_worst_item(*each) for each in bad[:WORST]],
+    }
+
+
+def _silent(workers: Sequence[WorkerStatus]) -> list[str]:
+    oldest = time.time() - SILENT_SECONDS
+    return [each.worker for each in workers if each.reported < oldest]
+
+
+def _worst_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "queue": each.queue,
+        "state": verdict.state.value,
+        "behind_seconds": each.behind_seconds,
+        "backlog": each.backlog,
+        "approximate": each.approximate,
+        "owner": each.owner,
+        "reason": verdict.reason or None,
+        "remedy": verdict.remedy or None,
+    }
+
+
+def _print(item: dict[str, Any]) -> None:
+    """Print the screen for people."""
+    versions = f" of qdo {cell(', '.join(item['versions']))}" if item["versions"] else ""
+    dead = item["dead_letters"]
+    print(
+        f"app {cell(item['app'])}: {pluralize(item['workers'], 'worker')}{versions},"
+        f" {pluralize(item['queues'], 'queue')},"
+        f" {'?' if dead is None else dead} dead {'letter' if dead == 1 else 'letters'}"
+    )
+    if item["silent_workers"]:
+        print(f"silent for over {SILENT_SECONDS:g} s: {cell(join_some(item['silent_workers']))}")
+    print(", ".join(f"{count} {state}" for state, count in item["states"].items()))
+    if not item["attention"]:
+        return
+    width = width_of(sys.stdout) or WIDTH
+    for each in item["worst"]:
+        print(f"\n{cell(each['queue'])}: {', '.join(_facts(each))}")
+        for text in (each["reason"], each["remedy"] and f"-> {each['remedy']}"):
+            if text:
+                print(textwrap.fill(cell(text), width, initial_indent="  ", subsequent_indent="  "))
+    more = item["attention"] - len(item["worst"])
+    if more > 0:
+        print(f"\nand {pluralize(more, 'more queue')}: qdo queues --sort state")
+
+
+def _facts(item: dict[str, Any]) -> Iterator[str]:
+    yield item["state"]
+    if item["backlog"]:
+        yield ("about " if item["approximate"] else "") + pluralize(item["backlog"], "message")
+    if item["behind_seconds"]:
+        yield f"{short_duration(item['behind_seconds'])} behind"
+
+
+class _PluginCommand(click.Command):
+    """A command whose errors are an answer: UNKNOWN, with exit code 3."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        return _known(lambda: click.Command.make_context(self, *arguments, **options))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return _known(lambda: click.Command.invoke(self, ctx))
+
+
+def _known(do: Callable[[], _Result]) -> _Result:
+    try:
+        return do()
+    except (QdoError, OSError) as error:
+        reason = str(error)
+    except click.UsageError as error:
+        reason = error.format_message()
+    print(f"QDO UNKNOWN - {cell(reason)}")
+    raise click.exceptions.Exit(UNKNOWN)
+
+
+@click.command(cls=_PluginCommand)
+@click.argument("glob", default="*")
+@click.option(
+    "--max-age",
+    metavar="DURATION",
+    default="5m",
+    show_default=True,
+    help="CRITICAL if the next message of a queue is older.",
+)
+@click.option(
+    "--min-workers",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="CRITICAL if fewer workers are registered and report.",
+)
+@reading_options
+@with_settings(*SHARED)
+def check(
+    glob: str,
+    max_age: str,
+    min_workers: int,
+    budget: int | None,
+    window: str,
+    late: str,
+    stuck: str,
+    settings: Settings,
+) -> None:
+    """Print one line about queues that match GLOB, as a monitoring plugin.
+
+    Unlike other commands it ends with 0 for OK, 1 for WARNING, 2 for CRITICAL and 3 for UNKNOWN.
+    """
+    require_app(settings)
+    oldest = parse_duration(max_age, "--max-age")
+    rules = rules_of(late, stuck)
+    workers = _workers(settings)
+    judged = judge_all(read_queues(settings, glob, budget, window), rules)
+    code, line = _plugin_line(workers, judged, oldest, min_workers)
+    print(line)
+    raise click.exceptions.Exit(code)
+
+
+def _plugin_line(
+    workers: Sequence[WorkerStatus], judged: Judged, oldest: float, least: int
+) -> tuple[int, str]:
+    """Return exit code and line, with data in the format of monitoring plugins."""
+    alive = len(workers) - len(_silent(workers))
+    counts = Counter(verdict.state for _, verdict in judged)
+    held = [each for each, verdict in judged if verdict.state is not QueueHealth.PAUSED]
+    ages = [each.behind_seconds or 0.0 for each in held]
+    late = [each.queue for each in held if (each.behind_seconds or 0.0) > oldest]
+    critical = alive < least or bool(late) or any(state.is_critical for state in counts)
+    code = 2 if critical else int(any(state.is_warning for state in counts))
+    found = [f"{pluralize(alive, 'worker')} of at least {least}"] * (alive < least)
+    for state in QueueHealth:
+        if counts[state] and (state.is_critical or state.is_warning):
+            names = [each.queue for each, verdict in judged if verdict.state is state]
+            found.append(f"{state.value}: {join_some(sorted(names), 3)}")
+    if late:
+        found.append(f"older than {short_duration(oldest)}: {join_some(sorted(late), 3)}")
+    text = "; ".join(found) or f"{pluralize(len(judged), 'queue')}, {pluralize(alive, 'worker')}"
+    data = " ".join(
+        [
+            f"workers={alive};;{least}:",
+            f"queues={len(judged)}",
+            f"max_age={max(ages, default=0.0):.1f}s;;{oldest:g}",
+            *(f"{state.value}={counts[state]}" for state in QueueHealth),
+        ]
+    )
+    word = ("OK", "WARNING", "CRITICAL")[code]
+    return code, f"QDO {word} - {cell(text).replace('|', '/')} | {data}"

@@ -1,0 +1,47 @@
+"""The actions that operators can ask for, and their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from qdo.fleet.protocol.action_results import UnfitError
+
+PING, STACKS, LOG_LEVEL, DRAIN, RESTART, PROFILE, RELOAD = ACTIONS = (
+    "ping",
+    "stacks",
+    "log-level",
+    "drain",
+    "restart",
+    "profile",
+    "reload",
+)
+LEVELS = ("debug", "info", "warning", "error")
+MAX_PROFILE_SECONDS = 60.0
+MAX_LOG_LEVEL_SECONDS = 86_400.0
+_LIMITS: Mapping[str, float] = MappingProxyType(
+    {PROFILE: MAX_PROFILE_SECONDS, LOG_LEVEL: MAX_LOG_LEVEL_SECONDS}
+)
+
+
+def seconds_of(action: str, args: Mapping[str, Any]) -> float:
+    """Return the argument `seconds` of an action.
+
+    :raises UnfitError: it is not a number within the limit of the action.
+    """
+    found, most = args.get("seconds"), _LIMITS[action]
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= most:
+        raise UnfitError(f"seconds must be more than 0 and at most {most:g}, got {found!r}")
+    return float(found)
+
+
+def level_of(args: Mapping[str, Any]) -> str:
+    """Return the argument `level` of the action "log-level".
+
+    :raises UnfitError: it is not a level.
+    """
+    found = args.get("level")
+    if found not in LEVELS:
+        raise UnfitError(f"level must be one of {', '.join(LEVELS)}, got {found!r}")
+    return str(found)

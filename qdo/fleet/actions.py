@@ -1,0 +1,172 @@
+"""Asks workers for actions, and waits for their results.
+
+A glob of workers is nothing that workers know: each worker gets a node of its own, and has a result
+of its own. See `protocol.actions` for what workers do.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import (
+    CheckOp,
+    CommitError,
+    Committed,
+    CreateOp,
+    NodeRead,
+    NoResponse,
+    Op,
+    Rejected,
+)
+from qdo.coordination.transactions import commit_each, make_folder, read, settle
+from qdo.coordination.znodes.layout import Layout, is_worker_name
+from qdo.errors import NodeRefusedError
+from qdo.fleet.action_node import Action
+from qdo.fleet.names import writer
+from qdo.fleet.protocol.action_results import DONE, LOST
+from qdo.fleet.protocol.audit_entries import AuditEntry, Values, entry_name
+from qdo.system.clock import clock
+
+UNANSWERED = "unanswered"
+"""The outcome of an action that did not end in time."""
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.004, 0.1
+
+
+@dataclass(slots=True)
+class Asked:
+    """An action that one worker was asked for.
+
+    :ivar id: the name of its node, and of its entry in the action log.
+    :ivar outcome: "done", "failed", "rejected", "expired", "lost", or "unanswered".
+    :ivar seconds: from asking to reading its result.
+    :ivar output: a longer result, such as stacks.
+    """
+
+    worker: str
+    id: str
+    outcome: str = UNANSWERED
+    result: str = ""
+    seconds: float | None = None
+    output: str = ""
+    _began: float = field(default_factory=clock, repr=False)
+
+    def end(self, outcome: str, result: str) -> None:
+        """Record the result."""
+        self.outcome, self.result = outcome, result
+        self.seconds = clock() - self._began
+
+
+def list_workers(client: Client, layout: Layout) -> list[str]:
+    """Return the names of the registered workers.
+
+    :raises NodeRefusedError: this account may not list them.
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
+    names = read_children(client, [layout.workers]).get(layout.workers, [])
+    return [name for name in names if is_worker_name(name)]
+
+
+def matching(workers: Sequence[str], glob: str) -> list[str]:
+    """Return the names that match a glob."""
+    return [name for name in workers if fnmatchcase(name, glob)]
+
+
+def ask_workers(
+    client: Client,
+    layout: Layout,
+    workers: Sequence[str],
+    name: str,
+    args: Values,
+    *,
+    within_seconds: float,
+    reason: str = "",
+) -> list[Asked]:
+    """Ask each of these workers for an action; return what they were asked for.
+
+    :param within_seconds: they do not begin it later.
+    :raises NodeRefusedError: this account may not ask for actions; some workers may be asked.
+    :raises CoordinatorUnreachableError: no answer in time; some workers may be asked.
+    """
+    now, fleet = time.time(), layout.fleet
+    action = Action(name, args, round(now + within_seconds, 3), writer(), reason)
+    asked = [Asked(each, entry_name(now, secrets.token_hex(4))) for each in workers]
+    found = read_children(client, [fleet.actions])
+    if fleet.actions not in found:
+        make_folder(client, fleet.actions)
+    folders, left = set(found.get(fleet.actions, [])), asked
+    while left:
+        transactions = [_asking(layout, each, action, folders) for each in left]
+        answers = commit_each(client, transactions)
+        if any(isinstance(answer, NoResponse) for answer in answers):
+            settle(client, layout.root)
+        again = []
+        for each, ops, answer in zip(left, transactions, answers, strict=True):
+            if isinstance(answer, Rejected):
+                if answer.fault is CommitError.OTHER:
+                    path, account = ops[answer.index].path, client.access.account_name()
+                    raise NodeRefusedError(path=path, account=account)
+                if answer.index == 0:
+                    each.end(LOST, "the worker is gone")
+                else:  # another command has created its folder
+                    folders.add(each.worker)
+                    again.append(each)
+            elif not isinstance(answer, Committed) and not _is_asked(client, layout, each):
+                again.append(each)
+        left = again
+    return asked
+
+
+def _asking(layout: Layout, asked: Asked, action: Action, folders: set[str]) -> list[Op]:
+    """Return the transaction that asks a worker, if it is registered."""
+    folder = layout.fleet.actions_of(asked.worker)
+    made: list[Op] = [] if asked.worker in folders else [CreateOp(folder, b"")]
+    node = CreateOp(f"{folder}/{asked.id}", action.encode())
+    return [CheckOp(layout.worker(asked.worker)), *made, node]
+
+
+def _is_asked(client: Client, layout: Layout, asked: Asked) -> bool:
+    """Return whether a transaction without an answer took effect. The action may have ended."""
+    fleet = layout.fleet
+    paths = f"{fleet.actions_of(asked.worker)}/{asked.id}", fleet.log_entry(asked.id)
+    return any(isinstance(read(client, path), NodeRead) for path in paths)
+
+
+def wait_for_results(
+    client: Client, layout: Layout, asked: Sequence[Asked], timeout_seconds: float
+) -> None:
+    """Wait until all actions have ended, and record their results.
+
+    Those that have not ended in time stay unanswered.
+
+    :raises CoordinatorUnreachableError: the connection is lost; the actions are done all the same.
+    """
+    deadline, pause = clock() + timeout_seconds, _FIRST_PAUSE_SECONDS
+    waiting = {each.id: each for each in asked if each.seconds is None}
+    while waiting:
+        _record(client, layout, waiting)
+        if not waiting or clock() > deadline:
+            return
+        client.handler.sleep_func(pause)
+        pause = min(1.1 * pause, _LAST_PAUSE_SECONDS)
+
+
+def _record(client: Client, layout: Layout, waiting: dict[str, Asked]) -> None:
+    """Record the results of the actions that have ended, and remove these."""
+    ended = []
+    for node in read_nodes(client, [layout.fleet.log_entry(id) for id in waiting]):
+        id = node.path.rpartition("/")[2]
+        entry = AuditEntry.parse(id, node.data, node.written, node.refused)
+        values: Mapping[str, object] = entry.after or {}
+        each = waiting.pop(id)
+        each.end(str(values.get("outcome", entry.fault or DONE)), str(values.get("result", "")))
+        ended.append(each)
+    folder = layout.fleet.actionoutput
+    outputs = {f"{folder}/{each.id}": each for each in ended if each.outcome == DONE}
+    for node in read_nodes(client, list(outputs)):
+        outputs[node.path].output = node.data.decode(errors="replace")

@@ -1,0 +1,349 @@
+"""Operators read and change the live settings of an app; see `protocol.live_settings`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qdo.coordination.bulk_reads import read_children, read_nodes
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import CreateOp, NodeRead, Op, SetOp
+from qdo.coordination.transactions import Node, change, make_folder, read
+from qdo.coordination.znodes.layout import Layout, is_version_name, is_worker_name
+from qdo.coordination.znodes.values import load
+from qdo.errors import NotFoundError
+from qdo.fleet.audit import AuditTrail
+from qdo.fleet.names import writer
+from qdo.fleet.protocol.live_settings import SettingsReport
+from qdo.fleet.settings_node import MAX_TEXT_BYTES, SettingsNode, SettingsVersion
+from qdo.fleet_errors import (
+    LiveSettingsReplacedError,
+    LiveSettingsSizeError,
+    LiveSettingsUnreadableError,
+    SettingsRefusedError,
+    SettingsUnansweredError,
+)
+from qdo.system.clock import clock
+from qdo.text import join_some
+
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.002, 0.1
+NAMES_SHOWN = 5
+
+Edit = Callable[[SettingsNode], str]
+"""Returns the text to propose, from the node as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """What a worker says of live settings.
+
+    :ivar report: None: its version of qdo has no live settings, or it has not published any.
+    :ivar pins: the settings that it sets itself, and where.
+    """
+
+    worker: str
+    report: SettingsReport | None
+    pins: Mapping[str, str]
+
+    def judges(self, version: SettingsVersion) -> bool:
+        """Return whether it has accepted or refused a version."""
+        return self.report is not None and version.id in (self.report.accepts, self.report.refuses)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChange:
+    """A version that was put into force.
+
+    :ivar before: the version that was in force, None for none.
+    :ivar workers: the answers of the workers that were asked.
+    :ivar late: the workers that do not use it yet.
+    :ivar seconds: from the proposal until all others used it.
+    """
+
+    version: SettingsVersion
+    before: SettingsVersion | None
+    workers: Sequence[WorkerAnswer]
+    late: Sequence[str]
+    seconds: float
+
+
+def version_path(layout: Layout, number: int) -> str:
+    """Return the path of the node of a version."""
+    return f"{layout.fleet.settings}/{number:010d}"
+
+
+def read_settings(client: Client, layout: Layout) -> SettingsNode:
+    """Return the live settings.
+
+    :raises LiveSettingsUnreadableError: the node was damaged.
+    :raises NodeRefusedError: the account may not read them.
+    :raises CoordinatorUnreachableError: no answer in time.
+    """
+    return _parsed(read(client, layout.fleet.settings))
+
+
+def read_version(client: Client, layout: Layout, number: int) -> SettingsVersion:
+    """Return a version that is or was in force.
+
+    :raises NotFoundError: there is none of this number.
+    :raises LiveSettingsUnreadableError: its node was damaged.
+    """
+    node = read(client, version_path(layout, number))
+    if not isinstance(node, NodeRead):
+        raise NotFoundError(what="version of the live settings", name=str(number))
+    return _version(node.data)
+
+
+def read_history(client: Client, layout: Layout, limit: int) -> list[SettingsVersion]:
+    """Return the newest versions that are or were in force, newest first.
+
+    One that was damaged has no text; `why` says so.
+    """
+    folder = layout.fleet.settings
+    names = filter(is_version_name, read_children(client, [folder]).get(folder, []))
+    paths = [f"{folder}/{name}" for name in sorted(names, reverse=True)[:limit]]
+    found = []
+    for node in read_nodes(client, paths):
+        try:
+            found.append(_version(node.data))
+        except LiveSettingsUnreadableError as error:
+            number = int(node.path.rpartition("/")[2])
+            found.append(SettingsVersion("", number, "", why=f"damaged: {error.details['reason']}"))
+    return found
+
+
+def read_answers(client: Client, layout: Layout) -> list[WorkerAnswer]:
+    """Return what each registered worker says of live settings, by name."""
+    workers = read_children(client, [layout.workers]).get(layout.workers, [])
+    folder = f"{layout.components}/worker"
+    names = read_children(client, [folder]).get(folder, [])
+    found: dict[str, WorkerAnswer] = {}
+    for node in read_nodes(client, [f"{folder}/{name}" for name in names]):
+        value, _ = load(node.data)
+        name, live = value.get("worker"), value.get("live")
+        if isinstance(name, str):
+            found[name] = WorkerAnswer(name, SettingsReport.parse(live), _pins(live))
+    return [
+        found.get(name, WorkerAnswer(name, None, {}))
+        for name in sorted(filter(is_worker_name, workers))
+    ]
+
+
+def change_settings(
+    client: Client,
+    layout: Layout,
+    edit: Edit,
+    trail: AuditTrail,
+    *,
+    timeout_seconds: float = 10.0,
+    force: bool = False,
+    damaged: bool = False,
+    why: str = "",
+) -> SettingsChange | None:
+    """Propose live settings, and put them into force once every worker accepts them.
+
+    :param edit: see `propose`, as for `damaged`.
+    :param timeout_seconds: how long the workers may take to answer, and then to use them.
+    :param force: put them into force although workers refuse them or do not answer: these go on
+        with the settings that they have.
+    :returns: None if nothing changes.
+    :raises SettingsRefusedError: a worker refuses them.
+    :raises SettingsUnansweredError: not all workers have answered in time.
+    :raises LiveSettingsReplacedError: somebody else changed them meanwhile.
+    :raises: as `propose`.
+    """
+    began = clock()
+    proposal = propose(client, layout, edit, why, damaged=damaged)
+    if proposal is None:
+        return None
+    try:
+        workers: Sequence[WorkerAnswer] = ()
+        try:
+            workers = wait_accepted(client, layout, proposal, 0.0 if force else timeout_seconds)
+        except (SettingsRefusedError, SettingsUnansweredError):
+            if not force:
+                raise
+            workers = read_answers(client, layout)
+        before = put_into_force(client, layout, proposal, trail)
+    except BaseException:
+        withdraw(client, layout, proposal)
+        raise
+    names = [each.worker for each in workers]
+    late = wait_in_use(client, layout, proposal.number, names, 0.0 if force else timeout_seconds)
+    return SettingsChange(proposal, before, workers, late, clock() - began)
+
+
+def propose(
+    client: Client, layout: Layout, edit: Edit, why: str = "", *, damaged: bool = False
+) -> SettingsVersion | None:
+    """Propose live settings to all workers; a former proposal is replaced.
+
+    :param edit: may raise, and is called again if somebody else changes the settings meanwhile.
+    :param damaged: whether a node that cannot be read is replaced.
+    :returns: the proposal; None if the text is that in force.
+    :raises LiveSettingsSizeError: the text is too long.
+    :raises LiveSettingsUnreadableError: the node was damaged.
+    """
+    path = layout.fleet.settings
+    id, who, proposal = uuid.uuid4().hex, writer(), None
+
+    def decide(node: Node) -> Sequence[Op] | None:
+        nonlocal proposal
+        found = _parsed(node, damaged)
+        text = edit(found)
+        if text == found.text and found.fault is None:
+            proposal = None
+            return None
+        if len(text.encode()) > MAX_TEXT_BYTES:
+            raise LiveSettingsSizeError(limit=MAX_TEXT_BYTES, found=len(text.encode()))
+        if not isinstance(node, NodeRead):  # no worker has ever started
+            make_folder(client, path)
+        number = found.number + 1 if found.current else _first_number(client, layout)
+        proposal = SettingsVersion(id, number, text, who, round(time.time(), 3), why)
+        return [SetOp(path, SettingsNode(found.current, proposal).encode(), _version_of(node))]
+
+    change(client, path, decide, root=layout.root, is_mine=lambda node: id.encode() in node.data)
+    return proposal
+
+
+def wait_accepted(
+    client: Client, layout: Layout, proposal: SettingsVersion, timeout_seconds: float
+) -> list[WorkerAnswer]:
+    """Wait until every worker that is registered now has accepted a proposal, or is gone.
+
+    :raises SettingsRefusedError: a worker refuses it.
+    :raises SettingsUnansweredError: not all have answered in time.
+    :raises LiveSettingsReplacedError: another proposal came between.
+    """
+    deadline, pause = clock() + timeout_seconds, _FIRST_PAUSE_SECONDS
+    listed: set[str] | None = None
+    while True:
+        answers = read_answers(client, layout)
+        # Listed after the proposal was written: later workers read it by themselves.
+        listed = {each.worker for each in answers} if listed is None else listed
+        asked = [each for each in answers if each.worker in listed]
+        for each in asked:
+            if each.report is not None and each.report.refuses == proposal.id:
+                raise SettingsRefusedError(worker=each.worker, reason=each.report.why)
+        late = [each for each in asked if not each.judges(proposal)]
+        if not late:
+            return asked
+        _check_proposed(_parsed(read(client, layout.fleet.settings)), proposal)
+        if clock() > deadline:
+            raise SettingsUnansweredError(
+                seconds=timeout_seconds,
+                count=len(asked),
+                found=len(late),
+                names=join_some([each.worker for each in late], NAMES_SHOWN),
+            )
+        time.sleep(pause)
+        pause = min(1.3 * pause, _LAST_PAUSE_SECONDS)
+
+
+def put_into_force(
+    client: Client, layout: Layout, proposal: SettingsVersion, trail: AuditTrail
+) -> SettingsVersion | None:
+    """Put a proposal into force, in one transaction with its entry in the action log.
+
+    :returns: the version that was in force before, None for none.
+    :raises LiveSettingsReplacedError: another proposal came between.
+    """
+    path = layout.fleet.settings
+    before: SettingsVersion | None = None
+    with trail.change("live settings") as entry:
+
+        def decide(node: Node) -> Sequence[Op]:
+            nonlocal before
+            found = _parsed(node)
+            _check_proposed(found, proposal)
+            before = found.current
+            version = version_path(layout, proposal.number)
+            return [
+                SetOp(path, SettingsNode(proposal).encode(), _version_of(node)),
+                CreateOp(version, proposal.encode()),
+                entry({"version": found.number}, {"version": proposal.number}),
+            ]
+
+        change(
+            client,
+            path,
+            decide,
+            root=layout.root,
+            is_mine=lambda node: SettingsNode.parse(node.data).current == proposal,
+        )
+    return before
+
+
+def withdraw(client: Client, layout: Layout, proposal: SettingsVersion) -> None:
+    """Take back a proposal, unless it was replaced."""
+    path = layout.fleet.settings
+
+    def decide(node: Node) -> Sequence[Op] | None:
+        found = _parsed(node)
+        if found.proposal is None or found.proposal.id != proposal.id:
+            return None
+        return [SetOp(path, replace(found, proposal=None).encode(), _version_of(node))]
+
+    change(client, path, decide, root=layout.root)
+
+
+def wait_in_use(
+    client: Client, layout: Layout, number: int, workers: Iterable[str], timeout_seconds: float
+) -> list[str]:
+    """Wait until workers use a version, or a later one; return those that do not in time."""
+    wanted = set(workers)
+    deadline, pause = clock() + timeout_seconds, _FIRST_PAUSE_SECONDS
+    while True:
+        late = [
+            each.worker
+            for each in read_answers(client, layout)
+            if each.worker in wanted and (each.report is None or each.report.uses < number)
+        ]
+        if not late or clock() > deadline:
+            return late
+        time.sleep(pause)
+        pause = min(1.3 * pause, _LAST_PAUSE_SECONDS)
+
+
+def _parsed(node: Node, damaged: bool = False) -> SettingsNode:
+    found = SettingsNode.parse(node.data) if isinstance(node, NodeRead) else SettingsNode()
+    if found.fault is not None and not damaged:
+        raise LiveSettingsUnreadableError(reason=found.fault)
+    return found
+
+
+def _first_number(client: Client, layout: Layout) -> int:
+    """Return a number behind all kept versions, for a node that lost the one in force."""
+    names = read_children(client, [layout.fleet.settings]).get(layout.fleet.settings, [])
+    return 1 + max((int(name) for name in names if is_version_name(name)), default=0)
+
+
+def _check_proposed(node: SettingsNode, proposal: SettingsVersion) -> None:
+    """Raise LiveSettingsReplacedError if a proposal is no longer in the node."""
+    if node.proposal is None or node.proposal.id != proposal.id:
+        other = node.proposal or node.current
+        raise LiveSettingsReplacedError(who="somebody" if other is None else other.who)
+
+
+def _version(data: bytes) -> SettingsVersion:
+    value, fault = load(data)
+    try:
+        if fault is not None:
+            raise ValueError(fault)
+        return SettingsVersion.parse(value)
+    except ValueError as error:
+        raise LiveSettingsUnreadableError(reason=str(error)) from error
+
+
+def _version_of(node: Node) -> int:
+    return node.version if isinstance(node, NodeRead) else 0
+
+
+def _pins(live: Any) -> dict[str, str]:
+    pins = live.get("pins") if isinstance(live, dict) else None
+    if not isinstance(pins, dict):
+        return {}
+    return {name: origin for name, origin in pins.items() if isinstance(origin, str)}

@@ -1,0 +1,332 @@
+"""Does what operators ask of one worker. A machine without I/O.
+
+1.  An operator creates a node below ``actions/<worker>``; its name has the form of the names of
+    the action log.
+2.  The worker writes `RUNNING` into the node, at the version that it read, and acts only then. If
+    the answer to this write is lost, the node says later whether it took effect: the node names
+    who claimed it.
+3.  One transaction deletes the node and writes an entry with its result into the action log. If
+    the answer is lost, and the node is still there, the *same* entry is written: nothing is done
+    twice.
+
+While a job blocks the event loop of the worker, its parent process runs this machine as well. Both
+may find an action, and one of them claims it. The parent leaves all others to the worker.
+
+Actions that are over, unknown or unreadable are not begun; they end with an entry as well. Names
+of workers are never used again, so an action that runs in the name of this worker and that it has
+not claimed was written by another program. A node that the coordinator does not let this worker
+read, write or delete costs only itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from qdo.coordination.protocol.machine import (
+    Children,
+    ChildrenRead,
+    Commit,
+    CommitError,
+    Committed,
+    CreateOp,
+    DeleteOp,
+    Get,
+    Machine,
+    NodeMissing,
+    NodeRead,
+    NoResponse,
+    Op,
+    Refused,
+    Rejected,
+    Response,
+    SetOp,
+    Stat,
+)
+from qdo.coordination.znodes.layout import FleetLayout
+from qdo.fleet.action_node import (
+    AHEAD_SECONDS,
+    PARENT,
+    RUNNING,
+    WORKER,
+    Action,
+    cut_output,
+)
+from qdo.fleet.protocol.action_results import (
+    EXPIRED,
+    FAILED,
+    REJECTED,
+    Perform,
+    Result,
+    UnfitError,
+    ended_entry,
+)
+from qdo.fleet.protocol.audit_entries import AuditEntry, entry_name, entry_time
+
+_log = logging.getLogger(__name__)
+
+AT_ONCE = 20
+"""Actions under way at a time; others wait."""
+
+
+@dataclass(slots=True)
+class _Underway:
+    """An action that this machine claims.
+
+    :ivar begun: whether it was claimed; it is never begun again.
+    :ivar entry: its entry, None until it has ended.
+    """
+
+    action: Action
+    version: int = -1
+    begun: bool = False
+    entry: AuditEntry | None = None
+    output: str = ""
+
+
+class ActionsWatch(Machine):
+    """Claims the actions of one worker, acts, and writes what came of it into the action log.
+
+    :param worker: name of the worker.
+    :param perform: how each action is done.
+    :param wall: Unix time.
+    :param call: calls a function on the loop of this machine.
+    :param actor: `WORKER`, or `PARENT`, which claims only what is in `perform`.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetLayout,
+        worker: str,
+        perform: Mapping[str, Perform],
+        *,
+        wall: Callable[[], float],
+        call: Callable[[Callable[[], object]], object],
+        actor: str = WORKER,
+    ) -> None:
+        super().__init__()
+        self._closing = False
+        self._fleet = fleet
+        self._worker = worker
+        self._folder = fleet.actions_of(worker)
+        self._perform = perform
+        self._wall = wall
+        self._call = call
+        self._actor = actor
+        self._claimed: dict[str, _Underway] = {}
+        self._asked: set[str] = set()
+        self._passed: set[str] = set()
+
+    def close(self) -> None:
+        """Claim nothing any more; what was begun ends."""
+        self._closing = True
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is claimed any more, and everything that was begun has ended."""
+        return self._closing and not self._claimed
+
+    def connected(self) -> None:
+        self._asked.clear()
+        self._list()
+
+    def changed(self, path: str) -> None:
+        self._list()
+
+    # --- reading ------------------------------------------------------------------------
+
+    def _list(self) -> None:
+        self.ask(Children(self._folder, watch=True), self._listed)
+
+    def _listed(self, answer: Response) -> None:
+        if isinstance(answer, Refused):
+            _log.error(
+                "cannot list %s: %s; this worker does no actions; correct it with `qdo acl apply`",
+                self._folder,
+                answer.reason,
+            )
+        if isinstance(answer, NodeMissing):
+            # Only this arms a watch on a node that does not exist.
+            self.ask(Stat(self._folder, watch=True), self._looked)
+        if not isinstance(answer, ChildrenRead):
+            return
+        self._passed.intersection_update(answer.names)
+        for name in set(self._claimed).difference(answer.names, self._asked):
+            del self._claimed[name]  # it has ended, and the answer was lost
+        waiting = sorted(set(answer.names) - self._passed - self._asked)
+        for name in waiting[: max(0, AT_ONCE - len(self._asked))]:
+            self._read(name)
+
+    def _looked(self, answer: Response) -> None:
+        if isinstance(answer, NodeRead):
+            self._list()  # created in between
+
+    def _read(self, name: str) -> None:
+        self._asked.add(name)
+        self.ask(Get(self._path(name)), partial(self._got, name))
+
+    def _got(self, name: str, answer: Response) -> None:
+        if isinstance(answer, NoResponse):
+            return  # listed again after the reconnection
+        if isinstance(answer, Refused):
+            self._refuse(name, answer.reason)
+        elif isinstance(answer, NodeRead):
+            self._decide(name, answer)
+        else:
+            self._forget(name)
+
+    def _decide(self, name: str, node: NodeRead) -> None:
+        action, mine = Action.parse(node.data), self._claimed.get(name)
+        running = action.fault is None and action.state == RUNNING
+        if mine is not None and mine.begun:
+            mine.version = node.version
+            self._end(name, mine)  # unless it has not ended yet
+        elif running and action.actor == self._actor and mine is not None:
+            self._begin(name, mine, node.version)
+        elif mine is not None and not running and action.fault is None:
+            # The answer was lost, and this read may be old: the write shows what became of it.
+            self._claim(name, action, node.version)
+        elif self._is_for_another(action, running):
+            self._pass_over(name)
+        elif fault := self._fault(action, running):
+            self._end_unbegun(name, action, REJECTED, fault, node.version)
+        elif self._is_over(action):
+            self._end_unbegun(name, action, EXPIRED, "", node.version)
+        else:
+            self._claimed[name] = _Underway(action)
+            self._claim(name, action, node.version)
+
+    def _is_for_another(self, action: Action, running: bool) -> bool:
+        if (running and action.actor == PARENT) or self._closing:
+            return True
+        if self._actor == WORKER:
+            return False
+        return running or self._fault(action, running) is not None or self._is_over(action)
+
+    def _is_over(self, action: Action) -> bool:
+        return action.expires <= self._wall()
+
+    def _fault(self, action: Action, running: bool) -> str | None:
+        if action.fault is not None:
+            return action.fault
+        if running:
+            return "this worker has not begun the action"
+        if action.name not in self._perform:
+            return "this worker does not know the action"
+        if action.expires > self._wall() + AHEAD_SECONDS:
+            return f"expires must be at most {AHEAD_SECONDS:.0f} s ahead"
+        return None
+
+    # --- acting -------------------------------------------------------------------------
+
+    def _claim(self, name: str, action: Action, version: int) -> None:
+        claim = replace(action, state=RUNNING, actor=self._actor).encode()
+        write = SetOp(self._path(name), claim, version)
+        self.ask(Commit((write,)), partial(self._answered_claim, name))
+
+    def _answered_claim(self, name: str, answer: Response) -> None:
+        if isinstance(answer, Committed):
+            self._begin(name, self._claimed[name], answer.versions[0])
+        elif isinstance(answer, Rejected):
+            if answer.fault is CommitError.OTHER:
+                self._refuse(name, answer.reason)
+            else:
+                # Somebody has changed or deleted it, or an earlier claim took effect late.
+                self._read(name)
+
+    def _begin(self, name: str, mine: _Underway, version: int) -> None:
+        mine.version, mine.begun = version, True
+
+        def finish(result: Result) -> None:
+            self._call(partial(self._finished, name, mine, result))
+
+        action = mine.action
+        if self._is_over(action):  # the answer took long, or this process was stopped
+            self._finished(name, mine, Result("", outcome=EXPIRED))
+            return
+        try:
+            result: Result | None = self._perform[action.name](action.args, finish)
+        except UnfitError as error:
+            result = Result(str(error), outcome=REJECTED)
+        except Exception as error:  # noqa: BLE001 - it ends this action only
+            _log.exception("action %s of %s failed", action.name, action.by)
+            result = Result(f"{type(error).__name__}: {error}", outcome=FAILED)
+        if result is not None:
+            self._finished(name, mine, result)
+
+    def _finished(self, name: str, mine: _Underway, result: Result) -> None:
+        if self._claimed.get(name) is not mine or mine.entry is not None:
+            return  # the node has vanished
+        mine.entry = self._entry(name, mine.action, result.outcome, result.text)
+        mine.output = cut_output(result.output)
+        self._end(name, mine)
+
+    def _end_unbegun(
+        self, name: str, action: Action, outcome: str, reason: str, version: int
+    ) -> None:
+        # It is not claimed: after a conflict the node is read and decided again, because the
+        # other actor may have claimed it in between.
+        entry = self._entry(name, action, outcome, reason)
+        self._end(name, _Underway(action, version, entry=entry))
+
+    def _entry(self, name: str, action: Action, outcome: str, result: str) -> AuditEntry:
+        id = name if entry_time(name) else self._other_name(name)
+        return ended_entry(id, self._worker, action, outcome, result)
+
+    def _other_name(self, name: str) -> str:
+        return entry_name(self._wall(), f"{zlib.crc32(name.encode()):08x}")
+
+    def _end(self, name: str, mine: _Underway) -> None:
+        if mine.entry is None:
+            return
+        id = mine.entry.id
+        write = CreateOp(self._fleet.log_entry(id), mine.entry.encode())
+        ops: list[Op] = [DeleteOp(self._path(name), mine.version), write]
+        if mine.output:
+            ops.append(CreateOp(f"{self._fleet.actionoutput}/{id}", mine.output.encode()))
+        self.ask(Commit(tuple(ops)), partial(self._ended, name, mine))
+
+    def _ended(self, name: str, mine: _Underway, answer: Response) -> None:
+        entry = mine.entry
+        if entry is None or isinstance(answer, NoResponse):
+            return  # read again after the reconnection
+        if isinstance(answer, Committed):
+            outcome = (entry.after or {}).get("outcome")
+            _log.info("%s of %s: %s", entry.command, entry.by or "an unknown user", outcome)
+            self._forget(name)
+        elif isinstance(answer, Rejected):
+            if answer.index == 2:  # the folder of outputs is missing, for instance
+                mine.output = ""
+                self._end(name, mine)
+            elif answer.index == 1 and answer.fault is CommitError.NODE_EXISTS:
+                # Another program has used the name of an entry for the action.
+                mine.entry = replace(entry, id=self._other_name(name))
+                self._end(name, mine)
+            elif answer.index == 1 or answer.fault is CommitError.OTHER:
+                self._refuse(name, answer.reason or answer.fault.value)
+            else:
+                self._read(name)
+
+    # --- the end ------------------------------------------------------------------------
+
+    def _refuse(self, name: str, reason: str) -> None:
+        path = self._path(name)
+        _log.error("cannot end the action %s: %s; delete it by hand", path, reason)
+        self._pass_over(name)
+
+    def _pass_over(self, name: str) -> None:
+        self._passed.add(name)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._claimed.pop(name, None)
+        full = len(self._asked) >= AT_ONCE
+        self._asked.discard(name)
+        if full:
+            self._list()
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"

@@ -1,0 +1,87 @@
+"""The address of a history: an SQLite file or a PostgreSQL database, checked and opened.
+
+The connections are those of the brokers of the same kind, so that both kinds of addresses, files
+and errors are the same everywhere. SQLAlchemy is imported when a history is opened.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+from qdo.brokers.registry import address_error, connector_of
+from qdo.errors import SettingsError
+from qdo.system.sqlite import Format, open_database, sqlite_address_error
+from qdo.text import hide_credentials
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+FILE = Format("history", application_id=0x71646F68, version=1, schema="")  # "qdoh"
+"""SQLAlchemy creates the tables: they are the same in both databases."""
+BUSY_SECONDS = 2.0
+"""How long a write waits for another one of the same file; it is repeated a second later."""
+STATEMENT_SECONDS = 10.0
+"""How long PostgreSQL may take for a statement, which includes waiting for locks."""
+
+
+def history_error(url: str) -> str | None:
+    """Return why an address is invalid, None if it is valid or empty. Opens nothing."""
+    if not url:
+        return None
+    if url.startswith("sqlite:"):
+        return sqlite_address_error(url)
+    if not url.startswith("postgresql://"):
+        return (
+            "it must have the form sqlite:PATH or postgresql://USER@HOST:PORT/DATABASE, got "
+            f"{hide_credentials(url)!r}"
+        )
+    reason = address_error(url)
+    if reason is None and any(name == "schema" for name, _ in parse_qsl(urlsplit(url).query)):
+        return "a history has no option 'schema'; set the search_path of its role in PostgreSQL"
+    return reason
+
+
+def open_engine(url: str, *, writes: bool) -> Engine:
+    """Return a SQLAlchemy engine for a history; connects to nothing yet.
+
+    :param writes: begin the transactions of SQLite with its write lock.
+    :raises SettingsError: a library is missing, or the address is invalid.
+    """
+    reason = history_error(url) if url else "it must name a database: sqlite:PATH, for instance"
+    if reason is not None:
+        raise SettingsError(name="history", reason=reason)
+    try:
+        import sqlalchemy
+        from sqlalchemy import event
+        from sqlalchemy.pool import NullPool
+    except ImportError as error:
+        raise SettingsError(
+            name="history", reason=f"it needs SQLAlchemy ({error}): pip install 'qdo[sql]'"
+        ) from error
+    if not url.startswith("sqlite:"):
+        try:
+            connect = connector_of(url)
+        except SettingsError as error:
+            raise SettingsError(name="history", reason=error.details["reason"]) from error
+
+        def open_server() -> Any:
+            connection = connect()
+            connection.execute(f"SET statement_timeout = {round(STATEMENT_SECONDS * 1000)}")
+            connection.commit()
+            return connection
+
+        return sqlalchemy.create_engine(
+            "postgresql+psycopg://", creator=open_server, poolclass=NullPool
+        )
+    path = url.removeprefix("sqlite:")
+
+    def open_file() -> Any:
+        connection = open_database(path, FILE, durable=False)
+        connection.execute(f"PRAGMA busy_timeout = {round(BUSY_SECONDS * 1000)}")
+        return connection
+
+    engine = sqlalchemy.create_engine("sqlite://", creator=open_file, poolclass=NullPool)
+    begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine

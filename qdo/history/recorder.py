@@ -1,0 +1,191 @@
+"""Counts how attempts end, for the thread that writes the history.
+
+The event loop counts, and the thread reads. Neither waits for the other: all counts only grow, and
+the thread takes a whole list of them in one step. What it does not see now it sees a second later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from qdo.events import OutcomeName
+from qdo.history.buckets import BOUNDS, BUCKETS, bucket_of
+from qdo.message import Batch, Message
+from qdo.text import error_kind
+
+FAILED, RETRIED, DEAD_LETTERED, BUSY, FIRST_BUCKET = range(5)
+"""Indexes of the counts of a queue; the counts of the classes of durations follow."""
+SIZE = FIRST_BUCKET + BUCKETS
+SLOW_SECONDS = 10.0
+"""An attempt that returned after this long gets a row of its own."""
+MAX_KEPT = 10_000
+"""Rows of each table that are kept while the database does not take them."""
+
+Counts = list[float]
+_Call = Callable[[Any, Any], None]
+_FAILURES = {"retry": RETRIED, "dead-letter": DEAD_LETTERED, "block": FAILED}
+_SHORT = BOUNDS[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """One attempt that gets a row of its own.
+
+    :ivar seconds: how long the job ran; None if it did not run.
+    :ivar at: Unix time of its end.
+    """
+
+    queue: str
+    id: str
+    attempt: int
+    outcome: str
+    error: str | None
+    seconds: float | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAction:
+    """One entry of the action log.
+
+    :ivar at: Unix time.
+    :ivar before: the changed values as JSON; None if the entry has none, as is `after`.
+    """
+
+    id: str
+    at: float
+    by: str
+    account: str
+    command: str
+    target: str
+    before: str | None
+    after: str | None
+    reason: str
+
+
+class Recorder:
+    """The counts of one worker process.
+
+    :ivar counts: totals of each queue since the queue was first seen. The writing thread removes
+        queues that are idle.
+    :ivar runs: attempts for rows of their own, oldest first.
+    :ivar actions: entries of the action log to be stored; the writing thread removes them.
+    :ivar dropped_runs: how many there was no room for.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.counts: dict[str, Counts] = {}
+        self.runs: deque[RecordedRun] = deque()
+        self.actions: deque[RecordedAction] = deque()
+        self.dropped_runs = 0
+        self._clock = clock
+        self._now = now
+        self._failed_after: dict[tuple[str, int], float] = {}
+        self._batches: dict[str, float] = {}
+
+    def bind(self, call: _Call) -> _Call:
+        """Return a call that counts the attempts that return."""
+        clock, all_counts, new, longer = self._clock, self.counts, self._new, self._longer
+        failed = self._failed
+
+        def counted(message: Message, context: Any) -> None:
+            began = clock()
+            try:
+                call(message, context)
+            except BaseException:
+                failed(message, clock() - began)
+                raise
+            seconds = clock() - began
+            try:
+                counts = all_counts[message.queue]
+            except KeyError:
+                counts = new(message.queue)
+            counts[BUSY] += seconds
+            if seconds < _SHORT:
+                counts[FIRST_BUCKET] += 1
+            else:
+                longer(counts, message, seconds)
+
+        return counted
+
+    def bind_batch(self, call: _Call) -> _Call:
+        """Return a call that measures a batch; `batch_done` counts its messages."""
+        clock, batches = self._clock, self._batches
+
+        def measured(batch: Batch, context: Any) -> None:
+            began = clock()
+            try:
+                call(batch, context)
+            except BaseException:
+                if len(batch) == 1:
+                    self._failed(batch[0], clock() - began)
+                raise
+            finally:
+                if len(batches) >= MAX_KEPT:  # of lanes, whose batches of one are counted alone
+                    batches.clear()
+                batches[batch[0].queue] = clock() - began
+
+        return measured
+
+    def batch_done(self, messages: list[Message]) -> None:
+        """Count messages of the batch that ended last in their queue; each gets its share."""
+        queue = messages[0].queue
+        each = self._batches.pop(queue, 0.0) / len(messages)
+        counts = self._counts_of(queue)
+        for message in messages:
+            counts[BUSY] += each
+            self._longer(counts, message, each)
+
+    def ended(self, message: Message, outcome: OutcomeName, error: str | None) -> None:
+        """Count an attempt that did not return."""
+        seconds = self._failed_after.pop((message.queue, message.position), None)
+        counted = _FAILURES.get(outcome)
+        if counted is None:
+            return  # no attempt is counted, or the message was skipped on purpose
+        counts = self._counts_of(message.queue)
+        counts[FAILED] += 1
+        if counted != FAILED:
+            counts[counted] += 1
+        if seconds is not None:
+            counts[BUSY] += seconds
+        kind = None if error is None else error_kind(error)
+        self._add_run(message, outcome, kind, seconds)
+
+    def _failed(self, message: Message, seconds: float) -> None:
+        if len(self._failed_after) >= MAX_KEPT:  # of attempts that ended without an outcome
+            self._failed_after.clear()
+        self._failed_after[message.queue, message.position] = seconds
+
+    def _longer(self, counts: Counts, message: Message, seconds: float) -> None:
+        counts[FIRST_BUCKET + bucket_of(seconds)] += 1
+        if seconds >= SLOW_SECONDS:
+            self._add_run(message, "done", None, seconds)
+
+    def _add_run(
+        self, message: Message, outcome: str, error: str | None, seconds: float | None
+    ) -> None:
+        if len(self.runs) >= MAX_KEPT:
+            self.dropped_runs += 1
+            return
+        self.runs.append(
+            RecordedRun(
+                message.queue, message.id, message.attempt, outcome, error, seconds, self._now()
+            )
+        )
+
+    def _counts_of(self, queue: str) -> Counts:
+        found = self.counts.get(queue)
+        return self._new(queue) if found is None else found
+
+    def _new(self, queue: str) -> Counts:
+        made: Counts = [0.0] * SIZE
+        self.counts[queue] = made
+        return made

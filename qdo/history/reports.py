@@ -1,0 +1,256 @@
+"""What a history answers: totals of queues, and single attempts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from qdo.fleet_errors import HistoryUnreadableError
+from qdo.history.address import open_engine
+from qdo.history.buckets import percentile
+from qdo.history.recorder import RecordedAction, RecordedRun
+from qdo.text import describe, hide_credentials
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_FETCHED = 1000
+USUAL_ATTEMPTS = 10
+"""Attempts that show how long those of a queue usually take."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReport:
+    """What the attempts of one queue came to.
+
+    :ivar done: attempts that returned.
+    :ivar failed: those that failed, of which some were retried and some made dead letters.
+    :ivar mean_seconds: of all attempts that ran; None without any.
+    :ivar p95_seconds: upper bound of the class of durations that 95 % of the attempts that returned
+        did not exceed; None without any.
+    """
+
+    queue: str
+    done: int
+    failed: int
+    retried: int
+    dead_lettered: int
+    mean_seconds: float | None
+    p95_seconds: float | None
+
+
+def queue_reports(url: str, app: str, since: float, glob: str = "*") -> list[QueueReport]:
+    """Return the totals of queues, by name.
+
+    :param since: Unix time; the whole minute that contains it counts.
+    :raises SettingsError: the address is invalid, or a library is missing.
+    :raises HistoryUnreadableError: the database does not answer.
+    :raises DatabaseError: the file cannot be used; see its subclasses.
+    """
+    with _opened(url) as connection:
+        if connection is None:
+            return []
+        from sqlalchemy import func, select
+
+        from qdo.history.tables import DURATIONS, MINUTES
+
+        columns = MINUTES.c
+        summed = ["done", "failed", "retried", "dead_lettered", "busy_seconds", *DURATIONS]
+        totals = [func.sum(columns[name]) for name in summed]
+        chosen = (columns.app == app, columns.minute >= int(since) // 60 * 60)
+        query = select(columns.queue, *totals).where(*chosen)
+        found = connection.execute(query.group_by(columns.queue)).all()
+    rows = sorted(found, key=lambda row: str(row[0]))
+    return [_report(queue, counts) for queue, *counts in rows if fnmatchcase(queue, glob)]
+
+
+def _report(queue: str, counts: list[Any]) -> QueueReport:
+    """Return a report; `counts` are the sums in the order of `queue_reports`."""
+    # Sums of integers are decimals in PostgreSQL.
+    done, failed, retried, dead_lettered = map(int, counts[:4])
+    busy = float(counts[4])
+    # Attempts that failed without a run took no time.
+    mean = busy / (done + failed) if busy and done + failed else None
+    p95 = percentile([int(each) for each in counts[5:]], 0.95)
+    return QueueReport(queue, done, failed, retried, dead_lettered, mean, p95)
+
+
+@dataclass(frozen=True, slots=True)
+class MinuteReport:
+    """How long the attempts of one queue took that ended in one minute.
+
+    :ivar minute: its beginning, Unix time.
+    :ivar done: attempts that returned.
+    :ivar mean_seconds: of all attempts that ran; None without any, as are the others.
+    :ivar p50_seconds: upper bound of the class of durations that half of those that returned did
+        not exceed, as `p95_seconds` for 95 %, and `max_seconds` for all.
+    """
+
+    minute: int
+    done: int
+    failed: int
+    mean_seconds: float | None
+    p50_seconds: float | None
+    p95_seconds: float | None
+    max_seconds: float | None
+
+
+def minute_reports(
+    url: str, app: str, queue: str, since: float, *, limit: int
+) -> list[MinuteReport]:
+    """Return the minutes in which attempts of a queue ended, newest first.
+
+    :param since: Unix time; the whole minute that contains it counts.
+    :param limit: the most that are returned.
+    :raises SettingsError: see `queue_reports`, as for the other errors.
+    """
+    with _opened(url) as connection:
+        if connection is None:
+            return []
+        from qdo.history.tables import DURATIONS
+
+        names = ("done", "failed", "busy_seconds", *DURATIONS)
+        query = _by_minute(app, queue, names, limit)
+        query = query.where(_minutes().minute >= int(since) // 60 * 60)
+        return [_minute(minute, counts) for minute, *counts in connection.execute(query)]
+
+
+def _minute(minute: int, counts: list[Any]) -> MinuteReport:
+    """Return a report; `counts` are the sums in the order of `minute_reports`."""
+    done, failed, busy = int(counts[0]), int(counts[1]), float(counts[2])
+    classes = [int(each) for each in counts[3:]]
+    p50, p95, most = (percentile(classes, share) for share in (0.5, 0.95, 1.0))
+    mean = busy / (done + failed) if busy and done + failed else None
+    return MinuteReport(int(minute), done, failed, mean, p50, p95, most)
+
+
+def usual_seconds(url: str, app: str, queues: Iterable[str]) -> dict[str, float]:
+    """Return how long an attempt of each queue usually takes, without unknown queues.
+
+    It is the mean of the newest minutes that have at least `USUAL_ATTEMPTS` attempts together.
+
+    :raises SettingsError: see `queue_reports`, as for the other errors.
+    """
+    found: dict[str, float] = {}
+    with _opened(url) as connection:
+        if connection is None:
+            return found
+        for queue in queues:
+            query = _by_minute(app, queue, ("attempts", "busy_seconds"), USUAL_ATTEMPTS)
+            attempts, busy = 0, 0.0
+            for _, count, seconds in connection.execute(query):
+                attempts, busy = attempts + int(count), busy + float(seconds)
+                if attempts >= USUAL_ATTEMPTS:
+                    break
+            if attempts and busy:
+                found[queue] = busy / attempts
+    return found
+
+
+def _by_minute(app: str, queue: str, names: Iterable[str], limit: int) -> Any:
+    """Return a query for the sums of columns in each minute, newest first."""
+    from sqlalchemy import func, select
+
+    columns = _minutes()
+    sums = [func.sum(columns[name]) for name in names]
+    query = select(columns.minute, *sums).where(columns.app == app, columns.queue == queue)
+    return query.group_by(columns.minute).order_by(columns.minute.desc()).limit(limit)
+
+
+def _minutes() -> Any:
+    from qdo.history.tables import MINUTES
+
+    return MINUTES.c
+
+
+def failures(
+    url: str, app: str, since: float, glob: str = "*", *, limit: int, slow: bool = False
+) -> list[RecordedRun]:
+    """Return attempts that failed, newest first.
+
+    :param since: Unix time.
+    :param limit: the most that are returned.
+    :param slow: return those that returned after a long time instead.
+    :raises SettingsError: see `queue_reports`, as for the other errors.
+    """
+    with _opened(url) as connection:
+        if connection is None:
+            return []
+        from sqlalchemy import select
+
+        from qdo.history.tables import RUNS
+
+        columns = RUNS.c
+        kind = columns.outcome == "done" if slow else columns.outcome != "done"
+        query = select(
+            columns.queue,
+            columns.id,
+            columns.attempt,
+            columns.outcome,
+            columns.error,
+            columns.seconds,
+            columns.at,
+        ).where(columns.app == app, columns.at >= since, kind)
+        ordered = query.order_by(columns.at.desc(), columns.worker, columns.number)
+        result: list[RecordedRun] = []
+        rows = connection.execution_options(yield_per=_FETCHED).execute(ordered)
+        for row in rows:
+            if fnmatchcase(row.queue, glob):
+                result.append(RecordedRun(*row))
+                if len(result) >= limit:
+                    break
+        rows.close()
+        return result
+
+
+def actions(
+    url: str, app: str, since: float, glob: str = "*", *, limit: int
+) -> list[RecordedAction]:
+    """Return changes that operators made, newest first.
+
+    :param since: Unix time.
+    :param glob: matches the command, or what was changed.
+    :param limit: the most that are returned.
+    :raises SettingsError: see `queue_reports`, as for the other errors.
+    """
+    with _opened(url) as connection:
+        if connection is None:
+            return []
+        from sqlalchemy import select
+
+        from qdo.history.tables import ACTIONS
+
+        columns = ACTIONS.c
+        shown = [columns[each.name] for each in fields(RecordedAction)]
+        query = select(*shown).where(columns.app == app, columns.at >= since)
+        rows = connection.execute(query.order_by(columns.at.desc(), columns.id.desc()))
+        wanted = (
+            RecordedAction(*row)
+            for row in rows
+            if fnmatchcase(row.target, glob) or fnmatchcase(row.command, glob)
+        )
+        return list(islice(wanted, limit))
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[Connection | None]:
+    """Yield a connection; None if nothing has been recorded yet."""
+    engine = open_engine(url, writes=False)
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from qdo.history.tables import is_created
+
+    if url.startswith("sqlite:") and not os.path.exists(url.removeprefix("sqlite:")):
+        yield None  # reading creates no file
+        return
+    try:
+        with engine.connect() as connection:
+            yield connection if is_created(connection) else None
+    except SQLAlchemyError as error:
+        reason = describe(getattr(error, "orig", None) or error)
+        raise HistoryUnreadableError(address=hide_credentials(url), reason=reason) from error

@@ -1,0 +1,127 @@
+"""The tables of a history, and the statements that write them.
+
+Every statement may be repeated, and may come late: rows have natural keys, hold totals, and are
+only replaced by totals of as many or more attempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    delete,
+    inspect,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from qdo.history.buckets import BUCKETS
+
+METADATA = MetaData()
+DURATIONS = tuple(f"d{index}" for index in range(BUCKETS))
+"""Columns of the classes of durations."""
+MINUTES = Table(
+    "qdo_minutes",
+    METADATA,
+    Column("app", Text, primary_key=True),
+    Column("queue", Text, primary_key=True),
+    Column("minute", BigInteger, primary_key=True),
+    Column("worker", Text, primary_key=True),
+    Column("attempts", BigInteger, nullable=False),
+    Column("done", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False),
+    Column("retried", BigInteger, nullable=False),
+    Column("dead_lettered", BigInteger, nullable=False),
+    Column("busy_seconds", Float(53), nullable=False),
+    *(Column(name, BigInteger, nullable=False) for name in DURATIONS),
+    Index("qdo_minutes_by_time", "app", "minute"),
+)
+RUNS = Table(
+    "qdo_runs",
+    METADATA,
+    Column("app", Text, primary_key=True),
+    Column("worker", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True),
+    Column("queue", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("error", Text),
+    Column("seconds", Float(53)),
+    Column("at", Float(53), nullable=False),
+    Index("qdo_runs_by_time", "app", "at"),
+)
+ACTIONS = Table(
+    "qdo_actions",
+    METADATA,
+    Column("app", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("at", Float(53), nullable=False),
+    Column("by", Text, nullable=False),
+    Column("account", Text, nullable=False),
+    Column("command", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("before", Text),
+    Column("after", Text),
+    Column("reason", Text, nullable=False),
+    Index("qdo_actions_by_time", "app", "at"),
+)
+_KEY = ("app", "queue", "minute", "worker")
+_SCHEMA_LOCK = 0x71646F68
+"""Key of PostgreSQL's lock: two processes that create a table at once would fail there, even with
+IF NOT EXISTS. SQLite's write lock covers statements that create tables, too."""
+
+
+def create(connection: Connection) -> None:
+    """Create the tables and indexes that are missing, in the transaction of the connection."""
+    if is_created(connection):
+        return
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
+    METADATA.create_all(connection)
+
+
+def is_created(connection: Connection) -> bool:
+    """Return whether all tables exist."""
+    found = inspect(connection)
+    return all(found.has_table(each.name) for each in METADATA.tables.values())
+
+
+def write_minutes(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Store totals of minutes; a row is never replaced by an older one."""
+    insert = _insert(connection, MINUTES)
+    new = insert.excluded
+    values = {each.name: new[each.name] for each in MINUTES.columns if each.name not in _KEY}
+    statement = insert.on_conflict_do_update(
+        index_elements=list(_KEY), set_=values, where=new.attempts >= MINUTES.c.attempts
+    )
+    connection.execute(statement, list(rows))
+
+
+def write_once(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Store rows of a table; those that are stored already stay as they are."""
+    statement = _insert(connection, table).on_conflict_do_nothing()
+    connection.execute(statement, list(rows))
+
+
+def delete_older(connection: Connection, app: str, limit: float, actions_limit: float) -> None:
+    """Delete the rows of an app from before a Unix time; actions have one of their own."""
+    minutes, runs, actions = MINUTES.c, RUNS.c, ACTIONS.c
+    connection.execute(delete(MINUTES).where(minutes.app == app, minutes.minute < limit))
+    connection.execute(delete(RUNS).where(runs.app == app, runs.at < limit))
+    connection.execute(delete(ACTIONS).where(actions.app == app, actions.at < actions_limit))
+
+
+def _insert(connection: Connection, table: Table) -> Any:
+    kinds: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+    return kinds[connection.dialect.name](table)

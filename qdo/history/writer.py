@@ -1,0 +1,294 @@
+"""Writes the history of one process: one native thread, once a second or less often.
+
+============================  =================================================================
+what happens                  consequence
+============================  =================================================================
+the answer to a commit is     the same rows are written again, which changes nothing
+lost
+the database is away, slow,   rows are kept, at most 10,000 of each table; the attempts of
+locked, read-only or full     further ones are counted and dropped. Messages do not wait
+the file is removed or        rows are written to the file that is there now, or to a new one
+replaced
+the process is killed         what it counted in its last second is lost
+the process starts again      it is another worker of the tables: no row is written by two
+============================  =================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from qdo.errors import DatabaseReplacedError
+from qdo.history.address import open_engine
+from qdo.history.minutes import Key, Minutes, attempts_in
+from qdo.history.recorder import (
+    BUSY,
+    DEAD_LETTERED,
+    FAILED,
+    FIRST_BUCKET,
+    MAX_KEPT,
+    RETRIED,
+    RecordedAction,
+    RecordedRun,
+    Recorder,
+)
+from qdo.system.native import inbox, start_thread
+from qdo.system.sqlite import ReplacedFileCheck
+from qdo.text import describe, hide_credentials, printable
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_log = logging.getLogger(__name__)
+
+WRITE_SECONDS = 1.0
+WRITE_SHARE = 0.05
+"""The most of a processor's time that the thread takes: it writes less often with many queues."""
+RETENTION_SECONDS = 30 * 86_400.0
+"""Age at which rows are deleted."""
+ACTION_RETENTION_SECONDS = 365 * 86_400.0
+"""The same for operators' changes, which are few."""
+_DELETE_SECONDS = 3600.0
+_CLOSE_SECONDS = 3.0
+"""How long the end of a process waits for the last write."""
+_MAX_TEXT = 200
+
+
+class HistoryWriter:
+    """Writes what a recorder counts.
+
+    :ivar failing: whether the last write failed.
+    :param url: address of the database.
+    :param app: name of the app.
+    :param now: Unix time.
+    :raises SettingsError: the address is invalid, or a library is missing.
+    """
+
+    def __init__(
+        self, url: str, app: str, recorder: Recorder, now: Callable[[], float] = time.time
+    ) -> None:
+        self._engine = open_engine(url, writes=True)
+        from qdo.history import tables  # imports SQLAlchemy, whose absence is reported by now
+
+        self._tables: Any = tables
+        self._shown = hide_credentials(url)
+        self._app = app
+        self._recorder = recorder
+        self._now = now
+        # Unlike the name of a worker node, it is never used again, and never changes.
+        self.worker = f"{_clean(socket.gethostname())}:{os.getpid()}:{secrets.token_hex(6)}"
+        self.failing = False
+        self._minutes = Minutes()
+        self._runs: dict[int, RecordedRun] = {}
+        self._next_run = 0
+        self._reported_drops = 0
+        self._delete_at = 0.0
+        self._connection: Connection | None = None
+        self._path = url.removeprefix("sqlite:") if url.startswith("sqlite:") else None
+        self._file: ReplacedFileCheck | None = None
+        self._orders = inbox()
+        self._ended = False
+
+    @property
+    def dropped(self) -> int:
+        """Attempts and rows of single attempts that were dropped."""
+        return self._minutes.dropped + self._recorder.dropped_runs
+
+    # --- the thread -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        start_thread(self._work)
+
+    def close(self, seconds: float = _CLOSE_SECONDS) -> None:
+        """Write the last rows, and end the thread; give up after some seconds."""
+        self._orders.put(None)
+        limit = time.monotonic() + seconds
+        while not self._ended:
+            if time.monotonic() > limit:
+                _log.warning("history: %s does not answer; its newest rows are lost", self._shown)
+                return
+            time.sleep(0.005)  # greenlets run meanwhile
+
+    def _work(self) -> None:
+        over, taken = False, 0.0
+        while not over:
+            with contextlib.suppress(queue.Empty):
+                over = self._orders.get(timeout=pause_after(taken)) is None
+            began = time.thread_time()
+            try:
+                self.step()
+            except Exception:  # noqa: BLE001 - a history must not end a worker
+                _log.exception("history: writing to %s failed; trying again", self._shown)
+            taken = time.thread_time() - began
+        self._disconnect()
+        self._ended = True
+
+    # --- one write --------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Write what was counted since the last call; after an error, keep it for the next one."""
+        now = self._now()
+        self._minutes.collect(self._recorder.counts, now)
+        self._collect_runs()
+        minutes, runs = self._minutes.unstored(), list(self._runs.items())
+        actions = list(self._recorder.actions)
+        if minutes or runs or actions or (now >= self._delete_at and not self.failing):
+            try:
+                self._write(minutes, runs, actions, now)
+            except Exception as error:  # noqa: BLE001 - databases raise what their drivers raise
+                self._disconnect()
+                self._failed(error)
+            else:
+                self._minutes.confirm(minutes)
+                for number, _ in runs:
+                    del self._runs[number]
+                for _ in actions:
+                    self._recorder.actions.popleft()
+                self._succeeded()
+        if len(self._minutes) > MAX_KEPT:
+            self._minutes.limit()
+        self._report_drops()
+
+    def _collect_runs(self) -> None:
+        found = self._recorder.runs
+        while found and len(self._runs) < MAX_KEPT:
+            self._runs[self._next_run] = found.popleft()
+            self._next_run += 1
+
+    def _write(
+        self,
+        minutes: Sequence[tuple[Key, tuple[float, ...]]],
+        runs: Sequence[tuple[int, RecordedRun]],
+        actions: Sequence[RecordedAction],
+        now: float,
+    ) -> None:
+        connection, tables = self._connect(), self._tables
+        with connection.begin():
+            if minutes:
+                rows = [self._minute_row(key, counts) for key, counts in minutes]
+                tables.write_minutes(connection, rows)
+            if runs:
+                rows = [self._run_row(number, run) for number, run in runs]
+                tables.write_once(connection, tables.RUNS, rows)
+            if actions:
+                rows = [self._action_row(each) for each in actions]
+                tables.write_once(connection, tables.ACTIONS, rows)
+            if now >= self._delete_at:
+                limits = now - RETENTION_SECONDS, now - ACTION_RETENTION_SECONDS
+                tables.delete_older(connection, self._app, *limits)
+        if now >= self._delete_at:
+            self._delete_at = now + _DELETE_SECONDS
+
+    def _connect(self) -> Connection:
+        try:
+            if self._file is not None:
+                self._file.check()
+        except DatabaseReplacedError as error:
+            # SQLite would go on writing to the removed file, and nobody would read it.
+            reason = error.details["reason"]
+            _log.warning("history: %s; writing to %s from now on", reason, self._shown)
+            self._disconnect()
+        if self._connection is None:
+            self._connection = self._engine.connect()
+            with self._connection.begin():
+                self._tables.create(self._connection)
+            if self._path is not None:
+                self._file = ReplacedFileCheck(self._path)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection, self._file = self._connection, None, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.invalidate()
+            with contextlib.suppress(Exception):
+                connection.close()
+
+    def _minute_row(self, key: Key, counts: Sequence[float]) -> dict[str, Any]:
+        name, minute = key
+        durations = [int(each) for each in counts[FIRST_BUCKET:]]
+        return {
+            "app": self._app,
+            "queue": _clean(name),
+            "minute": minute,
+            "worker": self.worker,
+            "attempts": attempts_in(counts),
+            "done": sum(durations),
+            "failed": int(counts[FAILED]),
+            "retried": int(counts[RETRIED]),
+            "dead_lettered": int(counts[DEAD_LETTERED]),
+            "busy_seconds": counts[BUSY],
+            **dict(zip(self._tables.DURATIONS, durations, strict=True)),
+        }
+
+    def _run_row(self, number: int, run: RecordedRun) -> dict[str, Any]:
+        return {
+            "app": self._app,
+            "worker": self.worker,
+            "number": number,
+            "queue": _clean(run.queue),
+            "id": _clean(run.id),
+            "attempt": run.attempt,
+            "outcome": run.outcome,
+            "error": None if run.error is None else _clean(run.error[:_MAX_TEXT]),
+            "seconds": run.seconds,
+            "at": run.at,
+        }
+
+    def _action_row(self, action: RecordedAction) -> dict[str, Any]:
+        row = {"app": self._app, **asdict(action)}
+        return {key: _clean(each) if isinstance(each, str) else each for key, each in row.items()}
+
+    # --- reports ----------------------------------------------------------------------
+
+    def _failed(self, error: Exception) -> None:
+        if not self.failing:
+            self.failing = True
+            _log.warning(
+                "history: cannot write to %s; messages go on, and up to %d rows are kept until it"
+                " answers: %s",
+                self._shown,
+                MAX_KEPT,
+                describe(getattr(error, "orig", None) or error),
+            )
+
+    def _succeeded(self) -> None:
+        if self.failing:
+            self.failing = False
+            _log.info("history: %s is written again", self._shown)
+
+    def _report_drops(self) -> None:
+        if self.dropped and not self._reported_drops:
+            _log.warning(
+                "history: there is no room for more rows until %s answers; further attempts are"
+                " counted and dropped",
+                self._shown,
+            )
+            self._reported_drops = self.dropped
+        elif self.dropped > self._reported_drops and not self.failing:
+            _log.warning("history: %d attempts are missing in %s", self.dropped, self._shown)
+            self._reported_drops = self.dropped
+
+
+def pause_after(taken: float) -> float:
+    """Return the seconds until the next write after one that took this much processor time."""
+    return max(WRITE_SECONDS, taken / WRITE_SHARE)
+
+
+def _clean(text: str) -> str:
+    """Return a text that both databases can store: valid Unicode without NUL."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return printable(text)
+    return printable(text) if "\0" in text else text

@@ -1,0 +1,343 @@
+"""Why a queue is where it is: one word, a sentence, and what to do. Pure functions.
+
+The rules are those of Burrow's evaluator (core/internal/evaluator/caching.go), with what qdo knows
+besides: failing messages, owners, holds, and messages in flight. A verdict is that of the reader:
+it needs no worker that lives.
+"""
+
+from __future__ import annotations
+
+import enum
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from qdo.ops.status import QueueStatus, Statuses
+from qdo.positions import format_last
+from qdo.text import pluralize, short_duration
+
+
+class QueueHealth(enum.Enum):
+    """The states of a queue, the worst first."""
+
+    LOST = "lost"
+    BLOCKED = "blocked"
+    STUCK = "stuck"
+    STOPPED = "stopped"
+    NO_JOB = "no-job"
+    NO_WORKER = "no-worker"
+    UNOWNED = "unowned"
+    REWOUND = "rewound"
+    FAILING = "failing"
+    LAGGING = "lagging"
+    UNKNOWN = "unknown"
+    CATCHING_UP = "catching-up"
+    PAUSED = "paused"
+    OK = "ok"
+    IDLE = "idle"
+
+    @property
+    def rank(self) -> int:
+        """0 for the worst."""
+        return _RANKS[self]
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether messages wait, and will wait until somebody does something."""
+        return self.rank <= QueueHealth.UNOWNED.rank
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether the queue is late, or may soon need somebody."""
+        return QueueHealth.UNOWNED.rank < self.rank <= QueueHealth.UNKNOWN.rank
+
+
+_RANKS = {state: rank for rank, state in enumerate(QueueHealth)}
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRules:
+    """The times from which a queue is worth a look.
+
+    :ivar late_seconds: age of its next message.
+    :ivar stuck_seconds: how long one message may run.
+    :ivar still_seconds: how long nothing may happen: no owner, nothing recorded, no report.
+    """
+
+    late_seconds: float = 60.0
+    stuck_seconds: float = 300.0
+    still_seconds: float = 30.0
+
+
+RULES = VerdictRules()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSample:
+    """A queue at one time.
+
+    :ivar at: Unix time of the reader's clock.
+    :ivar workers: number of registered workers, None if it is unknown.
+    """
+
+    at: float
+    status: QueueStatus
+    workers: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The state of a queue.
+
+    :ivar reason: a sentence, "" if there is nothing to say.
+    :ivar remedy: what to do: most often a command; "" if nothing is to be done.
+    :ivar eta_seconds: when it will have caught up, None if that is unknown.
+    """
+
+    state: QueueHealth
+    reason: str = ""
+    remedy: str = ""
+    eta_seconds: float | None = None
+
+
+def judge(samples: Sequence[QueueSample], rules: VerdictRules = RULES) -> Verdict:
+    """Return the verdict on one queue.
+
+    With one sample, a queue that is late is "lagging". It takes two to see that it catches up, or
+    that it was moved back.
+
+    :param samples: at least one, the oldest first.
+    """
+    case = _Case(samples, rules)
+    for rule in _RULES:
+        verdict = rule(case)
+        if verdict is not None:
+            return verdict
+    return Verdict(QueueHealth.OK)
+
+
+def judge_all(
+    readings: Sequence[Statuses], rules: VerdictRules = RULES
+) -> list[tuple[QueueStatus, Verdict]]:
+    """Return the queues of the last reading with the verdicts on them."""
+    samples: dict[str, list[QueueSample]] = {each.queue: [] for each in readings[-1].queues}
+    for reading in readings:
+        for each in reading.queues:
+            if each.queue in samples:
+                samples[each.queue].append(QueueSample(reading.at, each, reading.workers))
+    return [(each, judge(samples[each.queue], rules)) for each in readings[-1].queues]
+
+
+class _Case:
+    """The facts about a queue, from its samples."""
+
+    def __init__(self, samples: Sequence[QueueSample], rules: VerdictRules) -> None:
+        self.rules = rules
+        self.first, self.sample = samples[0], samples[-1]
+        self.now = self.sample.at
+        self.status = self.sample.status
+        self.queue = shlex.quote(self.status.queue)
+
+    @property
+    def waiting(self) -> bool | None:
+        """Whether messages wait; None if it is unknown."""
+        if self.status.missing:
+            return False
+        backlog, age = self.status.backlog, self.status.behind_seconds
+        if backlog is None and age is None:
+            return None
+        return bool(backlog) or bool(age)
+
+    @property
+    def age(self) -> float | None:
+        """Age of the next message in seconds."""
+        return self.status.behind_seconds
+
+    @property
+    def owned(self) -> bool:
+        return self.status.owner is not None and not self.status.owner_gone
+
+    @property
+    def seconds(self) -> float:
+        """Time between the first and the last sample."""
+        return self.sample.at - self.first.at
+
+    @property
+    def still_seconds(self) -> float | None:
+        """How long nothing was recorded; None if that is unknown."""
+        written = self.status.written
+        return max(0.0, self.now - written) if written else None
+
+
+# --- rules, in the order in which they are asked ---------------------------------------------
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _lost(case: _Case) -> Verdict | None:
+    if not case.status.lost:
+        return None
+    return Verdict(
+        QueueHealth.LOST, _sentence(case.status.fault or ""), f"qdo seek {case.queue} earliest"
+    )
+
+
+def _blocked(case: _Case) -> Verdict | None:
+    marks = case.status.marks
+    if marks is None or not marks.blocked:
+        return None
+    if not marks.held:
+        reason = f"A message waits for its key: {marks.error}."
+        return Verdict(QueueHealth.BLOCKED, reason, "qdo keys list")
+    failed = pluralize(marks.attempts, "attempt")
+    since = short_duration(case.now - marks.blocked_since)
+    reason = f"A message failed in {failed} and has blocked its queue or key for {since}"
+    reason += f": {marks.error}."
+    others = len(case.status.also_blocking)
+    if others:
+        reason += f" {pluralize(others, 'more message')} {'does' if others == 1 else 'do'} so."
+    return Verdict(QueueHealth.BLOCKED, reason, _decide(case))
+
+
+def _decide(case: _Case) -> str:
+    return f"qdo unblock {case.queue} --retry, --dead-letter or --skip"
+
+
+def _paused(case: _Case) -> Verdict | None:
+    held = case.status.held
+    return None if held is None else Verdict(QueueHealth.PAUSED, _sentence(held), "qdo holds")
+
+
+def _stuck(case: _Case) -> Verdict | None:
+    run = case.status.running
+    if run is None or run.seconds < case.rules.stuck_seconds:
+        return None
+    owner = case.status.owner or "its worker"
+    reason = f"Message {run.id} has run for {short_duration(run.seconds)} on {owner}"
+    return Verdict(
+        QueueHealth.STUCK, f"{reason}, attempt {run.attempt}.", f"qdo action {owner} stacks"
+    )
+
+
+def _faulty(case: _Case) -> Verdict | None:
+    fault = case.status.fault
+    return None if fault is None else Verdict(QueueHealth.STOPPED, _sentence(fault))
+
+
+def _nothing_waits(case: _Case) -> Verdict | None:
+    if case.waiting is None or case.waiting:
+        return None
+    return Verdict(QueueHealth.OK if case.status.running else QueueHealth.IDLE)
+
+
+def _untaken(case: _Case) -> Verdict | None:
+    untaken = case.status.untaken
+    if untaken is None or not case.waiting or case.owned:
+        return None
+    state = QueueHealth.NO_JOB if untaken == "no job" else QueueHealth.NO_WORKER
+    reason = "No worker has a job whose glob matches its name."
+    if state is QueueHealth.NO_WORKER:
+        reason = "The settings queues and exclude of all workers leave it out."
+    return Verdict(state, reason, "qdo workers")
+
+
+def _without_worker(case: _Case) -> Verdict | None:
+    if case.sample.workers != 0 or not case.waiting:
+        return None
+    return Verdict(QueueHealth.NO_WORKER, "No worker is registered.", "start qdo-worker")
+
+
+def _unowned(case: _Case) -> Verdict | None:
+    status, still = case.status, case.rules.still_seconds
+    if case.owned or not case.waiting or (status.owner_gone is None and status.owner):
+        return None
+    if status.waits_for:
+        names = ", ".join(status.waits_for)
+        return Verdict(QueueHealth.OK, f"It begins once {names} is finished.")
+    # A handover takes less than a second; a new queue is noticed within ten.
+    if min(case.age or still, case.still_seconds or still) < still:
+        return Verdict(QueueHealth.OK, "It has no owner yet.")
+    why = f"It is {status.unclaimed}." if status.unclaimed else "No worker has claimed it."
+    return Verdict(QueueHealth.UNOWNED, why, "qdo workers")
+
+
+def _rewound(case: _Case) -> Verdict | None:
+    before, after = case.first.status, case.status
+    if after.last >= before.last or after.seek != before.seek:
+        return None
+    return Verdict(
+        QueueHealth.REWOUND,
+        f"Its position went back from {format_last(before.last)} without `qdo seek`.",
+        f"qdo audit {case.queue}",
+    )
+
+
+def _failing(case: _Case) -> Verdict | None:
+    marks = case.status.marks
+    if marks is None:
+        return None
+    if not marks.attempts:  # the job asked for it, see `qdo.Retry`
+        late = (case.age or 0.0) >= case.rules.late_seconds
+        reason = f"Its next message waits before it runs again: {marks.error}."
+        return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason)
+    failed = pluralize(marks.attempts, "attempt")
+    reason = f"Its next message failed in {failed}, and runs again: {marks.error}."
+    return Verdict(QueueHealth.FAILING, reason, _decide(case))
+
+
+def _stopped(case: _Case) -> Verdict | None:
+    """An owner that does nothing: its process hangs, or it waits for something."""
+    status, still = case.status, case.rules.still_seconds
+    if not case.owned or not case.waiting or status.running is not None:
+        return None
+    silent = None if status.reported is None else case.now - status.reported
+    if silent is not None and silent >= still:
+        reason = f"{status.owner} has not reported for {short_duration(silent)}."
+    elif (case.age or still) >= still and (case.still_seconds or 0.0) >= still:
+        moved = short_duration(case.still_seconds or 0.0)
+        reason = f"{status.owner} has recorded nothing for {moved}."
+    else:
+        return None
+    return Verdict(QueueHealth.STOPPED, reason, f"qdo action {status.owner} stacks")
+
+
+def _late(case: _Case) -> Verdict | None:
+    age, status = case.age, case.status
+    if not case.waiting or (age or 0.0) < case.rules.late_seconds:
+        return None
+    eta = _eta(case)
+    if eta is not None:
+        reason = f"It has caught up in about {short_duration(eta)}."
+        return Verdict(QueueHealth.CATCHING_UP, reason, eta_seconds=eta)
+    run = status.running
+    if run is not None:
+        reason = f"Message {run.id} has run for {short_duration(run.seconds)}."
+    else:
+        reason = f"Its next message is older than {short_duration(case.rules.late_seconds)}."
+    return Verdict(QueueHealth.LAGGING, reason)
+
+
+def _eta(case: _Case) -> float | None:
+    """Return when a queue has caught up; None if it does not catch up, or nothing is known."""
+    for before, after in (
+        (case.first.status.backlog, case.status.backlog),
+        (case.first.status.behind_seconds, case.status.behind_seconds),
+    ):
+        if before is not None and after is not None and after < before and case.seconds > 0:
+            return after / ((before - after) / case.seconds)
+    return None
+
+
+def _unknown(case: _Case) -> Verdict | None:
+    if case.waiting is not None:
+        return None
+    reason = case.status.error or "The broker was not asked for its backlog."
+    return Verdict(QueueHealth.UNKNOWN, reason, "qdo queues --budget N")
+
+
+_RULES: tuple[Callable[[_Case], Verdict | None], ...] = (
+    *(_lost, _blocked, _paused, _stuck, _faulty, _nothing_waits),
+    *(_without_worker, _untaken, _rewound, _unowned, _failing, _stopped, _late, _unknown),
+)

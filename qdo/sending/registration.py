@@ -1,0 +1,73 @@
+"""Shows a process that is not a worker in `qdo components`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from qdo.errors import QdoError
+from qdo.system.home_loop import at_home
+
+if TYPE_CHECKING:
+    from qdo.fleet.locks import LockService
+
+RETRY_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class KeptRegistration:
+    """Keeps a process registered: after the end of its session it registers again.
+
+    The session is that of its locks, so a process has one node, whatever it uses.
+
+    :ivar pid: the process that is registered.
+    :param connect: returns the locks, with a session that is not over.
+    :param timeout_seconds: how long the coordinator may take.
+    :raises CoordinatorUnreachableError: the coordinator does not respond.
+    """
+
+    def __init__(
+        self, app: str, connect: Callable[[], LockService], timeout_seconds: float
+    ) -> None:
+        self.pid = os.getpid()
+        self._app = app
+        self._connect = connect
+        self._changed = threading.Event()
+        self._closed = False
+        self._timeout_seconds = timeout_seconds
+        self._register()
+        name = f"qdo-registration-{app}"
+        threading.Thread(target=self._keep, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Register no more; the node goes with the session."""
+        self._closed = True
+        self._changed.set()
+
+    def _register(self) -> None:
+        at_home(self._connect().register, self._changed, self._timeout_seconds)
+
+    def _keep(self) -> None:
+        pause = None
+        while True:
+            self._changed.wait(pause)
+            if self._closed:
+                return
+            self._changed.clear()
+            try:
+                self._register()
+                pause = None
+            except QdoError as error:
+                if pause is None:
+                    _log.warning(
+                        "app %s: this process is not registered any more: %s; trying again every "
+                        "%g s",
+                        self._app,
+                        error,
+                        RETRY_SECONDS,
+                    )
+                pause = RETRY_SECONDS

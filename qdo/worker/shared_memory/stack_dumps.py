@@ -1,0 +1,91 @@
+"""The stacks of a worker process, which it writes into memory shared with its parent at a signal.
+
+C code of `faulthandler` writes them, within the handler of the signal. So the parent reads them
+even while a job blocks the event loop, and even while it holds the interpreter lock: no Python code
+of the process has to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import threading
+import time
+
+from qdo.system.clock import clock
+from qdo.worker.shared_memory.in_flight import make_memory
+
+STACKS_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""Apps rarely use a real-time signal; the default handler of those that are unused ends a process,
+so it is sent only to workers that have registered: they have their handler before."""
+PATIENCE_SECONDS = 1.0
+"""How long a process may take to write its stacks."""
+_LOOK_SECONDS = 0.005
+_FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in (.*)')
+
+
+def write_at_signal(fd: int) -> None:
+    """Write the stacks of all threads of this process to a descriptor at each `STACKS_SIGNAL`."""
+    faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
+
+
+class StackDumps:
+    """The memory for the stacks of one child; any thread of the parent may read it.
+
+    :ivar fd: its descriptor, for the child.
+    """
+
+    def __init__(self) -> None:
+        self.fd = make_memory("qdo-stacks")
+        self._taking = threading.Lock()
+        self._using = threading.Lock()
+
+    def take(self, pid: int) -> str:
+        """Return the stacks of all threads of the child; "" if it does not write them in time."""
+        with self._taking:
+            deadline, before = clock() + PATIENCE_SECONDS, 0
+            if not self._ask(pid):
+                return ""
+            while clock() < deadline:
+                time.sleep(_LOOK_SECONDS)
+                text = self._read()
+                if text and len(text) == before:  # it is complete
+                    return text.decode(errors="replace")
+                before = len(text)
+        return ""
+
+    def close(self) -> None:
+        """Send no signals any more; called before the kernel may use the pid again."""
+        with self._using:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _ask(self, pid: int) -> bool:
+        with self._using:
+            if self.fd < 0:
+                return False
+            # The child shares the position in the file.
+            os.ftruncate(self.fd, 0)
+            os.lseek(self.fd, 0, os.SEEK_SET)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, STACKS_SIGNAL)
+            return True
+
+    def _read(self) -> bytes:
+        with self._using:
+            return b"" if self.fd < 0 else os.pread(self.fd, os.fstat(self.fd).st_size, 0)
+
+
+def functions(dump: str) -> list[list[tuple[str, str]]]:
+    """Return the stacks of a dump, each as files and functions from the outermost one."""
+    stacks: list[list[tuple[str, str]]] = []
+    for line in dump.splitlines():
+        frame = _FRAME.fullmatch(line)
+        if frame is None:
+            stacks.append([])
+        elif stacks:
+            stacks[-1].insert(0, (frame[1], frame[2]))
+    return [stack for stack in stacks if stack]

@@ -1,0 +1,174 @@
+"""`qdo status`, `qdo check` and the states of `qdo queues`, with a real worker and without."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo import App
+from tests.support.cli import QDO, WORKER, command
+from tests.support.processes import Proc, wait_until
+
+JOBS = """
+import threading, time
+import qdo
+
+app = qdo.App("desk")
+never = threading.Event()
+
+@app.job("fine")
+def fine(message, context):
+    pass
+
+@app.job("slow")
+def slow(message, context):
+    time.sleep(0.002)
+
+@app.job("held-*")
+def held(message, context):
+    pass
+
+@app.job("poison", policy=qdo.Policy(attempts=1, then="block"))
+def poison(message, context):
+    raise ValueError("no vase")
+
+@app.job("flaky", policy=qdo.Policy(attempts=9, backoff_seconds=600, backoff_max_seconds=600))
+def flaky(message, context):
+    raise LookupError("not yet")
+
+@app.job("hung")
+def hung(message, context):
+    never.wait()
+"""
+QUEUES = ("fine", "held-1", "poison", "flaky", "hung", "orphan")
+
+
+class Desk:
+    """A folder with an app, its queues, and a worker."""
+
+    def __init__(self, folder: Path, coordinator: str, stack: contextlib.ExitStack) -> None:
+        (folder / "desk.py").write_text(JOBS)
+        self._folder = folder
+        self._stack = stack
+        self._environment = {
+            "QDO_APP": "desk",
+            "QDO_BROKER": f"sqlite:{folder / 'messages.db'}",
+            "QDO_COORDINATOR": coordinator,
+            "QDO_SESSION_TIMEOUT_SECONDS": "3",
+            "PYTHONPATH": str(folder),
+        }
+        self.app = stack.enter_context(
+            App("desk", broker=self._environment["QDO_BROKER"], coordinator=coordinator)
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Return exit code and standard output of a command."""
+        ended = command(*QDO, *arguments, cwd=self._folder, env=self._environment)
+        return ended.code, ended.out
+
+    def states(self, *options: str) -> dict[str, str]:
+        """Return the state of each queue."""
+        return {name: each["state"] for name, each in self.queues(*options).items()}
+
+    def queues(self, *options: str) -> dict[str, dict[str, Any]]:
+        code, output = self.run("queues", "-o", "json", *options)
+        assert code == 0, output
+        return {each["queue"]: each for each in json.loads(output)["items"]}
+
+    def start_worker(self) -> Proc:
+        argv = (*WORKER, "desk:app")
+        return self._stack.enter_context(
+            Proc.python(*argv, env=self._environment, cwd=self._folder)
+        )
+
+
+@pytest.fixture
+def desk(tmp_path: Path, coordinator_url: str) -> Iterator[Desk]:
+    with contextlib.ExitStack() as stack:
+        yield Desk(tmp_path, coordinator_url, stack)
+
+
+def test_each_state_of_a_fleet(desk: Desk) -> None:
+    """Before a worker comes, while it works, and after it was killed."""
+    desk.app.send_many([(name, 1) for name in QUEUES])
+    assert set(desk.states().values()) == {"no-worker"}
+    assert desk.run("check", "--min-workers", "0")[0] == 2
+    code, output = desk.run("pause", "held-*", "--allow-none", "--reason", "disk full")
+    assert code == 0, output
+    worker = desk.start_worker()
+    expected = {
+        "fine": "idle",
+        "held-1": "paused",
+        "poison": "blocked",
+        "flaky": "failing",
+        "hung": "stuck",
+        "orphan": "no-job",
+    }
+    wait_until(lambda: desk.states("--stuck", "2s") == expected, "every state is found", 60.0)
+
+    found = desk.queues("--stuck", "2s")
+    assert "no vase" in found["poison"]["reason"]
+    assert found["poison"]["remedy"].startswith("qdo unblock poison ")
+    assert "not yet" in found["flaky"]["reason"]
+    assert "disk full" in found["held-1"]["reason"]
+    assert found["hung"]["remedy"] == f"qdo action {found['hung']['owner']} stacks"
+    assert list(desk.queues("--state", "stuck", "--state", "blocked", "--stuck", "2s")) == [
+        "hung",
+        "poison",
+    ]
+    worst_first = list(desk.queues("--sort", "state", "--stuck", "2s", "--limit", "3"))
+    assert worst_first == ["poison", "hung", "orphan"]
+
+    code, output = desk.run("status", "-o", "json", "--stuck", "2s")
+    assert code == 0, output
+    (overview,) = json.loads(output)["items"]
+    assert (overview["workers"], overview["silent_workers"], overview["queues"]) == (1, [], 6)
+    assert [each["queue"] for each in overview["worst"]] == ["poison", "hung", "orphan", "flaky"]
+    assert overview["states"]["paused"] == 1
+
+    code, output = desk.run("status", "--stuck", "2s")
+    assert code == 0
+    assert re.search(r"^orphan: no-job, 1 message, .* behind$", output, re.MULTILINE)
+    assert "qdo unblock poison" in output
+
+    worker.kill()
+    wait_until(lambda: desk.states()["hung"] == "no-worker", "the worker is gone", 60.0)
+    assert desk.states()["poison"] == "blocked"
+
+
+def test_check_has_the_exit_codes_of_plugins(desk: Desk) -> None:
+    """And one line with data, whatever happens."""
+    desk.start_worker()
+    wait_until(lambda: desk.run("check")[0] == 0, "a worker reports", 60.0)
+    code, output = desk.run("check", "--min-workers", "2")
+    assert (code, output.startswith("QDO CRITICAL - 1 worker of at least 2 | ")) == (2, True)
+    desk.app.send("flaky", 1)
+    wait_until(lambda: desk.run("check")[0] == 1, "a message fails", 60.0)
+    code, output = desk.run("check", "--late", "0s", "--max-age", "0")
+    assert code == 2
+    assert "older than 0s: flaky" in output
+    assert re.search(r" workers=1;;1: queues=1 max_age=[0-9.]+s;;0 lost=0 ", output)
+    away = ("--coordinator", "zookeeper://127.0.0.1:1", "--connect-seconds", "0.2")
+    for wrong in (("--max-age", "soon"), ("--nope",), away):
+        code, output = desk.run("check", *wrong)
+        assert code == 3, output
+        assert output.startswith("QDO UNKNOWN - ")
+        assert len(output.splitlines()) == 1
+
+
+def test_a_long_backlog_catches_up(desk: Desk) -> None:
+    """Two readings show it: the first message is late, and the backlog becomes smaller."""
+    desk.app.send_many([("slow", number) for number in range(3000)])
+    desk.start_worker()
+
+    def found() -> dict[str, Any]:
+        return desk.queues("slow", "--late", "0s", "--window", "0.2s")["slow"]
+
+    wait_until(lambda: found()["state"] == "catching-up", "it catches up", 60.0)
+    wait_until(lambda: found()["state"] == "idle", "it has caught up", 60.0)

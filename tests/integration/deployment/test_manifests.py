@@ -1,0 +1,110 @@
+"""The systemd unit and the Kubernetes manifests are valid, and agree with qdo."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+from kubernetes_validate import ValidationError, validate
+from kubernetes_validate.utils import all_versions
+
+from qdo.settings.settings import Settings
+from qdo.worker.supervisor.restarts import DRAIN_MARGIN_SECONDS
+from tests.support.containers.compose import load_services, seconds
+from tests.support.containers.pods import load_manifests, worker_of
+from tests.support.doc_pages import blocks, read
+from tests.support.paths import ROOT
+
+CONFIG = ROOT / "config"
+UNIT = CONFIG / "qdo-worker.service"
+SYSTEMD = Path("/lib/systemd/system")
+VERSIONS = all_versions()
+
+
+@pytest.fixture
+def manifests() -> dict[str, dict[str, Any]]:
+    return load_manifests(CONFIG / "kubernetes.yaml")
+
+
+def verified(unit: str, folder: Path) -> str:
+    """Return what ``systemd-analyze verify`` says about a unit on an otherwise empty machine."""
+    shutil.copytree(SYSTEMD, folder / "usr/lib/systemd/system", symlinks=True)
+    units = folder / "etc/systemd/system"
+    units.mkdir(parents=True)
+    (units / UNIT.name).write_text(unit)
+    program = folder / "srv/qdo/venv/bin/qdo-worker"
+    program.parent.mkdir(parents=True)
+    shutil.copy("/bin/true", program)
+    argv = ("systemd-analyze", "verify", f"--root={folder}", UNIT.name)
+    # Its exit code is 0 for unknown and misspelt lines, too.
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
+    return done.stdout + done.stderr
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """As it is, without a remark."""
+    assert verified(UNIT.read_text(), tmp_path) == ""
+
+
+def test_systemd_reports_a_misspelt_line(tmp_path: Path) -> None:
+    """So the silence of the test above means something."""
+    assert "KilMode" in verified(UNIT.read_text().replace("KillMode", "KilMode"), tmp_path)
+
+
+def test_the_page_shows_lines_of_the_unit() -> None:
+    (shown,) = [each for each in blocks(read("deployment")) if each.language == "ini"]
+    assert {*shown.text.splitlines()} <= {*UNIT.read_text().splitlines()}
+
+
+def test_the_page_names_the_tried_versions() -> None:
+    """Of Kubernetes: those of the schemas."""
+    first, last = (version.removesuffix(".0") for version in (VERSIONS[0], VERSIONS[-1]))
+    assert f"schemas of Kubernetes {first} and {last}" in read("deployment")
+
+
+@pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
+def test_kubernetes_accepts_the_manifests(manifests: dict[str, Any], version: str) -> None:
+    """Strictly: the schemas of the oldest and the newest version know every key."""
+    assert manifests.keys() == {"ConfigMap", "Deployment", "PodDisruptionBudget"}
+    for manifest in manifests.values():
+        validate(manifest, version, strict=True)
+
+
+def test_kubernetes_rejects_a_misspelt_key(manifests: dict[str, Any]) -> None:
+    worker_of(manifests)["startupProbe"]["periodSecond"] = 5
+    with pytest.raises(ValidationError):
+        validate(manifests["Deployment"], VERSIONS[-1], strict=True)
+
+
+def test_selectors_match_the_pods(manifests: dict[str, Any]) -> None:
+    """Those of the Deployment and of the budget for its pods."""
+    labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        assert manifests[kind]["spec"]["selector"] == {"matchLabels": labels}
+
+
+def test_every_pod_may_use_a_core_for_each_process(manifests: dict[str, Any]) -> None:
+    settings = tomli.loads(manifests["ConfigMap"]["data"]["qdo.toml"])
+    assert worker_of(manifests)["resources"]["requests"]["cpu"] == str(settings["processes"])
+
+
+def test_all_files_leave_enough_time_to_drain(manifests: dict[str, Any]) -> None:
+    """A kill before the parent process has ended would repeat messages."""
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.read(UNIT)
+    services = load_services(CONFIG / "compose.yaml", {"POSTGRES_PASSWORD": ""})
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    settings = tomli.loads(manifests["ConfigMap"]["data"]["qdo.toml"])
+    drain = Settings().drain_seconds
+    assert settings["drain_seconds"] == drain
+    for grace in (
+        unit.getfloat("Service", "TimeoutStopSec"),
+        seconds(services["worker"]["stop_grace_period"]),
+        pod["terminationGracePeriodSeconds"],
+    ):
+        assert grace > drain + DRAIN_MARGIN_SECONDS

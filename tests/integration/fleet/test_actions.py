@@ -1,0 +1,246 @@
+"""`qdo action`: workers that do what operators ask for, on both coordinators."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.action_node import Action
+from qdo.fleet.protocol.audit_entries import AuditEntry, entry_name
+from tests.support.app_runs import AppRuns
+from tests.support.cli import Ended, command
+from tests.support.processes import Proc, freeze, wait_until
+
+JOBS = """
+import logging
+
+import gevent
+import qdo
+
+app = qdo.App("acting")
+
+@app.job("slow")
+def slow(message, context):
+    while not message.stopping:
+        gevent.sleep(0.01)
+        logging.debug("still there")
+
+@app.job("*")
+def job(message, context):
+    pass
+"""
+LAYOUT = Layout.of("acting")
+FLEET = LAYOUT.fleet
+
+
+@pytest.fixture
+def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
+    runs = AppRuns("acting", tmp_path, coordinator_url)
+    yield runs
+    runs.close()
+
+
+def started(runs: AppRuns, processes: int = 1) -> Proc:
+    """Start workers, and wait until all are registered."""
+    proc = runs.start(JOBS, "--processes", str(processes))
+    wait_until(lambda: len(workers(runs)) == processes, "the workers")
+    return proc
+
+
+def workers(runs: AppRuns) -> list[str]:
+    client = runs.client
+    return sorted(client.get_children(LAYOUT.workers)) if client.exists(LAYOUT.workers) else []
+
+
+def action(runs: AppRuns, *arguments: str) -> Ended:
+    """Run `qdo action`."""
+    argv = ("-m", "qdo", "action", *arguments, "--app", "acting", "--coordinator", runs.coordinator)
+    return command(*argv, cwd=runs.folder)
+
+
+def items(ended: Ended, code: int = 0) -> list[dict[str, Any]]:
+    assert ended.code == code, ended.err
+    found = json.loads(ended.out)
+    assert found["schema"] == "qdo.action/1"
+    listed: list[dict[str, Any]] = found["items"]
+    return listed
+
+
+def entry(runs: AppRuns, id: str) -> AuditEntry:
+    path = FLEET.log_entry(id)
+    wait_until(lambda: runs.client.exists(path), "the entry of the action")
+    return AuditEntry.parse(id, runs.client.get(path)[0])
+
+
+def forge(runs: AppRuns, number: int, data: bytes) -> str:
+    """Write a node for the only worker; return the name of its entry."""
+    [worker] = workers(runs)
+    name = entry_name(time.time(), f"{number:08x}")
+    runs.client.ensure_path(FLEET.actions_of(worker))
+    runs.client.create(f"{FLEET.actions_of(worker)}/{name}", data)
+    return name
+
+
+def test_each_worker_answers_ping_in_the_action_log(runs: AppRuns) -> None:
+    started(runs, 3)
+    for _ in range(2):  # with and without a folder of the worker
+        found = items(action(runs, "worker-*", "ping", "--reason", "to see", "-o", "json"))
+        assert [each["worker"] for each in found] == workers(runs)
+        assert {each["outcome"] for each in found} == {"done"}
+        assert len({each["result"] for each in found}) == 3
+    for each in found:
+        logged = entry(runs, each["id"])
+        assert (logged.command, logged.target) == ("action ping", each["worker"])
+        assert logged.reason == "to see"
+        assert logged.after == {"outcome": "done", "result": each["result"]}
+        assert runs.client.get_children(FLEET.actions_of(each["worker"])) == []
+
+
+def test_stacks_name_the_running_jobs(runs: AppRuns) -> None:
+    runs.app.send("slow", {"secret": "s3cr3t"})
+    started(runs)
+    [worker] = workers(runs)
+
+    def stacks() -> str:
+        ended = action(runs, worker, "stacks")
+        assert ended.code == 0, ended.err
+        return ended.out
+
+    wait_until(lambda: "queue slow" in stacks(), "the job in the stacks")
+    found = stacks()
+    assert re.search(r"job jobs:slow, queue slow, message \S+, in a greenlet", found)
+    assert "gevent.sleep(0.01)" in found
+    assert "s3cr3t" not in found
+    [output] = runs.client.get_children(FLEET.actionoutput)[:1]
+    assert runs.client.get(f"{FLEET.actionoutput}/{output}")[0]
+
+
+def test_a_drained_worker_is_not_started_again(runs: AppRuns) -> None:
+    """Its job ends first, and a second drain does not abort it."""
+    parent = started(runs, 2)
+    drained, other = workers(runs)
+    [found] = items(action(runs, drained, "drain", "-o", "json"))
+    assert found["result"] == "draining"
+    wait_until(lambda: workers(runs) == [other], "the end of the worker")
+    parent.wait_for_line(r"process \d: an operator asked for the action drain")
+    [found] = items(action(runs, other, "ping", "-o", "json"))
+    assert found["outcome"] == "done"
+    assert workers(runs) == [other]
+    [found] = items(action(runs, other, "reload", "-o", "json"))
+    wait_until(lambda: len(workers(runs)) == 2 and other not in workers(runs), "new workers")
+
+
+def test_a_parent_whose_workers_are_drained_ends(runs: AppRuns) -> None:
+    runs.app.send("slow", 1)
+    parent = started(runs)
+    [worker] = workers(runs)
+    assert items(action(runs, worker, "drain", "-o", "json"))[0]["outcome"] == "done"
+    assert parent.wait() == 0, parent.output
+    assert "abort" not in parent.output
+
+
+def test_a_restarted_worker_is_replaced(runs: AppRuns) -> None:
+    parent = started(runs)
+    [worker] = workers(runs)
+    assert items(action(runs, worker, "restart", "-o", "json"))[0]["outcome"] == "done"
+    wait_until(lambda: worker not in workers(runs) and workers(runs), "the new worker")
+    [found] = items(action(runs, "*", "ping", "-o", "json"))
+    assert found["worker"] != worker
+    parent.send(signal.SIGTERM)
+    assert parent.wait() == 0, parent.output
+
+
+def test_a_worker_writes_another_log_for_a_while(runs: AppRuns) -> None:
+    runs.app.send("slow", 1)
+    worker = started(runs)
+    [found] = items(action(runs, "*", "log-level", "debug", "--for", "1s", "-o", "json"))
+    assert found["result"].startswith("debug until ")
+    worker.wait_for_line("DEBUG .* still there")
+    worker.wait_for_line("the log has its configured level again")
+    logged = entry(runs, found["id"]).after
+    assert logged is not None
+    assert (logged["level"], logged["seconds"]) == ("debug", 1.0)
+
+
+def test_a_profile_shows_where_the_time_goes(runs: AppRuns) -> None:
+    """While the worker works, and one at a time."""
+    runs.app.send("slow", 1)
+    started(runs)
+    ended = action(runs, "*", "profile", "0.5s", "-o", "json")
+    [found] = items(ended)
+    assert found["outcome"] == "done"
+    assert int(found["result"].split()[0]) >= 10
+    lines = found["output"].splitlines()
+    assert all(re.fullmatch(r"\S+ \d+", line) for line in lines)
+    counts = [int(line.rpartition(" ")[2]) for line in lines]
+    assert counts == sorted(counts, reverse=True)
+    assert "hub.py:run" in found["output"]
+
+
+def test_forged_actions_are_logged_as_rejected(runs: AppRuns) -> None:
+    """T-1.8; they cost only themselves."""
+    started(runs)
+    forged = [
+        b"null",
+        b"[" * 10_000,
+        b"\xff" * 300_000,
+        Action("explode", {}, time.time() + 60).encode(),
+        Action("ping", {}, time.time() + 1e9).encode(),
+        Action("profile", {"seconds": 2**63}, time.time() + 60).encode(),
+        Action("log-level", {"level": "loud", "seconds": 1}, time.time() + 60).encode(),
+    ]
+    for number, data in enumerate(forged):
+        logged = entry(runs, forge(runs, number, data))
+        assert logged.after is not None
+        assert logged.after["outcome"] == "rejected", data[:50]
+    assert items(action(runs, "*", "ping", "-o", "json"))[0]["outcome"] == "done"
+
+
+def test_frozen_workers_are_named(runs: AppRuns) -> None:
+    """F-1.2: the command does not wait for them, and they do not act later."""
+    parent = started(runs)
+    [worker] = workers(runs)
+    [pid] = map(int, re.findall(r"started \(pid (\d+)\)", parent.output))
+    freeze(pid, runs.coordinator)
+    try:
+        ended = action(runs, worker, "drain", "--timeout", "0.3s", "-o", "json")
+        [found] = items(ended, 4)
+        assert found["outcome"] == "unanswered"
+        assert worker in ended.err
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    logged = entry(runs, found["id"])
+    assert logged.after is not None
+    assert logged.after["outcome"] == "expired"
+    assert workers(runs) == [worker]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("worker-9*", "ping"), 6),
+        (("*", "drain"), 2),
+        (("*", "profile"), 2),
+        (("*", "profile", "61"), 2),
+        (("*", "log-level", "loud"), 2),
+        (("*", "ping", "now"), 2),
+        (("*", "ping", "--for", "1m"), 2),
+        (("*", "ping", "--timeout", "2h"), 2),
+        (("*", "explode"), 2),
+    ],
+)
+def test_mistakes_are_one_error(runs: AppRuns, arguments: tuple[str, ...], code: int) -> None:
+    if "drain" in arguments:
+        started(runs)
+    ended = action(runs, *arguments)
+    assert ended.code == code, ended.err
+    assert ended.out == ""

@@ -1,0 +1,128 @@
+"""`qdo action` asks workers whose event loop is blocked by a job: their parents answer."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo.coordination.znodes.layout import Layout
+from tests.support.app_runs import AppRuns
+from tests.support.cli import command
+from tests.support.processes import wait_until
+
+APP = """
+import os
+import re
+
+import qdo
+
+app = qdo.App("stuck", session_timeout_seconds=5)
+policy = qdo.Policy(attempts=2, backoff_seconds=0.02)
+
+def compute_until_released():
+    while not os.path.exists("go"):
+        pass
+
+@app.job(policy=policy)
+def job(message, context):
+    if message.body == "compute":
+        compute_until_released()
+    if message.body == "lock":
+        re.match("(a+)+$", 60 * "a" + "b")
+"""
+LAYOUT = Layout.of("stuck")
+
+
+@pytest.fixture
+def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
+    runs = AppRuns("stuck", tmp_path, coordinator_url)
+    yield runs
+    runs.close()
+
+
+def workers(runs: AppRuns) -> list[str]:
+    client = runs.client
+    return sorted(client.get_children(LAYOUT.workers)) if client.exists(LAYOUT.workers) else []
+
+
+def ask(runs: AppRuns, *arguments: str) -> dict[str, Any]:
+    """Run `qdo action` for the only worker; return its result."""
+    [worker] = workers(runs)
+    options = ("--app", "stuck", "--coordinator", runs.coordinator, "-o", "json")
+    ended = command("-m", "qdo", "action", worker, *arguments, *options, cwd=runs.folder)
+    assert ended.code == 0, (ended.err, ended.out)
+    [found] = json.loads(ended.out)["items"]
+    assert found["outcome"] == "done"
+    return dict(found)
+
+
+def blocked(runs: AppRuns, body: str) -> None:
+    """Start a worker, and wait until a job blocks it."""
+    runs.app.send("q", body)
+    runs.start(APP)
+    wait_until(lambda: workers(runs), "the worker")
+    wait_until(lambda: "blocked" in ask(runs, "ping")["result"], "the answer of the parent")
+
+
+@pytest.mark.parametrize(
+    ("body", "function"),
+    [("compute", "jobs.py:compute_until_released"), ("lock", "re/__init__.py:match")],
+)
+def test_stacks_show_the_job_that_blocks(runs: AppRuns, body: str, function: str) -> None:
+    """Even one that holds the interpreter lock, when no Python code of the worker runs."""
+    blocked(runs, body)
+    stacks = ask(runs, "stacks")
+    assert "event loop blocked for" in stacks["result"]
+    assert f"in {function.partition(':')[2]}" in stacks["output"]
+    assert "jobs.py" in stacks["output"]
+    profile = ask(runs, "profile", "0.5")
+    assert int(profile["result"].split()[0]) >= 10
+    assert f"jobs.py:job;{function}" in profile["output"]
+
+
+def test_the_worker_answers_again_after_the_job(runs: AppRuns) -> None:
+    blocked(runs, "compute")
+    (runs.folder / "go").touch()
+    wait_until(lambda: "blocked" not in ask(runs, "ping")["result"], "the answer of the worker")
+    assert ask(runs, "stacks")["output"].count("thread main") <= 1
+
+
+def test_a_blocked_worker_drains_after_its_job(runs: AppRuns) -> None:
+    """Its parent passes the wish on, and starts no other one."""
+    blocked(runs, "compute")
+    [worker] = workers(runs)
+    [parent] = runs._procs
+    assert "draining once the job returns" in ask(runs, "drain")["result"]
+    assert workers(runs) == [worker]
+    (runs.folder / "go").touch()
+    assert parent.wait() == 0, parent.output
+    assert workers(runs) == []
+
+
+def test_a_blocked_worker_that_is_restarted_is_replaced(runs: AppRuns) -> None:
+    blocked(runs, "compute")
+    before = workers(runs)
+    [parent] = runs._procs
+    assert "restarting once the job returns" in ask(runs, "restart")["result"]
+    (runs.folder / "go").touch()
+    wait_until(lambda: workers(runs) and workers(runs) != before, "the new worker")
+    parent.send(signal.SIGTERM)
+    assert parent.wait() == 0, parent.output
+
+
+def test_other_actions_wait_for_the_worker(runs: AppRuns) -> None:
+    """The parent leaves what only the worker can do."""
+    blocked(runs, "compute")
+    [worker] = workers(runs)
+    folder = LAYOUT.fleet.actions_of(worker)
+    options = ("--app", "stuck", "--coordinator", runs.coordinator, "--timeout", "0.3s")
+    argv = ("-m", "qdo", "action", worker, "log-level", "debug", *options)
+    assert command(*argv, cwd=runs.folder).code == 4
+    assert len(runs.client.get_children(folder)) == 1
+    (runs.folder / "go").touch()
+    wait_until(lambda: not runs.client.get_children(folder), "the end of the action")

@@ -1,0 +1,84 @@
+"""Format levels, with real workers: which versions start, and which features wait for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qdo._version import FORMAT_LEVEL
+from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import CheckOp
+from qdo.fleet.levels import AppLevel, LevelChore
+from tests.support.app_runs import AppRuns
+from tests.support.cli import QDO, Ended, command
+from tests.support.processes import wait_until
+
+JOBS = """
+import os, qdo
+
+app = qdo.App("levels")
+
+@app.job()
+def job(message, context):
+    with open("out", "a") as file:
+        file.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
+    runs = AppRuns("levels", tmp_path, coordinator_url)
+    yield runs
+    runs.close()
+
+
+def set_limit(runs: AppRuns) -> Ended:
+    places = {"QDO_APP": "levels", "QDO_COORDINATOR": runs.coordinator}
+    return command(*QDO, "limits", "set", "crm", "--max", "3", cwd=runs.folder, env=places)
+
+
+def levels(client: Client, runs: AppRuns) -> AppLevel:
+    return AppLevel.parse(client.get(runs.layout.root)[0])
+
+
+def test_an_older_version_does_not_start(runs: AppRuns, outsider: Client) -> None:
+    runs.app.send("q", 1)
+    outsider.ensure_path(runs.layout.root)
+    for value in ({"level": FORMAT_LEVEL + 1}, {"level": 1, "next_level": FORMAT_LEVEL + 1}):
+        outsider.set(runs.layout.root, json.dumps(value).encode())
+        worker = runs.start(JOBS)
+        assert worker.wait() == 5
+        assert "format level" in worker.output
+    outsider.set(runs.layout.root, b"null")  # of another program
+    runs.start(JOBS)
+    wait_until(lambda: runs.runs("q"), "the run")
+
+
+def test_the_leader_raises_the_level_in_two_steps(runs: AppRuns, outsider: Client) -> None:
+    runs.app.send("q", 1)
+    worker = runs.start(JOBS)
+    wait_until(lambda: runs.runs("q"), "the run")
+    fence = CheckOp(runs.layout.rebalancer)
+    chore = LevelChore()
+    old = f"{runs.layout.components}/worker/old-0000000009"
+    outsider.create(old, b'{"worker": "worker-0000000009"}', ephemeral=True)
+    chore(outsider, runs.layout, fence)
+    assert levels(outsider, runs).next == 0
+    refused = set_limit(runs)
+    assert refused.code == 5
+    assert "old-0000000009" in refused.err
+    outsider.delete(old)
+    chore(outsider, runs.layout, fence)
+    assert (levels(outsider, runs).level, levels(outsider, runs).next) == (0, FORMAT_LEVEL)
+    chore(outsider, runs.layout, fence)
+    assert (levels(outsider, runs).level, levels(outsider, runs).next) == (FORMAT_LEVEL, 0)
+    assert set_limit(runs).code == 0
+    deposed = CheckOp(runs.layout.rebalancer, 10**6)
+    outsider.set(runs.layout.root, b"")
+    chore(outsider, runs.layout, deposed)
+    assert outsider.get(runs.layout.root)[0] == b""
+    worker.send(15)
+    assert worker.wait() == 0

@@ -1,0 +1,1 @@
+"""Containers for tests of the files in ``config/``, without a container engine or a network."""

@@ -1,0 +1,164 @@
+"""Totals of minutes: nothing is counted twice, and nothing disappears unnoticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdo.errors import SettingsError
+from qdo.history.address import history_error
+from qdo.history.buckets import BOUNDS, bucket_of, percentile
+from qdo.history.minutes import IDLE_SECONDS, Minutes, attempts_in
+from qdo.history.recorder import FIRST_BUCKET, MAX_KEPT, SLOW_SECONDS, Recorder
+from qdo.history.writer import pause_after
+from qdo.message import Batch, Message
+from qdo.settings.settings import Settings
+
+
+def attempt(recorder: Recorder, queue: str, count: int = 1) -> None:
+    call = recorder.bind(lambda message, context: None)
+    for position in range(count):
+        call(Message(queue, position, None), None)
+
+
+def total(minutes: Minutes) -> int:
+    return sum(attempts_in(counts) for _, counts in minutes.unstored())
+
+
+def test_minutes_hold_totals_and_not_increments() -> None:
+    recorder, minutes = Recorder(), Minutes()
+    attempt(recorder, "q", 3)
+    minutes.collect(recorder.counts, 60.0)
+    (first,) = minutes.unstored()
+    minutes.confirm([first])
+    attempt(recorder, "q", 2)
+    minutes.collect(recorder.counts, 61.0)
+    (second,) = minutes.unstored()
+    assert first[0] == second[0] == ("q", 60)
+    assert [attempts_in(each) for each in (first[1], second[1])] == [3, 5]
+
+
+def test_a_row_that_grew_while_it_was_written_stays_unstored() -> None:
+    recorder, minutes = Recorder(), Minutes()
+    attempt(recorder, "q")
+    minutes.collect(recorder.counts, 60.0)
+    written = minutes.unstored()
+    attempt(recorder, "q")
+    minutes.collect(recorder.counts, 60.5)
+    minutes.confirm(written)
+    assert total(minutes) == 2
+
+
+def test_rows_above_the_limit_are_counted_and_dropped() -> None:
+    recorder, minutes = Recorder(), Minutes()
+    for number in range(MAX_KEPT + 7):
+        attempt(recorder, f"q{number}", 2)
+    minutes.collect(recorder.counts, 60.0)
+    minutes.limit()
+    assert (len(minutes), minutes.dropped) == (MAX_KEPT, 14)
+
+
+def test_what_was_stored_of_a_dropped_row_stays_stored() -> None:
+    recorder, minutes = Recorder(), Minutes()
+    attempt(recorder, "q", 3)
+    minutes.collect(recorder.counts, 60.0)
+    minutes.confirm(minutes.unstored())
+    attempt(recorder, "q", 4)
+    minutes.collect(recorder.counts, 61.0)
+    minutes.limit(0)
+    attempt(recorder, "q", 5)
+    minutes.collect(recorder.counts, 62.0)
+    assert (total(minutes), minutes.dropped) == (3 + 5, 4)
+
+
+def test_idle_queues_are_forgotten_and_their_counts_kept() -> None:
+    recorder, minutes = Recorder(), Minutes()
+    attempt(recorder, "q", 3)
+    minutes.collect(recorder.counts, 60.0)
+    held = recorder.counts["q"]
+    minutes.collect(recorder.counts, 60.0 + IDLE_SECONDS)
+    assert recorder.counts == {}
+    held[FIRST_BUCKET] += 1  # the loop had looked the list up before it was removed
+    attempt(recorder, "q", 5)
+    minutes.collect(recorder.counts, 61.0 + IDLE_SECONDS)
+    minutes.collect(recorder.counts, 62.0 + IDLE_SECONDS)
+    assert total(minutes) == 9
+
+
+def test_stored_minutes_take_no_memory() -> None:
+    recorder, minutes = Recorder(), Minutes()
+    for minute in range(100):
+        attempt(recorder, "q")
+        minutes.collect(recorder.counts, 60.0 * minute)
+        minutes.confirm(minutes.unstored())
+    assert len(minutes._totals) <= 2
+
+
+def test_durations_are_counted_by_class() -> None:
+    assert [bucket_of(each) for each in (0.0, 0.00009, 0.0002, 1e9)] == [0, 0, 1, len(BOUNDS)]
+    counts = [90, 0, 9, *[0] * 12, 1]
+    assert percentile(counts, 0.5) == BOUNDS[0]
+    assert percentile(counts, 0.95) == BOUNDS[2]
+    assert percentile(counts, 1.0) == BOUNDS[-1]
+    assert percentile([0] * 16, 0.95) is None
+
+
+def test_slow_and_failed_attempts_get_rows_of_their_own() -> None:
+    times = iter((0.0, SLOW_SECONDS, 20.0, 23.0))
+    recorder = Recorder(clock=lambda: next(times), now=lambda: 5.0)
+
+    def job(message: Message, context: object) -> None:
+        if message.position:
+            raise ValueError("broken")
+
+    call = recorder.bind(job)
+    call(Message("q", 0, None, id="slow"), None)
+    failing = Message("q", 1, None, id="bad", attempt=2)
+    with pytest.raises(ValueError, match="broken"):
+        call(failing, None)
+    recorder.ended(failing, "retry", "ValueError: with a secret")
+    slow, bad = recorder.runs
+    assert (slow.id, slow.outcome, slow.seconds) == ("slow", "done", SLOW_SECONDS)
+    assert (bad.id, bad.outcome, bad.attempt, bad.seconds) == ("bad", "retry", 2, 3.0)
+    assert bad.error == "ValueError"
+
+
+def test_runs_above_the_limit_are_counted_and_dropped() -> None:
+    recorder = Recorder()
+    for position in range(MAX_KEPT + 3):
+        recorder.ended(Message("q", position, None), "dead-letter", "E")
+    assert (len(recorder.runs), recorder.dropped_runs) == (MAX_KEPT, 3)
+
+
+def test_messages_of_a_batch_share_its_time() -> None:
+    times = iter((0.0, 4.0))
+    recorder = Recorder(clock=lambda: next(times))
+    batch = Batch([Message("q", 1, None), Message("q", 2, None)])
+    recorder.bind_batch(lambda batch, context: None)(batch, None)  # type: ignore[arg-type]
+    recorder.batch_done(batch)
+    assert recorder.counts["q"][FIRST_BUCKET + bucket_of(2.0)] == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("mysql://host/db", "must have the form sqlite:PATH or postgresql://"),
+        ("postgresql://ann:secret@host/db", "must not contain a password"),
+        ("postgresql://host/db?schema=x", "has no option 'schema'"),
+        ("sqlite:", "must name a file"),
+        ("mysql://ann:secret@host/db", r"\*\*\*@host"),
+    ],
+)
+def test_invalid_addresses_are_refused_without_passwords(url: str, reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason) as caught:
+        Settings(app="a", history=url)
+    assert caught.value.exit_code == 2
+    assert "secret" not in str(caught.value)
+
+
+def test_the_thread_writes_less_often_with_many_queues() -> None:
+    assert [pause_after(taken) for taken in (0.0, 0.03, 0.3)] == [1.0, 1.0, pytest.approx(6.0)]
+
+
+def test_a_history_is_optional() -> None:
+    assert history_error("") is None
+    assert Settings(app="a").history == ""

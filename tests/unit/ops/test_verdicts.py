@@ -1,0 +1,191 @@
+"""Verdicts on queues with hand-made histories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from qdo.coordination.znodes.progress import FailureRecord
+from qdo.ops.long_runs import LongRun, long_runs
+from qdo.ops.status import QueueStatus, Statuses
+from qdo.ops.verdicts import QueueHealth, QueueSample, Verdict, VerdictRules, judge, judge_all
+
+NOW = 1_700_000_000.0
+OWNED = QueueStatus(
+    queue="tenant 7",
+    owner="worker-1",
+    owner_gone=False,
+    last=100,
+    backlog=3,
+    oldest=None,
+    dead_letters=0,
+    fault=None,
+    behind_seconds=5.0,
+    written=NOW - 1.0,
+    reported=NOW - 1.0,
+)
+TIP = replace(OWNED, backlog=0, behind_seconds=0.0)
+FREE = replace(OWNED, owner=None, reported=None, behind_seconds=90.0, written=NOW - 90)
+FAILED = FailureRecord(101, 3, "ValueError: no")
+
+
+def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0) -> Verdict:
+    """Return the verdict on readings of a queue, the last of which was read now."""
+    first = NOW - every * (len(statuses) - 1)
+    return judge([QueueSample(first + every * i, each, workers) for i, each in enumerate(statuses)])
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "said"),
+    [
+        (TIP, QueueHealth.IDLE, ""),
+        (replace(TIP, running=LongRun("m", 1, 3.0)), QueueHealth.OK, ""),
+        (OWNED, QueueHealth.OK, ""),
+        (replace(OWNED, behind_seconds=60.0), QueueHealth.LAGGING, "older than 1m"),
+        (replace(OWNED, lost=True, fault="trimmed"), QueueHealth.LOST, "Trimmed."),
+        (replace(OWNED, fault="its node is corrupt"), QueueHealth.STOPPED, "node is corrupt"),
+        (replace(OWNED, marks=FAILED), QueueHealth.FAILING, "3 attempts"),
+        (
+            replace(OWNED, marks=replace(FAILED, blocked_since=NOW - 9)),
+            QueueHealth.BLOCKED,
+            "ValueError: no",
+        ),
+        (
+            replace(OWNED, marks=replace(FAILED, blocked_since=NOW - 9, retry_at=NOW + 1)),
+            QueueHealth.BLOCKED,
+            "waits for its key",
+        ),
+        (replace(OWNED, marks=FailureRecord(101, 0, "429")), QueueHealth.OK, "429"),
+        (replace(OWNED, running=LongRun("m", 2, 300.0)), QueueHealth.STUCK, "attempt 2"),
+        (replace(OWNED, held="paused by ada"), QueueHealth.PAUSED, "Paused by ada."),
+        (FREE, QueueHealth.UNOWNED, "No worker has claimed it"),
+        (replace(FREE, unclaimed="assigned to w"), QueueHealth.UNOWNED, "assigned to w"),
+        (replace(FREE, untaken="no job"), QueueHealth.NO_JOB, "No worker has a job"),
+        (
+            replace(FREE, untaken="excluded by all workers"),
+            QueueHealth.NO_WORKER,
+            "leave it out",
+        ),
+        (replace(FREE, waits_for=("shard-1",)), QueueHealth.OK, "shard-1"),
+        (replace(OWNED, owner_gone=True, written=NOW - 90), QueueHealth.OK, "no owner yet"),
+        (
+            replace(OWNED, reported=NOW - 40, behind_seconds=40.0),
+            QueueHealth.STOPPED,
+            "has not reported for 40s",
+        ),
+        (
+            replace(OWNED, written=NOW - 45, behind_seconds=40.0),
+            QueueHealth.STOPPED,
+            "recorded nothing for 45s",
+        ),
+        (replace(OWNED, backlog=None, behind_seconds=None), QueueHealth.UNKNOWN, "not asked"),
+        (
+            replace(OWNED, backlog=None, behind_seconds=None, error="denied"),
+            QueueHealth.UNKNOWN,
+            "denied",
+        ),
+    ],
+)
+def test_one_reading(status: QueueStatus, state: QueueHealth, said: str) -> None:
+    found = verdict(status)
+    assert found.state is state
+    assert said in found.reason
+    assert bool(found.remedy) or not (state.is_critical and status.fault is None)
+
+
+def test_without_workers_what_waits_has_none() -> None:
+    assert verdict(FREE, workers=0).state is QueueHealth.NO_WORKER
+    assert verdict(replace(TIP, owner=None), workers=0).state is QueueHealth.IDLE
+    assert verdict(FREE, workers=None).state is QueueHealth.UNOWNED
+
+
+def test_commands_quote_the_name() -> None:
+    assert "'tenant 7'" in verdict(replace(OWNED, marks=FAILED)).remedy
+
+
+# --- the cases in which Burrow's rules err --------------------------------------------------
+
+
+def test_a_job_that_takes_long_is_not_a_stop() -> None:
+    """Burrow says STALL: the position has not moved."""
+    long = replace(OWNED, written=NOW - 100, behind_seconds=100.0, running=LongRun("m", 1, 90.0))
+    found = verdict(long)
+    assert found.state is QueueHealth.LAGGING
+    assert "m has run for 1m 30s" in found.reason
+
+
+def test_an_idle_queue_that_gets_a_message_is_not_stopped() -> None:
+    """Its last commit is old, because there was nothing to commit."""
+    assert verdict(replace(OWNED, written=NOW - 9000, behind_seconds=0.2)).state is QueueHealth.OK
+
+
+def test_a_queue_at_its_tip_without_a_worker_is_fine() -> None:
+    """Burrow says STOP once the last commit is older than the window."""
+    gone = replace(TIP, owner="w", owner_gone=True, written=NOW - 9000)
+    assert verdict(gone).state is QueueHealth.IDLE
+
+
+def test_steady_lateness_is_not_catching_up() -> None:
+    late = replace(OWNED, behind_seconds=100.0, backlog=50)
+    assert verdict(late, replace(late, last=200, backlog=50)).state is QueueHealth.LAGGING
+
+
+# --- two readings ----------------------------------------------------------------------------
+
+
+def test_a_smaller_backlog_catches_up_and_has_an_eta() -> None:
+    before = replace(OWNED, backlog=1000, behind_seconds=300.0)
+    found = verdict(before, replace(before, last=200, backlog=800))
+    assert found.state is QueueHealth.CATCHING_UP
+    assert found.eta_seconds == pytest.approx(40.0)
+
+
+def test_a_smaller_age_counts_where_nothing_can_be_counted() -> None:
+    before = replace(OWNED, backlog=None, behind_seconds=300.0)
+    found = verdict(before, replace(before, behind_seconds=200.0))
+    assert found.state is QueueHealth.CATCHING_UP
+    assert found.eta_seconds == pytest.approx(20.0)
+
+
+def test_a_position_that_went_back_without_a_seek_is_noticed() -> None:
+    assert verdict(OWNED, replace(OWNED, last=50)).state is QueueHealth.REWOUND
+    assert verdict(OWNED, replace(OWNED, last=50, seek=1)).state is QueueHealth.OK
+
+
+def test_a_queue_that_is_new_in_the_last_reading_is_judged() -> None:
+    readings = [Statuses([], at=NOW - 5, workers=1), Statuses([OWNED], at=NOW, workers=1)]
+    ((_, found),) = judge_all(readings)
+    assert found.state is QueueHealth.OK
+
+
+# --- order -----------------------------------------------------------------------------------
+
+
+def test_a_pause_explains_lateness_but_hides_no_block() -> None:
+    held = replace(OWNED, held="paused", behind_seconds=9000.0, written=NOW - 9000)
+    assert verdict(held).state is QueueHealth.PAUSED
+    blocked = replace(held, marks=replace(FAILED, blocked_since=1.0))
+    assert verdict(blocked).state is QueueHealth.BLOCKED
+
+
+def test_times_can_be_chosen() -> None:
+    rules = VerdictRules(late_seconds=2.0, stuck_seconds=5.0)
+    assert judge([QueueSample(NOW, OWNED, 1)], rules).state is QueueHealth.LAGGING
+    slow = replace(OWNED, running=LongRun("m", 1, 6.0))
+    assert judge([QueueSample(NOW, slow, 1)], rules).state is QueueHealth.STUCK
+
+
+# --- reports of workers ------------------------------------------------------------------------
+
+
+def test_forged_reports_of_long_runs_are_left_out() -> None:
+    good = ["q", "id", 1, 5]
+    bad = [None, 7, [], ["q"], ["q", "id", True, 5], ["q", "id", 1, float("nan")], [1, 2, 3, 4]]
+    found = long_runs([{"long_runs": [good, *bad]}, {"long_runs": "x"}, {}])
+    assert found == {"q": LongRun("id", 1, 5.0)}
+
+
+def test_the_longest_run_of_a_queue_counts() -> None:
+    found = long_runs([{"long_runs": [["q", "a", 1, 5]]}, {"long_runs": [["q", "b", 2, 9]]}])
+    assert found == {"q": LongRun("b", 2, 9.0)}
