@@ -88,7 +88,6 @@ def test_one_holder_at_a_time_whatever_happens_to_processes(
 
 def test_a_frozen_holder_knows_that_it_has_lost_the_lock(app: App, coordinator_url: str) -> None:
     script = f"""
-import sys
 from qdo import App
 from qdo.fleet_errors import LockLostError
 app = App("shop", coordinator={coordinator_url!r}, session_timeout_seconds=1)

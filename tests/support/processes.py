@@ -84,7 +84,9 @@ class Proc:
         env: Mapping[str, str] | None = None,
         cwd: str | Path = ROOT,
     ) -> None:
-        surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        # Not PYTHONUNBUFFERED: print() would write a line and its end apart, and a line of the
+        # log could come between them.
+        surroundings = {**os.environ, "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
