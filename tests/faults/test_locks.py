@@ -88,6 +88,7 @@ def test_one_holder_at_a_time_whatever_happens_to_processes(
 
 def test_a_frozen_holder_knows_that_it_has_lost_the_lock(app: App, coordinator_url: str) -> None:
     script = f"""
+import time
 from qdo import App
 from qdo.fleet_errors import LockLostError
 app = App("shop", coordinator={coordinator_url!r}, session_timeout_seconds=1)
@@ -96,6 +97,7 @@ with app.lock("export") as held:
     try:
         while True:
             held.check()
+            time.sleep(0.001)
     except LockLostError:
         print("lost", flush=True)
 """

@@ -84,9 +84,10 @@ class Proc:
         env: Mapping[str, str] | None = None,
         cwd: str | Path = ROOT,
     ) -> None:
-        # Not PYTHONUNBUFFERED: print() would write a line and its end apart, and a line of the
-        # log could come between them.
         surroundings = {**os.environ, "PYTHONPATH": str(ROOT)}
+        # With it, print() writes a line and its end apart, and a line of the log could come
+        # between them.
+        surroundings.pop("PYTHONUNBUFFERED", None)
         self._process = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
