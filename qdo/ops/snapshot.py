@@ -48,6 +48,7 @@ class Snapshot:
     :ivar backlogs: by queue, as far as the broker was asked; or the error of the request.
     :ivar lags: seconds by queue, as reported by workers.
     :ivar faults: by queue, why it is not processed, as reported by workers.
+    :ivar limits: by queue, the limits for whose permits it waits, as reported by workers.
     :ivar parents: by queue, the queues that must be finished first.
     :ivar unasked: number of backlogs that were not requested.
     :ivar unread: what could not be read, with the reason.
@@ -72,6 +73,7 @@ class Snapshot:
     backlogs: Mapping[str, Backlog | QdoError | None]
     lags: Mapping[str, float]
     faults: Mapping[str, str]
+    limits: Mapping[str, Sequence[str]]
     parents: Mapping[str, Sequence[str]]
     unasked: int
     unread: Mapping[str, str]
@@ -99,9 +101,7 @@ def read_snapshot(
     # Queue nodes may be readable although their folder cannot be listed.
     named = listed.union(dead) if fleet.queues is None else fleet.queues
     reads = _read_queue_nodes(client, layout, _matching(named, glob))
-    nodes = _parsed(reads)
-    if broker is not None:
-        nodes = {name: _with_fault(name, each, broker) for name, each in nodes.items()}
+    nodes = {name: _with_fault(name, each, broker) for name, each in _parsed(reads).items()}
     over = {name for name, node in nodes.items() if is_over(node, name, stored, end)}
     names = sorted(stored.union(nodes, _matching(dead, glob)) - (over - dead.keys()))
     whole = [name for name in names if name in stored and nodes.get(name, NEW).fault is None]
@@ -123,6 +123,7 @@ def read_snapshot(
         backlogs=backlogs,
         lags=_lags(components) if broker and broker.capabilities.doorbell else {},
         faults=_faults(components) | crowded_out(broker, len(fleet.queues or ()), nodeless),
+        limits=_waits(components),
         parents=parents,
         unasked=len(whole) - len(backlogs),
         unread=unread,
@@ -184,8 +185,10 @@ def _parents(
     return {name: broker.catalog.parents(name) for name in names if name in listed}
 
 
-def _with_fault(name: str, node: QueueNode, broker: Broker) -> QueueNode:
+def _with_fault(name: str, node: QueueNode, broker: Broker | None) -> QueueNode:
     """Return a node whose fault is the reason why the queue is not processed."""
+    if broker is None:
+        return node
     node = node.checked(broker.positions)
     finished = is_finished(node, broker.capabilities.end_position_text)
     if node.fault is None and finished and broker.catalog.is_reopened(name):
@@ -245,6 +248,17 @@ def _faults(components: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         faults = component.get("faults")
         if isinstance(faults, dict):
             found.update((queue, one_line(reason)) for queue, reason in faults.items())
+    return found
+
+
+def _waits(components: Iterable[Mapping[str, Any]]) -> dict[str, Sequence[str]]:
+    """Return the limits for whose permits queues wait, as workers report it."""
+    found: dict[str, Sequence[str]] = {}
+    for component in components:
+        waits = component.get("waits")
+        for queue, names in waits.items() if isinstance(waits, dict) else ():
+            if isinstance(names, list):
+                found[queue] = [one_line(str(name)) for name in names]
     return found
 
 

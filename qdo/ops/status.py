@@ -41,6 +41,7 @@ class QueueStatus:
     :ivar unclaimed: which worker it is assigned to that has not claimed it, None if it has an
         owner or is not assigned.
     :ivar waits_for: queues that must be finished before this one may begin.
+    :ivar limits: limits for whose permits it waits.
     :ivar held: why it stands still in the whole fleet, None if it does not.
     :ivar missing: the broker does not have the queue: nothing waits.
     :ivar lost: messages were deleted before they were read; `fault` says which.
@@ -71,6 +72,7 @@ class QueueStatus:
     behind_seconds: float | None = None
     waits_for: tuple[str, ...] = ()
     error: str | None = None
+    limits: tuple[str, ...] = ()
     held: str | None = None
     missing: bool = False
     lost: bool = False
@@ -153,6 +155,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
             name for name in snapshot.parents.get(queue, ()) if _is_pending(name, snapshot)
         ),
         error=str(answer) if isinstance(answer, QdoError) else None,
+        limits=tuple(snapshot.limits.get(queue, ())),
         held="; ".join(map(hold_text, holds_of(queue, snapshot.holds))) or None,
         missing=queue in snapshot.missing,
         lost=backlog is not None and backlog.lost,

@@ -7,52 +7,14 @@ it needs no worker that lives.
 
 from __future__ import annotations
 
-import enum
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.positions import format_last
 from qdo.text import pluralize, short_duration
-
-
-class QueueHealth(enum.Enum):
-    """The states of a queue, the worst first."""
-
-    LOST = "lost"
-    BLOCKED = "blocked"
-    STUCK = "stuck"
-    STOPPED = "stopped"
-    NO_JOB = "no-job"
-    NO_WORKER = "no-worker"
-    UNOWNED = "unowned"
-    REWOUND = "rewound"
-    FAILING = "failing"
-    LAGGING = "lagging"
-    UNKNOWN = "unknown"
-    CATCHING_UP = "catching-up"
-    PAUSED = "paused"
-    OK = "ok"
-    IDLE = "idle"
-
-    @property
-    def rank(self) -> int:
-        """0 for the worst."""
-        return _RANKS[self]
-
-    @property
-    def is_critical(self) -> bool:
-        """Whether messages wait, and will wait until somebody does something."""
-        return self.rank <= QueueHealth.UNOWNED.rank
-
-    @property
-    def is_warning(self) -> bool:
-        """Whether the queue is late, or may soon need somebody."""
-        return QueueHealth.UNOWNED.rank < self.rank <= QueueHealth.UNKNOWN.rank
-
-
-_RANKS = {state: rank for rank, state in enumerate(QueueHealth)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +249,16 @@ def _failing(case: _Case) -> Verdict | None:
     return Verdict(QueueHealth.FAILING, reason, _decide(case))
 
 
+def _limited(case: _Case) -> Verdict | None:
+    names = case.status.limits
+    if not case.owned or not case.waiting or not names:
+        return None
+    late = (case.age or 0.0) >= case.rules.late_seconds
+    word = "limit" if len(names) == 1 else "limits"
+    reason = f"Its next message waits for permits of the {word} {', '.join(names)}."
+    return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason, "qdo limits")
+
+
 def _stopped(case: _Case) -> Verdict | None:
     """An owner that does nothing: its process hangs, or it waits for something."""
     status, still = case.status, case.rules.still_seconds
@@ -339,5 +311,5 @@ def _unknown(case: _Case) -> Verdict | None:
 
 _RULES: tuple[Callable[[_Case], Verdict | None], ...] = (
     *(_lost, _blocked, _paused, _stuck, _faulty, _nothing_waits),
-    *(_without_worker, _untaken, _rewound, _unowned, _failing, _stopped, _late, _unknown),
+    *(_without_worker, _untaken, _rewound, _unowned, _failing, _limited, _stopped, _late, _unknown),
 )

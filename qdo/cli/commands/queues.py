@@ -13,8 +13,9 @@ from qdo.cli.readings import SHARED, read_queues, reading_options, report_unaske
 from qdo.errors import DatabaseError, PartialFailureError
 from qdo.fleet_errors import HistoryUnreadableError
 from qdo.history.reports import usual_seconds
+from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import QueueStatus, Statuses
-from qdo.ops.verdicts import QueueHealth, Verdict, judge_all
+from qdo.ops.verdicts import Verdict, judge_all
 from qdo.positions import format_last
 from qdo.settings.settings import Settings
 from qdo.text import join_some, short_duration
@@ -195,6 +196,7 @@ def _queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
         "untaken": each.untaken,
         "unclaimed": each.unclaimed,
         "waits_for": each.waits_for,
+        "limits": each.limits,
         "last": str(each.last) if each.last else "",
         "last_time": format_last(each.last),
         "position": each.position,

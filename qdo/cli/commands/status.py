@@ -17,8 +17,9 @@ from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import cell, emit, width_of
 from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
 from qdo.errors import QdoError
+from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import QueueStatus
-from qdo.ops.verdicts import QueueHealth, Verdict, judge_all
+from qdo.ops.verdicts import Verdict, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize, short_duration

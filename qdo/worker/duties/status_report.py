@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 import gevent
@@ -24,7 +25,8 @@ REPORTS_PER_SESSION = 3
 """A dead worker is registered for a whole session timeout: `qdo workers` shows by the age of its
 report that it is silent."""
 MOST_QUEUES = 100
-"""At most this many queues are listed, those farthest behind: many clients read component nodes."""
+"""At most this many queues are listed, those farthest behind, and those that have waited longest
+for permits: many clients read component nodes."""
 MOST_RUNS = 20
 """At most this many messages in flight are listed, those that have run for longest."""
 WORTH_SECONDS = 1.0
@@ -50,7 +52,7 @@ class StatusReport(Duty):
     ) -> None:
         self._dispatcher = dispatcher
         self._counters = pipeline.counters
-        self._faults = pipeline.limits.faults
+        self._limits = pipeline.limits
         settings = live.in_force.now
         self._process = describe_process(settings) | {"parent": os.getppid()}
         self._concurrency = settings.concurrency
@@ -84,7 +86,8 @@ class StatusReport(Duty):
             "busy": sum(1 for _ in self._dispatcher.running()),
             **self._counters.dump(),
             "behind": lags(self._dispatcher.slots.values()),
-            "faults": self._faults(),
+            "faults": self._limits.faults(),
+            "waits": dict(islice(self._limits.waits().items(), MOST_QUEUES)),
             "long_runs": self._long_runs(),
             "live": self._live.dump(),
         }

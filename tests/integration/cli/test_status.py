@@ -42,6 +42,7 @@ def poison(message, context):
 def flaky(message, context):
     raise LookupError("not yet")
 
+@app.job("limited-*", limits=["crm"])
 @app.job("hung")
 def hung(message, context):
     never.wait()
@@ -172,3 +173,18 @@ def test_a_long_backlog_catches_up(desk: Desk) -> None:
 
     wait_until(lambda: found()["state"] == "catching-up", "it catches up", 60.0)
     wait_until(lambda: found()["state"] == "idle", "it has caught up", 60.0)
+
+
+def test_a_queue_names_the_limit_that_it_waits_for(desk: Desk) -> None:
+    """It is not stopped: somebody else has the permit."""
+    assert desk.run("limits", "set", "crm", "--max", "1")[0] == 0
+    desk.app.send_many([("limited-1", 1), ("limited-2", 1)])
+    desk.start_worker()
+
+    def reports() -> list[tuple[str, list[str], str]]:
+        found = desk.queues("limited-*", "--late", "0s", "--stuck", "0s").values()
+        return sorted((each["state"], each["limits"], each["remedy"] or "") for each in found)
+
+    expected = [("lagging", ["crm"]), ("stuck", [])]
+    wait_until(lambda: [each[:2] for each in reports()] == expected, "both are found", 60.0)
+    assert reports()[0][2] == "qdo limits"

@@ -8,8 +8,9 @@ import pytest
 
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.ops.long_runs import LongRun, long_runs
+from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import QueueStatus, Statuses
-from qdo.ops.verdicts import QueueHealth, QueueSample, Verdict, VerdictRules, judge, judge_all
+from qdo.ops.verdicts import QueueSample, Verdict, VerdictRules, judge, judge_all
 
 NOW = 1_700_000_000.0
 OWNED = QueueStatus(
@@ -57,6 +58,16 @@ def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0
             "waits for its key",
         ),
         (replace(OWNED, marks=FailureRecord(101, 0, "429")), QueueHealth.OK, "429"),
+        (
+            replace(OWNED, written=NOW - 45, behind_seconds=40.0, limits=("crm",)),
+            QueueHealth.OK,
+            "the limit crm.",
+        ),
+        (
+            replace(OWNED, written=NOW - 95, behind_seconds=90.0, limits=("crm", "sms")),
+            QueueHealth.LAGGING,
+            "the limits crm, sms.",
+        ),
         (replace(OWNED, running=LongRun("m", 2, 300.0)), QueueHealth.STUCK, "attempt 2"),
         (replace(OWNED, held="paused by ada"), QueueHealth.PAUSED, "Paused by ada."),
         (FREE, QueueHealth.UNOWNED, "No worker has claimed it"),

@@ -137,12 +137,11 @@ class Gate:
         """Take permits for a waiter, into its `grant`; False: it waits for them from now on."""
         if waiter.grant is None and not self.limits.waiting:
             waiter.grant = self.limits.take(self)
-        if waiter.grant is None:
-            if self.names:
-                self.limits.enqueue(self, waiter)
-                self.limits.serve()
-            else:
-                waiter.grant = Grant(self, ())
+        if waiter.grant is None and not self.names:
+            waiter.grant = Grant(self, ())
+        elif waiter.grant is None:
+            self.limits.enqueue(self, waiter)
+            self.limits.serve()
         return waiter.grant is not None
 
     def enter(self, slot: Slot, fence: int) -> TurnResult | None:
@@ -314,9 +313,8 @@ class Limits:
         Nothing if it waits for a limit of which this process has nothing: that may take long.
         """
         shares = [self._shares.get(name) for name in gate.names]
-        if any(share is None or not share.has_share for share in shares):
-            return set()
-        return {*gate.names}
+        has_all = all(share is not None and share.has_share for share in shares)
+        return {*gate.names} if has_all else set()
 
     def _count(self) -> None:
         """Tell the shares how many queues wait."""
@@ -335,14 +333,16 @@ class Limits:
 
     def faults(self) -> dict[str, str]:
         """Return the queues that wait for a limit that cannot be used, and why."""
-        found: dict[str, str] = {}
-        for gate in self._gates:
-            for name in gate.names:
-                share = self._shares.get(name)
-                if gate.waiting and share is not None and share.why:
-                    reason = _reason(name, share.why)
-                    found.update((waiter.queue, reason) for waiter in gate.waiting)
-        return found
+        why = {name: share.why for name, share in self._shares.items() if share.why}
+        return {
+            queue: _reason(name, why[name])
+            for queue, names in self.waits().items()
+            for name in why.keys() & names
+        }
+
+    def waits(self) -> dict[str, tuple[str, ...]]:
+        """Return the queues that wait for permits, with the names of the limits."""
+        return {waiter.queue: gate.names for gate in self._gates for waiter in gate.waiting}
 
 
 def _reason(name: str, why: str) -> str:
