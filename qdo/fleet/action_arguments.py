@@ -17,6 +17,9 @@ PING, STACKS, LOG_LEVEL, DRAIN, RESTART, PROFILE, RELOAD = ACTIONS = (
     "profile",
     "reload",
 )
+RUNS = "runs"
+"""Asked for by `qdo ps`."""
+MAX_RUNS = 1000
 LEVELS = ("debug", "info", "warning", "error")
 MAX_PROFILE_SECONDS = 60.0
 MAX_LOG_LEVEL_SECONDS = 86_400.0
@@ -45,3 +48,16 @@ def level_of(args: Mapping[str, Any]) -> str:
     if found not in LEVELS:
         raise UnfitError(f"level must be one of {', '.join(LEVELS)}, got {found!r}")
     return str(found)
+
+
+def runs_of(args: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the arguments of the action "runs": a glob of queues, and how many messages at most.
+
+    :raises UnfitError: one has the wrong type.
+    """
+    glob, most = args.get("queues"), args.get("most")
+    if not isinstance(glob, str) or type(most) is not int or not 0 < most <= MAX_RUNS:
+        raise UnfitError(
+            f"queues must be a glob and most from 1 to {MAX_RUNS}, got {glob!r} and {most!r}"
+        )
+    return glob, most

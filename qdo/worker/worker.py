@@ -230,11 +230,12 @@ class Worker:
         self._members.gate = gate = HoldGate(self._dispatcher)
         ask_parent = self._process.ask_parent
         self._members.live = self._live
-        self._members.actions = OwnActions(self._stop, self._live.in_force, ask_parent).table()
         self._discovery = Discovery(self._broker, clock, self._current)
         self._status = StatusReport(
             self._dispatcher, self._pipeline, self._live, lambda: self.state, self._current
         )
+        actions = OwnActions(self._stop, self._live.in_force, ask_parent, self._status.runs)
+        self._members.actions = actions.table()
         self._membership = MembershipLoop(
             self._members,
             self._current,

@@ -19,6 +19,7 @@ from qdo.fleet.protocol.audit_entries import Values
 from qdo.settings.in_force import SettingsInForce
 from qdo.system import logs
 from qdo.system.native import original, signal, start_thread
+from qdo.worker.actions.runs import Runs
 from qdo.worker.actions.sampling import Samples, profile_result, sample
 from qdo.worker.actions.stacks import all_stacks
 from qdo.worker.stop_requests import StopRequests
@@ -34,14 +35,20 @@ class OwnActions:
 
     :param in_force: the settings that are in force now.
     :param ask_parent: asks the parent process for an action; None without a parent.
+    :param runs: the messages in flight.
     """
 
     def __init__(
-        self, stop: StopRequests, in_force: SettingsInForce, ask_parent: AskParent | None
+        self,
+        stop: StopRequests,
+        in_force: SettingsInForce,
+        ask_parent: AskParent | None,
+        runs: Runs,
     ) -> None:
         self._in_force = in_force
         self._stop = stop
         self._ask_parent = ask_parent
+        self._runs = runs
         self._profiling = False
         self._restore_level: Callable[[], None] | None = None
         self._level_timer: Any = None
@@ -52,6 +59,7 @@ class OwnActions:
             {
                 names.PING: _ping,
                 names.STACKS: _stacks,
+                names.RUNS: self._runs.perform,
                 names.LOG_LEVEL: self._log_level,
                 names.PROFILE: self._profile,
                 names.DRAIN: self._drain,

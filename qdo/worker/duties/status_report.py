@@ -12,7 +12,7 @@ import gevent
 
 from qdo.settings.hosts import describe_process
 from qdo.settings.live import LiveSettings
-from qdo.system.clock import clock
+from qdo.worker.actions.runs import Runs
 from qdo.worker.duties.member_api import CurrentMember
 from qdo.worker.duties.runner import Duty
 from qdo.worker.engine.dispatcher import Dispatcher
@@ -36,6 +36,7 @@ WORTH_SECONDS = 1.0
 class StatusReport(Duty):
     """Writes the status of a worker to its component node.
 
+    :ivar runs: the messages in flight.
     :param state: returns the state of the worker.
     """
 
@@ -62,7 +63,7 @@ class StatusReport(Duty):
         self._state = state
         self._live = live
         self._current = current
-        self._since: dict[tuple[str, str, int], float] = {}
+        self.runs = Runs(dispatcher.in_flight)
 
     def run(self) -> None:
         while True:
@@ -95,15 +96,13 @@ class StatusReport(Duty):
     def _long_runs(self) -> list[tuple[str, str, int, float]]:
         """Return queue, id, attempt and seconds of messages that an earlier report has seen.
 
-        So the loop over messages need not read the clock; the seconds are too few by the time
-        between two reports at most.
+        The seconds are too few by the time between two reports at most.
         """
-        now, before = clock(), self._since
-        messages = [slot.message for slot in self._dispatcher.in_flight()]
-        running = [(each.queue, each.id, each.attempt) for each in messages if each is not None]
-        self._since = {each: before.get(each, now) for each in running}
-        seconds = {each: now - self._since[each] for each in running}
-        long = [(*each, round(ran, 1)) for each, ran in seconds.items() if ran >= WORTH_SECONDS]
+        long = [
+            (each.queue, each.id, each.attempt, round(seconds, 1))
+            for _, each, seconds in self.runs.look()
+            if seconds >= WORTH_SECONDS
+        ]
         return heapq.nlargest(MOST_RUNS, long, key=lambda each: each[3])
 
 

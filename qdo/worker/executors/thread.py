@@ -9,8 +9,10 @@ Python. The exception must never reach the thread after its job: see `_JobThread
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import gevent
 from gevent import monkey
@@ -86,7 +88,12 @@ class _Work(NamedTuple):
 
 
 class _JobThread:
-    """A native thread that runs one job after the other, until one is interrupted."""
+    """A native thread that runs one job after the other, until one is interrupted.
+
+    :cvar all: the threads that have not ended.
+    """
+
+    all: ClassVar[set[_JobThread]] = set()
 
     def __init__(self, mailbox: LoopMailbox, may_start: Callable[[Message], bool]) -> None:
         self._mailbox = mailbox
@@ -100,8 +107,8 @@ class _JobThread:
         self._interrupting = False
         self._serial = 0
         self._hub: Any = None
-        self._greenlet: Any = None
-        self._ident: int = start_thread(self._run)
+        self.greenlet: Any = None
+        self.ident: int = start_thread(self._run)
 
     # --- on the event loop's thread ---
 
@@ -140,7 +147,7 @@ class _JobThread:
         self._interrupting = True
         if not self._sealed and not self._delivered and serial == self._serial:
             self._delivered = True
-            raise_in_thread(self._ident, JobInterrupt)
+            raise_in_thread(self.ident, JobInterrupt)
         self._interrupting = False
 
     def end(self) -> None:
@@ -154,7 +161,8 @@ class _JobThread:
         if monkey.is_module_patched("socket"):
             hub: Any = gevent.get_hub()
             hub.handle_error = self._on_loop_error
-            self._greenlet, self._hub = gevent.getcurrent(), hub
+            self.greenlet, self._hub = gevent.getcurrent(), hub
+        self.all.add(self)
         try:
             while True:
                 self._wake.acquire()
@@ -164,6 +172,7 @@ class _JobThread:
                 self._attempt(work)
                 del work
         finally:
+            self.all.discard(self)
             leave_gevent()
 
     def _attempt(self, work: _Work) -> None:
@@ -190,18 +199,18 @@ class _JobThread:
         """Raise JobInterrupt in the waiting job; called by this thread's event loop."""
         if not self._sealed and not self._delivered and serial == self._serial:
             self._delivered = True
-            self._greenlet.throw(JobInterrupt)
+            self.greenlet.throw(JobInterrupt)
 
     def _on_loop_error(self, context: Any, kind: Any, value: Any, trace: Any) -> None:
         """Pass to the job an interruption that was raised in this thread's event loop."""
         if isinstance(kind, type) and issubclass(kind, JobInterrupt):
-            self._hub.loop.run_callback(self._greenlet.throw, JobInterrupt)
+            self._hub.loop.run_callback(self.greenlet.throw, JobInterrupt)
         else:
             type(self._hub).handle_error(self._hub, context, kind, value, trace)
 
     def _unseal(self) -> None:
         """Allow interruptions; raise one that was requested before the job began."""
-        ident = self._ident
+        ident = self.ident
         self._sealed = False
         if self._wanted:
             self._delivered = True
@@ -221,7 +230,31 @@ class _JobThread:
                 self._sealed = True
                 while self._interrupting:
                     sleep(0)
-                cancel_raise(self._ident)
+                cancel_raise(self.ident)
                 return
             except JobInterrupt:
                 continue
+
+
+_ATTEMPT = _JobThread._attempt.__code__
+
+
+def job_frames() -> dict[int, FrameType]:
+    """Return the stacks of the jobs that run in threads, by the identity of their messages."""
+    current, found = sys._current_frames(), {}
+    for thread in list(_JobThread.all):
+        # A job that waits through gevent is a greenlet that does not run.
+        for frame in (getattr(thread.greenlet, "gr_frame", None), current.get(thread.ident)):
+            message = _message_in(frame)
+            if message is not None and frame is not None:
+                found[id(message)] = frame
+    return found
+
+
+def _message_in(frame: FrameType | None) -> Message | None:
+    while frame is not None:
+        if frame.f_code is _ATTEMPT:
+            work = frame.f_locals.get("work")
+            return work.message if isinstance(work, _Work) else None
+        frame = frame.f_back
+    return None

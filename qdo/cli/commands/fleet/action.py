@@ -8,21 +8,20 @@ from typing import Any
 
 import click
 
-from qdo.cli.connections import open_connections
+from qdo.cli.asking import ask
 from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, reason_option, require_app, with_settings
 from qdo.cli.output import emit
-from qdo.errors import NotFoundError, UsageError
+from qdo.errors import UsageError
 from qdo.fleet import action_arguments as names
 from qdo.fleet.action_node import AHEAD_SECONDS
-from qdo.fleet.actions import Asked, ask_workers, list_workers, matching, wait_for_results
+from qdo.fleet.actions import Asked
 from qdo.fleet.protocol.action_results import DONE, UnfitError
 from qdo.fleet.protocol.audit_entries import Values
 from qdo.fleet_errors import ActionsFailedError
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize, printable_lines
 
-_STOPPING = (names.DRAIN, names.RESTART, names.RELOAD)
 _COLUMNS = ("worker", "outcome", "result", "seconds")
 
 
@@ -71,7 +70,7 @@ def action(
     seconds = parse_duration(timeout, "--timeout")
     if not 0 < seconds <= AHEAD_SECONDS:
         raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
-    asked = _ask(settings, glob, name, args, seconds, reason, everything=everything)
+    asked = ask(settings, glob, name, args, seconds, reason, everything=everything)
     emit("qdo.action/1", [_item(each) for each in asked], form, {k: k.upper() for k in _COLUMNS})
     if form == "table":
         _print_outputs(asked)
@@ -81,33 +80,6 @@ def action(
         raise ActionsFailedError(
             action=name, total=total, count=len(failed), names=join_some(failed)
         )
-
-
-def _ask(
-    settings: Settings,
-    glob: str,
-    name: str,
-    args: Values,
-    seconds: float,
-    reason: str,
-    *,
-    everything: bool,
-) -> list[Asked]:
-    """Ask the workers that match, and wait for their results."""
-    with open_connections(settings, broker=False) as connections:
-        client, layout = connections.client, connections.layout
-        workers = list_workers(client, layout) if client is not None else []
-        targets = matching(workers, glob)
-        if client is None or not targets:
-            raise NotFoundError(what="worker that matches", name=glob)
-        if name in _STOPPING and targets == workers and glob not in workers and not everything:
-            raise UsageError(reason=f"{name} of all workers needs --all, got {glob!r}")
-        asked = ask_workers(
-            client, layout, targets, name, args, within_seconds=seconds, reason=reason
-        )
-        profiled = names.seconds_of(name, args) if name == names.PROFILE else 0.0
-        wait_for_results(client, layout, asked, seconds + profiled)
-    return asked
 
 
 def _arguments(name: str, argument: str | None, lasting: str | None) -> Values:

@@ -1,0 +1,147 @@
+"""`qdo ps` lists the messages that run now, and where their code stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.protocol.audit_entries import AuditEntry
+from tests.support.app_runs import AppRuns
+from tests.support.cli import Ended, command
+from tests.support.processes import children, freeze, wait_until
+
+APP = """
+import asyncio
+import os
+import time
+
+import gevent
+import qdo
+
+app = qdo.App("desk", session_timeout_seconds=5)
+
+def until_released():
+    while not os.path.exists("go"):
+        gevent.sleep(0.01)
+
+def until_released_in_a_thread():
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+
+@app.job("greenlet")
+def in_greenlet(message, context):
+    until_released()
+
+@app.job("lanes-*", order="none", concurrency=5)
+def in_lanes(message, context):
+    until_released()
+
+@app.job("thread", executor="thread")
+def in_thread(message, context):
+    until_released_in_a_thread()
+
+@app.job("process", executor="process")
+def in_process(message, context):
+    until_released_in_a_thread()
+
+@app.job("async")
+async def in_asyncio(message, context):
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.01)
+
+@app.job("busy")
+def busy(message, context):
+    while not os.path.exists("go"):
+        pass
+"""
+LAYOUT = Layout.of("desk")
+QUEUES = ("greenlet", "thread", "process", "async")
+
+
+@pytest.fixture
+def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
+    runs = AppRuns("desk", tmp_path, coordinator_url)
+    yield runs
+    runs.close()
+
+
+def ps(runs: AppRuns, *arguments: str) -> Ended:
+    options = ("--app", "desk", "--coordinator", runs.coordinator)
+    return command("-m", "qdo", "ps", *arguments, *options, cwd=runs.folder)
+
+
+def items(runs: AppRuns, *arguments: str) -> list[dict[str, Any]]:
+    ended = ps(runs, "-o", "json", *arguments)
+    assert ended.code == 0, ended.err
+    return list(json.loads(ended.out)["items"])
+
+
+def test_every_executor_shows_its_messages(runs: AppRuns) -> None:
+    ids = {queue: runs.app.send(queue, 1) for queue in QUEUES}
+    ids |= {"lanes-1": runs.app.send("lanes-1", 1)}
+    runs.start(APP, "--processes", "2")
+    wait_until(lambda: _answers(runs, len(ids)), "all messages run")
+    found = {each["queue"]: each for each in items(runs)}
+    assert {queue: each["id"] for queue, each in found.items()} == ids
+    assert {each["attempt"] for each in found.values()} == {1}
+    assert all(0 <= each["seconds"] < 60 for each in found.values())
+    assert found["greenlet"]["where"].startswith("jobs.py:")
+    assert found["greenlet"]["where"].endswith(" until_released")
+    assert found["lanes-1"]["where"].endswith(" until_released")
+    assert found["thread"]["where"].endswith(" until_released_in_a_thread")
+    assert [each.rpartition(" ")[2] for each in found["thread"]["stack"]] == [
+        "in_thread",
+        "until_released_in_a_thread",
+    ]
+
+    # Of some queues, some workers, or the longest.
+    assert [each["queue"] for each in items(runs, "lanes-*")] == ["lanes-1"]
+    owner = found["thread"]["worker"]
+    assert {each["worker"] for each in items(runs, "--worker", owner)} == {owner}
+    ended = ps(runs, "--limit", "1")
+    assert len(ended.out.splitlines()) == 2
+    assert "1 of 5 messages" in ended.err
+    assert "in_thread" in ps(runs, "thread", "--stacks").out
+    assert ps(runs, "--worker", "nobody").code == 6
+    assert ps(runs, "--timeout", "0").code == 2
+    # What was asked is in the log of actions, but not the stacks.
+    entries = [_entry(runs, name) for name in runs.client.get_children(LAYOUT.fleet.actionlog)]
+    assert {entry.command for entry in entries} == {"action runs"}
+
+    (runs.folder / "go").touch()
+    wait_until(lambda: items(runs) == [], "all messages are done")
+
+
+def test_a_blocked_loop_is_named(runs: AppRuns) -> None:
+    """Its parent knows the message, and `qdo action` has its stack."""
+    id = runs.app.send("busy", 1)
+    runs.start(APP)
+    wait_until(lambda: "event loop blocked" in ps(runs).err, "the answer of the parent")
+    ended = ps(runs)
+    assert f"queue busy, message {id}" in ended.err
+    assert " stacks`" in ended.err
+
+
+def test_a_frozen_worker_is_missed(runs: AppRuns) -> None:
+    runs.app.send("greenlet", 1)
+    proc = runs.start(APP)
+    wait_until(lambda: _answers(runs, 1), "the message runs")
+    for pid in children(proc.pid):
+        freeze(pid, runs.coordinator)
+    ended = ps(runs, "--timeout", "0.5s")
+    assert ended.code == 4
+
+
+def _answers(runs: AppRuns, count: int) -> bool:
+    ended = ps(runs, "-o", "json")
+    return ended.code == 0 and len(json.loads(ended.out)["items"]) == count
+
+
+def _entry(runs: AppRuns, name: str) -> AuditEntry:
+    data, _ = runs.client.get(LAYOUT.fleet.log_entry(name))
+    return AuditEntry.parse(name, data, 0.0, None)
