@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import time
 import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -84,6 +85,16 @@ def short_duration(seconds: float) -> str:
             parts.append((count, unit))
     shown = [f"{count}{unit}" for count, unit in parts[:2] if count]
     return " ".join(shown) or "0s"
+
+
+def iso_time(seconds: float | None) -> str | None:
+    """Return a Unix time as ISO 8601 in UTC, to the second; None if it has no such form."""
+    if seconds is None:
+        return None
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def join_some(items: Sequence[object], most: int = 5) -> str:

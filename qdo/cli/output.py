@@ -7,13 +7,13 @@ import math
 import os
 import shutil
 import sys
-import time
 import traceback
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
+from qdo.text import iso_time as iso_time
 from qdo.text import printable, printable_lines
 
 FORMATS = ("table", "json", "jsonl")
@@ -125,16 +125,6 @@ def _cells(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
-
-
-def iso_time(seconds: float | None) -> str | None:
-    """Return a Unix time as ISO 8601 in UTC, to the second; None if it has no such form."""
-    if seconds is None:
-        return None
-    try:
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return None
 
 
 def print_message(message: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import click
 
 from qdo.cli.app_settings import import_app, report_overridden
@@ -12,6 +9,7 @@ from qdo.cli.connections import open_coordinator
 from qdo.cli.framework import output_option, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.fleet.live_settings import read_settings
+from qdo.settings.listing import config_items
 from qdo.settings.live_toml import overlaid, pinned, read_live
 from qdo.settings.settings import Settings, declarations
 
@@ -30,19 +28,7 @@ def config(live: bool, form: str, settings: Settings) -> None:
     app, settings = import_app(settings)
     if live:
         settings = _with_live(settings, "" if app is None else app.origin)
-    code = {} if app is None else Settings(**app.given).values()
-    items = [
-        {
-            "setting": each.name,
-            "value": _shown(getattr(settings, each.name)),
-            "unit": each.unit,
-            "origin": settings.origin(each.name),
-            "default": each.default,
-            "code": _shown(code[each.name]) if app and each.name in app.given else None,
-            "help": each.help,
-        }
-        for each in declarations()
-    ]
+    items = config_items(settings, {} if app is None else app.given)
     if form == "table":
         for item in items:
             item["value"] = str(item["value"])
@@ -75,13 +61,3 @@ def _with_live(settings: Settings, code_origin: str) -> Settings:
         return settings
     pins = pinned(settings, code_origin)
     return overlaid(settings, read_live(current.text), pins, f"live {current.number}")
-
-
-def _shown(value: Any) -> Any:
-    """Return a value as JSON; tables without their omitted options."""
-    if isinstance(value, tuple):
-        return [_shown(each) for each in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        options = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-        return {name: _shown(each) for name, each in options.items() if each is not None}
-    return value

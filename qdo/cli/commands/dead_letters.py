@@ -17,10 +17,11 @@ from qdo.cli.connections import note_in_action_log, open_connections
 from qdo.cli.dead_letter_page import dead_letter_page
 from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, reason_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, print_message
+from qdo.cli.output import emit, print_message
 from qdo.errors import ConfirmationRequiredError, NotFoundError, PartialFailureError, UsageError
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter, LetterResult
+from qdo.ops.items import letter_row
 from qdo.positions import Positions
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
@@ -123,19 +124,9 @@ def list_(glob: str, wanted: Filter, form: str, settings: Settings) -> None:
             "error": "ERROR",
         }
         if form == "table" or broker is None:
-            emit(SCHEMA, list(map(_row, letters)), form, columns)
+            emit(SCHEMA, list(map(letter_row, letters)), form, columns)
         else:
             emit(SCHEMA, _exported(broker, letters, settings), form, columns)
-
-
-def _row(letter: Letter) -> dict[str, Any]:
-    return {
-        "queue": letter.entry.queue,
-        "id": letter.id,
-        "dead_time": iso_time(letter.entry.dead_at),
-        "attempts": letter.entry.attempts,
-        "error": letter.entry.error,
-    }
 
 
 def _exported(broker: Broker, letters: Iterable[Letter], settings: Settings) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -13,22 +13,15 @@ from qdo.cli.readings import SHARED, read_queues, reading_options, report_unaske
 from qdo.errors import DatabaseError, PartialFailureError
 from qdo.fleet_errors import HistoryUnreadableError
 from qdo.history.reports import usual_seconds
+from qdo.ops.items import QUEUE_SORTS, queue_item
 from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.ops.verdicts import Verdict, judge_all
-from qdo.positions import format_last
 from qdo.settings.settings import Settings
 from qdo.text import join_some, short_duration
 
 MOST_ETAS = 1000
 """Each is a query. Queues with larger backlogs come first."""
-_SORTS: dict[str, Callable[[tuple[QueueStatus, Verdict]], Any]] = {
-    "name": lambda each: each[0].queue,
-    "state": lambda each: (each[1].state.rank, -(each[0].behind_seconds or 0.0)),
-    "age": lambda each: -(each[0].behind_seconds or 0.0),
-    "backlog": lambda each: -(each[0].backlog or 0),
-}
-"""Numbers: the largest first."""
 
 
 @click.command()
@@ -43,7 +36,7 @@ _SORTS: dict[str, Callable[[tuple[QueueStatus, Verdict]], Any]] = {
 )
 @click.option(
     "--sort",
-    type=click.Choice(list(_SORTS)),
+    type=click.Choice(list(QUEUE_SORTS)),
     default="name",
     show_default=True,
     help="The worst state, the greatest age or the largest backlog first.",
@@ -78,10 +71,11 @@ def queues(
             f"hint: app {app!r} has no queue {'yet' if glob == '*' else f'that matches {glob!r}'}"
         )
     judged = sorted(
-        (each for each in judged if not states or each[1].state.value in states), key=_SORTS[sort]
+        (each for each in judged if not states or each[1].state.value in states),
+        key=QUEUE_SORTS[sort],
     )
     shown = judged[:limit]
-    items = [_queue_item(*each) for each in shown]
+    items = [queue_item(*each) for each in shown]
     if settings.history:
         _add_etas(items, settings.history, app)
     if form == "table":
@@ -182,34 +176,3 @@ def _count(backlog: int | None, approximate: bool) -> str | int | None:
 
 def _age(seconds: float | None) -> str | None:
     return None if seconds is None else short_duration(seconds)
-
-
-def _queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
-    marks = each.marks
-    return {
-        "queue": each.queue,
-        "state": verdict.state.value,
-        "reason": verdict.reason or None,
-        "remedy": verdict.remedy or None,
-        "owner": each.owner,
-        "owner_gone": each.owner_gone,
-        "untaken": each.untaken,
-        "unclaimed": each.unclaimed,
-        "waits_for": each.waits_for,
-        "limits": each.limits,
-        "last": str(each.last) if each.last else "",
-        "last_time": format_last(each.last),
-        "position": each.position,
-        "backlog": each.backlog,
-        "approximate": each.approximate,
-        "behind_seconds": each.behind_seconds,
-        "oldest": str(each.oldest) if each.oldest else None,
-        "delayed": each.delayed,
-        "dead_letters": each.dead_letters,
-        "fault": each.fault,
-        "error": each.error,
-        "held": each.held,
-        "failing": marks.dump() if marks is not None and not marks.blocked else None,
-        "blocked": marks.dump() if marks is not None and marks.blocked else None,
-        "also_blocked": [other.dump() for other in each.also_blocking],
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import textwrap
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -17,22 +16,18 @@ from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import cell, emit, width_of
 from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
 from qdo.errors import QdoError
+from qdo.ops.overview import SILENT_SECONDS, Judged, overview, silent
 from qdo.ops.queue_health import QueueHealth
-from qdo.ops.status import QueueStatus
-from qdo.ops.verdicts import Verdict, judge_all
+from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize, short_duration
 
-WORST = 10
-SILENT_SECONDS = 30.0
-"""A worker reports every 10 s."""
 WIDTH = 80
 UNKNOWN = 3
 """Exit code of a monitoring plugin that could not find out."""
 
 _Result = TypeVar("_Result")
-Judged = Sequence[tuple[QueueStatus, Verdict]]
 
 
 @click.command()
@@ -55,7 +50,7 @@ def status(
     workers = _workers(settings)
     readings = read_queues(settings, glob, budget, window)
     judged = judge_all(readings, rules)
-    item = _overview(app, workers, judged)
+    item = overview(app, workers, judged)
     if form == "table":
         _print(item)
     else:
@@ -67,42 +62,6 @@ def _workers(settings: Settings) -> list[WorkerStatus]:
     with open_connections(settings, broker=False) as connections:
         client = connections.client
         return worker_statuses(client, connections.layout) if client else []
-
-
-def _overview(app: str, workers: Sequence[WorkerStatus], judged: Judged) -> dict[str, Any]:
-    counts = Counter(verdict.state for _, verdict in judged)
-    bad = [each for each in judged if each[1].state.is_critical or each[1].state.is_warning]
-    bad.sort(key=lambda each: (each[1].state.rank, -(each[0].behind_seconds or 0.0)))
-    dead = [each.dead_letters for each, _ in judged]
-    return {
-        "app": app,
-        "workers": len(workers),
-        "silent_workers": _silent(workers),
-        "versions": sorted({str(dict(each.details).get("version", "?")) for each in workers}),
-        "queues": len(judged),
-        "dead_letters": None if None in dead else sum(each or 0 for each in dead),
-        "states": {state.value: counts[state] for state in QueueHealth if counts[state]},
-        "attention": len(bad),
-        "worst": [_worst_item(*each) for each in bad[:WORST]],
-    }
-
-
-def _silent(workers: Sequence[WorkerStatus]) -> list[str]:
-    oldest = time.time() - SILENT_SECONDS
-    return [each.worker for each in workers if each.reported < oldest]
-
-
-def _worst_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
-    return {
-        "queue": each.queue,
-        "state": verdict.state.value,
-        "behind_seconds": each.behind_seconds,
-        "backlog": each.backlog,
-        "approximate": each.approximate,
-        "owner": each.owner,
-        "reason": verdict.reason or None,
-        "remedy": verdict.remedy or None,
-    }
 
 
 def _print(item: dict[str, Any]) -> None:
@@ -206,7 +165,7 @@ def _plugin_line(
     workers: Sequence[WorkerStatus], judged: Judged, oldest: float, least: int
 ) -> tuple[int, str]:
     """Return exit code and line, with data in the format of monitoring plugins."""
-    alive = len(workers) - len(_silent(workers))
+    alive = len(workers) - len(silent(workers))
     counts = Counter(verdict.state for _, verdict in judged)
     held = [each for each, verdict in judged if verdict.state is not QueueHealth.PAUSED]
     ages = [each.behind_seconds or 0.0 for each in held]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -11,7 +10,8 @@ import click
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
-from qdo.ops.worker_status import WorkerStatus, worker_statuses
+from qdo.ops.items import worker_item
+from qdo.ops.worker_status import worker_statuses
 from qdo.settings.settings import Settings
 from qdo.text import join_some, short_duration
 
@@ -32,7 +32,7 @@ def workers(form: str, settings: Settings) -> None:
 
     if not found:
         print_message(f"hint: no worker of app {app!r} is registered")
-    items = [_worker_item(each) for each in found]
+    items = [worker_item(each) for each in found]
     if form == "table":
         for item in items:
             item["started"] = _moment(item.get("started"))
@@ -61,18 +61,6 @@ def workers(form: str, settings: Settings) -> None:
     if all("*" in each.takes.jobs for each in found):
         del columns["jobs"]
     emit("qdo.workers/1", items, form, columns)
-
-
-def _worker_item(each: WorkerStatus) -> dict[str, Any]:
-    known: dict[str, Any] = {
-        "worker": each.worker,
-        "queues": each.queues,
-        "assigned": each.assigned,
-        "reported": each.reported,
-        "fault": each.fault,
-        "filter": asdict(each.takes),
-    }
-    return {**known, **dict(each.details), **known}
 
 
 def _age(reported: float) -> str | None:

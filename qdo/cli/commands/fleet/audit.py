@@ -11,9 +11,10 @@ import click
 from qdo.cli.connections import open_connections
 from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, print_message
+from qdo.cli.output import emit, print_message
 from qdo.fleet.audit import read_entries
 from qdo.fleet.protocol.audit_entries import AuditEntry, Values
+from qdo.ops.items import audit_item
 from qdo.settings.settings import Settings
 
 
@@ -55,19 +56,10 @@ def audit(glob: str, since: str | None, limit: int, form: str, settings: Setting
 
 
 def _item(entry: AuditEntry, form: str) -> dict[str, Any]:
-    table = form == "table"
-    return {
-        "id": entry.id,
-        "time": iso_time(entry.at),
-        "by": entry.by,
-        "account": entry.account,
-        "command": entry.command,
-        "target": entry.target,
-        "from": values_text(entry.before) if table else entry.before,
-        "to": values_text(entry.after) if table else entry.after,
-        "reason": entry.reason,
-        "fault": entry.fault,
-    }
+    item = audit_item(entry)
+    if form == "table":
+        item |= {"from": values_text(entry.before), "to": values_text(entry.after)}
+    return item
 
 
 def values_text(values: Values | None) -> str:

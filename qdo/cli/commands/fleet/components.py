@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 import click
 
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, print_message
-from qdo.fleet.components import ProcessDescription, read_components, skew
+from qdo.cli.output import emit, print_message
+from qdo.fleet.components import read_components, skew
+from qdo.ops.items import component_item
 from qdo.settings.settings import Settings
 
 _COLUMNS = ("kind", "host", "pid", "version", "level", "zone", "state", "busy", "live", "fault")
@@ -36,15 +34,7 @@ def components(form: str, settings: Settings) -> None:
         del columns["fault"]
     if not any(each.live for each in found):
         del columns["live"]
-    emit("qdo.components/1", [_item(each) for each in found], form, columns)
+    emit("qdo.components/1", [component_item(each) for each in found], form, columns)
     versions = skew(found)
     if versions:
         print_message(f"hint: the processes have different versions of qdo: {versions}")
-
-
-def _item(process: ProcessDescription) -> dict[str, Any]:
-    return {
-        **asdict(process),
-        "started": iso_time(process.started),
-        "reported": iso_time(process.reported),
-    }

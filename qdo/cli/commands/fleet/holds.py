@@ -6,14 +6,13 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
 
 import click
 
 from qdo.cli.connections import open_connections
 from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, reason_option, require_app, with_settings
-from qdo.cli.output import emit, iso_time, print_message
+from qdo.cli.output import emit, print_message
 from qdo.coordination.bulk_reads import read_children
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
@@ -23,6 +22,7 @@ from qdo.fleet.audit import AuditTrail
 from qdo.fleet.hold_node import Hold, held_queues
 from qdo.fleet.protocol.audit_entries import Values
 from qdo.fleet_errors import HoldsUnreadableError
+from qdo.ops.items import hold_item
 from qdo.sending.locks import open_locks
 from qdo.settings.settings import Settings
 from qdo.system.bound_command import run_bound
@@ -85,7 +85,7 @@ def pause(
             except KeyboardInterrupt:
                 print_message(f"hint: the pause stays in force; end it: qdo resume --id {hold.id}")
                 raise
-    item = {**_item(hold), "matching": count, "workers": workers}
+    item = {**hold_item(hold), "matching": count, "workers": workers}
     columns = ("id", "queues", "matching", "workers", "until", "why")
     emit("qdo.pause/1", [item], form, {name: name.upper() for name in columns})
 
@@ -127,7 +127,7 @@ def resume(
     if not ended:
         print_message("hint: nothing was held")
     columns = ("id", "queues", "why")
-    emit("qdo.resume/1", map(_item, ended), form, {name: name.upper() for name in columns})
+    emit("qdo.resume/1", map(hold_item, ended), form, {name: name.upper() for name in columns})
 
 
 @contextmanager
@@ -240,7 +240,7 @@ def holds(form: str, settings: Settings) -> None:
         emit("qdo.holds/1", [], form, {})
         return
     late = [name for name, upto in found.obeyed.items() if upto < found.zxid]
-    items = [_item(hold) for hold in present]
+    items = [hold_item(hold) for hold in present]
     columns = ("id", "kind", "queues", "until", "who", "why")
     emit("qdo.holds/1", items, form, {name: name.upper() for name in columns})
     if late:
@@ -276,16 +276,3 @@ def _readable(client: Client, layout: Layout) -> tuple[Hold, ...]:
     if node.fault is not None:
         raise HoldsUnreadableError(reason=node.fault)
     return node.holds
-
-
-def _item(hold: Hold) -> dict[str, Any]:
-    return {
-        "id": hold.id,
-        "kind": "section" if hold.by else "pause",
-        "queues": " ".join(hold.queues),
-        "globs": list(hold.queues),
-        "why": hold.why,
-        "who": hold.who,
-        "at": iso_time(hold.at or None),
-        "until": iso_time(hold.until),
-    }

@@ -12,8 +12,8 @@ from qdo.cli.output import emit, print_message
 from qdo.errors import UsageError
 from qdo.fleet.limit_node import LimitNode
 from qdo.fleet.limits import LimitWish, delete_limit, list_limits, set_limit
-from qdo.fleet.rates import rate_text
 from qdo.fleet_errors import LimitNotFoundError
+from qdo.ops.items import limit_item
 from qdo.settings.settings import Settings
 from qdo.text import one_line
 
@@ -49,23 +49,14 @@ def list_(form: str, settings: Settings) -> None:
 
 
 def _item(name: str, node: LimitNode, form: str) -> dict[str, Any]:
-    holders = {each.worker: [each.held, each.wants] for each in node.permits}
-    starts = {each.worker: [each.held, each.wants] for each in node.starts}
-    lacking = sum(max(0, each.wants - each.held) for each in node.permits)
-    text = ", ".join(f"{one_line(name)} {held}/{wants}" for name, (held, wants) in holders.items())
-    rate = None if node.rate is None else rate_text(node.rate)
-    return {
-        "limit": name,
-        "max": node.max,
-        "held": sum(each.held for each in node.permits),
-        "waiting": lacking,
-        "rate": rate if node.rate is None or form != "table" else f"{rate}, burst {node.burst}",
-        "burst": None if node.rate is None else node.burst,
-        "holders": text if form == "table" else holders,
-        "starts": starts,
-        "reason": (node.fault or one_line(node.reason)) if form == "table" else node.reason,
-        "fault": node.fault,
-    }
+    item = limit_item(name, node)
+    if form == "table":
+        holders = (f"{one_line(each.worker)} {each.held}/{each.wants}" for each in node.permits)
+        item["holders"] = ", ".join(holders)
+        item["reason"] = node.fault or one_line(node.reason)
+        if node.rate is not None:
+            item["rate"] = f"{item['rate']}, burst {node.burst}"
+    return item
 
 
 @limits.command("set")

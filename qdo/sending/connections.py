@@ -1,0 +1,124 @@
+"""The coordinator and the broker of an app, opened for commands and the dashboard."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from qdo.brokers.base import Broker
+from qdo.coordination.client import Address, Client, connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import DatabaseError, QdoError
+from qdo.fleet.audit import AuditTrail
+from qdo.fleet.protocol.audit_entries import Values
+from qdo.sending.doorbell import open_broker_with_doorbell
+from qdo.settings.coordinator_access import coordinator_access
+from qdo.settings.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """Open connections.
+
+    :ivar client: None if the coordinator is a file that does not exist yet.
+    :ivar broker: None if the broker is a file that does not exist yet.
+    """
+
+    client: Client | None
+    broker: Broker | None
+    layout: Layout
+
+
+OnMissing = Callable[[str, str], None]
+"""Called with the name of a setting and the path of its file, which does not exist."""
+
+
+@contextmanager
+def connections_of(
+    settings: Settings,
+    on_missing: OnMissing = lambda name, path: None,
+    *,
+    broker: bool = True,
+    coordinator: bool = True,
+    create: bool = False,
+) -> Iterator[Connections]:
+    """Open coordinator and broker for reading, which must not create files.
+
+    :param create: create the file of the coordinator, in order to write to it.
+    :raises UnreachableError: one of them exists and cannot be reached.
+    """
+    layout = Layout.of(settings.app or "app", settings.namespace)
+    with ExitStack() as stack:
+        client = _client(settings, layout, stack, on_missing, create) if coordinator else None
+        found = _broker(settings, stack, on_missing) if broker else None
+        yield Connections(client, found, layout)
+
+
+def noted_in_action_log(
+    settings: Settings,
+    trail: Callable[[Client, Layout], AuditTrail],
+    target: str,
+    before: Values,
+    after: Values,
+) -> str | None:
+    """Write an entry for a change that was made in the broker; return why there is none.
+
+    Nothing happens without a coordinator: a file that no worker has created.
+    """
+    path = Address.parse(settings.coordinator).path
+    if path is not None and not file_exists(path):
+        return None
+    try:
+        with connections_of(settings, broker=False) as opened:
+            if opened.client is None:
+                return None
+            return trail(opened.client, opened.layout).note(target, before, after)
+    except QdoError as error:
+        return str(error)
+
+
+def _client(
+    settings: Settings, layout: Layout, stack: ExitStack, on_missing: OnMissing, create: bool
+) -> Client | None:
+    # kazoo logs every failed attempt to stderr; the one line of our error is enough.
+    logging.getLogger().addHandler(logging.NullHandler())
+    path = Address.parse(settings.coordinator).path
+    if path is not None and not create and not file_exists(path):
+        on_missing("coordinator", path)
+        return None
+    client = connect(
+        settings.coordinator,
+        access=coordinator_access(settings, layout),
+        handler="threading",
+        session_timeout_seconds=settings.session_timeout_seconds,
+        may_look_on=True,
+    )
+    client.open(settings.connect_seconds)
+    stack.callback(client.close)
+    stack.callback(client.stop)
+    return client
+
+
+def _broker(settings: Settings, stack: ExitStack, on_missing: OnMissing) -> Broker | None:
+    path = settings.broker.removeprefix("sqlite:")
+    if path != settings.broker and not file_exists(path):
+        on_missing("broker", path)
+        return None
+    return stack.enter_context(open_broker_with_doorbell(settings, settings.app))
+
+
+def file_exists(path: str) -> bool:
+    """Return whether a file exists.
+
+    :raises DatabaseError: this user may not look; "nothing there" would be a false answer.
+    """
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise DatabaseError(path=path, reason=error.strerror or str(error)) from error
+    return True

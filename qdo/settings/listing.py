@@ -1,0 +1,41 @@
+"""Every setting as an item of JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from qdo.settings.settings import Settings, declarations
+
+
+def config_items(settings: Settings, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the items of qdo.config/1.
+
+    No setting is a secret: addresses with passwords are refused, and keys are in files.
+
+    :param given: the settings in the code of the app.
+    """
+    code = Settings(**given).values() if given else {}
+    return [
+        {
+            "setting": each.name,
+            "value": _shown(getattr(settings, each.name)),
+            "unit": each.unit,
+            "origin": settings.origin(each.name),
+            "default": each.default,
+            "code": _shown(code[each.name]) if each.name in given else None,
+            "help": each.help,
+        }
+        for each in declarations()
+    ]
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as JSON; tables without their omitted options."""
+    if isinstance(value, tuple):
+        return [_shown(each) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        options = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return {name: _shown(each) for name, each in options.items() if each is not None}
+    return value
