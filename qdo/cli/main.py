@@ -12,6 +12,8 @@ COMMANDS = {
     "send": ("qdo.cli.commands.send", "send", "Send messages: one, or JSON lines from a file."),
     "queues": ("qdo.cli.commands.queues", "queues", "List queues: owner, progress, backlog."),
     "workers": ("qdo.cli.commands.workers", "workers", "List the registered workers."),
+    "queue": ("qdo.cli.commands.show", "queue", "Show everything about one queue."),
+    "worker": ("qdo.cli.commands.show", "worker", "Show everything about one worker."),
     "ps": ("qdo.cli.commands.fleet.ps", "ps", "List the messages that are running now."),
     "components": (
         "qdo.cli.commands.fleet.components",

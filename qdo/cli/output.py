@@ -145,3 +145,12 @@ def forget_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
+
+
+def values_text(values: Mapping[str, Any] | None) -> str:
+    """Return the known values for a table, such as `last=7`."""
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in (values or {}).items()
+        if value is not None
+    )

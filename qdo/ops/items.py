@@ -53,6 +53,7 @@ def queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
         "fault": each.fault,
         "error": each.error,
         "held": each.held,
+        "running": None if each.running is None else asdict(each.running),
         "failing": marks.dump() if marks is not None and not marks.blocked else None,
         "blocked": marks.dump() if marks is not None and marks.blocked else None,
         "also_blocked": [other.dump() for other in each.also_blocking],

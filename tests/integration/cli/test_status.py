@@ -188,3 +188,39 @@ def test_a_queue_names_the_limit_that_it_waits_for(desk: Desk) -> None:
     expected = [("lagging", ["crm"]), ("stuck", [])]
     wait_until(lambda: [each[:2] for each in reports()] == expected, "both are found", 60.0)
     assert reports()[0][2] == "qdo limits"
+
+
+def test_one_queue_and_one_worker(desk: Desk) -> None:
+    """What the lists say in short, with the job, the process and the last changes."""
+    id = desk.app.send("poison", 1)
+    hung = desk.app.send("hung", 1)
+    assert desk.run("pause", "poison", "--allow-none", "--reason", "\x1b[31mred")[0] == 0
+    desk.start_worker()
+    wait_until(lambda: desk.states()["hung"] == "ok", "the worker", 60.0)
+    assert desk.run("resume", "poison")[0] == 0
+    wait_until(lambda: desk.states()["poison"] == "blocked", "the message blocks", 60.0)
+
+    code, output = desk.run("queue", "show", "poison", "--app", "desk:app", "-o", "json")
+    assert code == 0, output
+    (found,) = json.loads(output)["items"]
+    assert (found["state"], found["failing_id"], found["backlog"]) == ("blocked", id, 1)
+    assert (found["job"]["job"], found["job"]["attempts"]) == ("desk:poison", 1)
+    assert (found["job"]["then"], found["job"]["limits"]) == ("block", [])
+    assert [each["command"] for each in found["changes"]] == ["resume", "pause"]
+    worker = found["owner"]
+    assert found["process"]["worker"] == worker
+    code, output = desk.run("queue", "show", "poison", "--app", "desk:app")
+    assert code == 0
+    shown = ("no vase", id, worker, "desk:poison", "\\x1b[31mred")
+    assert [text in output for text in (*shown, "\x1b")] == [*5 * [True], False]
+
+    wait_until(lambda: hung in desk.run("queue", "show", "hung")[1], "a report with its run", 60.0)
+    code, output = desk.run("worker", "show", worker, "-o", "json")
+    assert code == 0, output
+    (process,) = json.loads(output)["items"]
+    assert (process["queues"], process["state"], process["blocked"]) == (2, "running", 1)
+    assert "2 owned, 2 assigned" in desk.run("worker", "show", worker)[1]
+
+    # A name is not a glob.
+    assert [desk.run("queue", "show", name)[0] for name in ("*", "poiso?", "[p]oison")] == 3 * [6]
+    assert desk.run("worker", "show", "worker-*")[0] == 6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -11,9 +10,9 @@ import click
 from qdo.cli.connections import open_connections
 from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, print_message
+from qdo.cli.output import emit, print_message, values_text
 from qdo.fleet.audit import read_entries
-from qdo.fleet.protocol.audit_entries import AuditEntry, Values
+from qdo.fleet.protocol.audit_entries import AuditEntry
 from qdo.ops.items import audit_item
 from qdo.settings.settings import Settings
 
@@ -60,12 +59,3 @@ def _item(entry: AuditEntry, form: str) -> dict[str, Any]:
     if form == "table":
         item |= {"from": values_text(entry.before), "to": values_text(entry.after)}
     return item
-
-
-def values_text(values: Values | None) -> str:
-    """Return the known values for a table, such as `last=7`."""
-    return " ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in (values or {}).items()
-        if value is not None
-    )
