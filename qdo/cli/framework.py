@@ -233,7 +233,7 @@ def _debug_option(function: Any) -> Any:
 
 
 def output_option(function: _Function) -> _Function:
-    """Add -o table|json|jsonl, as `form`."""
+    """Add -o table|json|jsonl|csv|name, as `form`."""
     return click.option(
         "-o",
         "--output",

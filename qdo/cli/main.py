@@ -11,6 +11,7 @@ from qdo.cli.framework import EXIT_CODES, LazyGroup, run, version_option
 COMMANDS = {
     "send": ("qdo.cli.commands.send", "send", "Send messages: one, or JSON lines from a file."),
     "queues": ("qdo.cli.commands.queues", "queues", "List queues: owner, progress, backlog."),
+    "groups": ("qdo.cli.commands.groups", "groups", "Add up queues by prefix, owner or state."),
     "workers": ("qdo.cli.commands.workers", "workers", "List the registered workers."),
     "queue": ("qdo.cli.commands.show", "queue", "Show everything about one queue."),
     "worker": ("qdo.cli.commands.show", "worker", "Show everything about one worker."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from typing import Any, TextIO
 from qdo.text import iso_time as iso_time
 from qdo.text import printable, printable_lines
 
-FORMATS = ("table", "json", "jsonl")
+FORMATS = ("table", "json", "jsonl", "csv", "name")
 NEVER_CUT = ("id", "queue", "worker", "owner")
 """Columns whose values are arguments of other commands."""
 KEPT_WIDTHS = {"last": 27, "dead_time": 20, "reason": 100, "error": 100}
@@ -35,7 +36,8 @@ def emit(
     """Write items to stdout.
 
     :param schema: name and version of the items' schema, such as "qdo.queues/1".
-    :param form: "table", "json" (one object: schema, items) or "jsonl" (one item per line).
+    :param form: "table", "json" (one object: schema, items), "jsonl" (one item per line), "csv"
+        (the keys of JSON), or "name" (only the first key).
     :param columns: for the table: the keys of an item and their headings.
     """
     out = sys.stdout if out is None else out
@@ -43,12 +45,36 @@ def emit(
         out.write(json.dumps({"schema": schema, "items": list(items)}, indent=1) + "\n")
     elif form == "jsonl":
         out.writelines(json.dumps(item) + "\n" for item in items)
+    elif form == "csv":
+        _write_csv([*items], out)
+    elif form == "name":
+        out.writelines(f"{cell(next(iter(item.values())))}\n" for item in items)
     else:
         rows = [[cell(item.get(key)) for key in columns] for item in items]
         numeric = _numeric_columns(items, columns)
         kept = [math.inf if key in NEVER_CUT else KEPT_WIDTHS.get(key, 0) for key in columns]
         out.writelines(table([*columns.values()], rows, numeric, width_of(out), kept))
     out.flush()
+
+
+def _write_csv(items: Sequence[Mapping[str, Any]], out: TextIO) -> None:
+    """Write items with the keys of JSON; lists and objects as JSON, and no control characters."""
+    keys = dict.fromkeys(key for item in items for key in item)
+    writer = csv.writer(out, lineterminator="\n")
+    if keys:
+        writer.writerow(keys)
+    writer.writerows([_csv_value(item.get(key)) for key in keys] for item in items)
+
+
+def _csv_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    return json.dumps(value) if isinstance(value, list | tuple | dict | bool) else value
+
+
+def approximate(count: int | None, estimated: bool) -> str | int | None:
+    """Return a count for a table, with a mark if it is an estimate."""
+    return f"~{count}" if estimated and count is not None else count
 
 
 def cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Whether a name can match two globs."""
+"""Globs of names."""
 
 from __future__ import annotations
 
@@ -30,3 +30,8 @@ def overlap(one: str, other: str) -> bool:
 
 def _tokens(glob: str) -> list[str]:
     return ["?" if len(token) > 1 else token for token in _TOKEN.findall(glob)]
+
+
+def exactly(name: str) -> str:
+    """Return the glob that only one name matches."""
+    return re.sub(r"([*?[])", r"[\1]", name)

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import emit, print_message
+from qdo.cli.output import approximate, emit, print_message
 from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
+from qdo.cli.watching import watch_option
 from qdo.errors import DatabaseError, PartialFailureError
 from qdo.fleet_errors import HistoryUnreadableError
 from qdo.history.reports import usual_seconds
@@ -43,6 +44,7 @@ MOST_ETAS = 1000
 )
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="List at most N queues.")
 @reading_options
+@watch_option
 @with_settings(*SHARED, "history")
 @output_option
 def queues(
@@ -82,7 +84,7 @@ def queues(
         for item in items:
             item["owner"] = _owner(item)
             item["last"] = item["last_time"]
-            item["backlog"] = _count(item["backlog"], item["approximate"])
+            item["backlog"] = approximate(item["backlog"], item["approximate"])
             item["age"] = _age(item["behind_seconds"])
             item["eta"] = _eta(item.get("eta_seconds"))
     emit("qdo.queues/1", items, form, _columns(shown, bool(settings.history)))
@@ -168,10 +170,6 @@ def _owner(item: dict[str, Any]) -> str | None:
         return f"waits for {', '.join(item['waits_for'])}"
     reason: str | None = item["untaken"] or item["unclaimed"]
     return reason
-
-
-def _count(backlog: int | None, approximate: bool) -> str | int | None:
-    return f"~{backlog}" if approximate and backlog is not None else backlog
 
 
 def _age(seconds: float | None) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import sys
 import textwrap
 import time
@@ -19,6 +18,7 @@ from qdo.cli.output import cell, emit, values_text, width_of
 from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
 from qdo.errors import NotFoundError
 from qdo.fleet.audit import read_entries
+from qdo.fleet.globs import exactly
 from qdo.ops.items import audit_item, queue_item, worker_item
 from qdo.ops.status import QueueStatus
 from qdo.ops.unblock import id_of
@@ -68,7 +68,7 @@ def show_queue(
     """
     app, settings = import_app(settings)
     require_app(settings)
-    exact = glob.escape(name)
+    exact = exactly(name)
     rules = rules_of(late, stuck)
     readings = read_queues(settings, exact, budget, window)
     judged = judge_all(readings, rules)
@@ -214,7 +214,7 @@ def show_worker(name: str, form: str, settings: Settings) -> None:
         found = [w for w in (worker_statuses(client, layout) if client else []) if w.worker == name]
         if not found or client is None:
             raise NotFoundError(what="worker", name=name)
-        entries = read_entries(client, layout, limit=CHANGES, glob=glob.escape(name))
+        entries = read_entries(client, layout, limit=CHANGES, glob=exactly(name))
     item = worker_item(found[0])
     item["changes"] = [audit_item(each) for each in entries]
     if form == "table":

@@ -15,6 +15,7 @@ from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import cell, emit, width_of
 from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
+from qdo.cli.watching import watch_option
 from qdo.errors import QdoError
 from qdo.ops.overview import SILENT_SECONDS, Judged, overview, silent
 from qdo.ops.queue_health import QueueHealth
@@ -33,6 +34,7 @@ _Result = TypeVar("_Result")
 @click.command()
 @click.argument("glob", default="*")
 @reading_options
+@watch_option
 @with_settings(*SHARED)
 @output_option
 def status(

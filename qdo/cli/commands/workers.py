@@ -10,6 +10,7 @@ import click
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
+from qdo.cli.watching import watch_option
 from qdo.ops.items import worker_item
 from qdo.ops.worker_status import worker_statuses
 from qdo.settings.settings import Settings
@@ -17,6 +18,7 @@ from qdo.text import join_some, short_duration
 
 
 @click.command()
+@watch_option
 @with_settings("app", "coordinator", "namespace", "connect_seconds")
 @output_option
 def workers(form: str, settings: Settings) -> None:

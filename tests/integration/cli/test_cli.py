@@ -462,10 +462,10 @@ def test_unknown_setting_has_a_suggestion(cli: Run, monkeypatch: pytest.MonkeyPa
 
 def test_unknown_command(cli: Run) -> None:
     """The closest command is named."""
-    ended = cli("queue")
+    ended = cli("queus")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == (
-        "qdo: there is no command 'queue' (did you mean 'queues'?); see `qdo --help`\n"
+        "qdo: there is no command 'queus' (did you mean 'queues'?); see `qdo --help`\n"
     )
     assert cli("xyzzy").err == "qdo: there is no command 'xyzzy'; see `qdo --help`\n"
 

@@ -36,8 +36,12 @@ POSITION = 135471512647131000
 LAYOUT = Layout.of("a")
 CALLS = {
     "send": [("send", HOSTILE_NAME, "1"), ("send", "q", "--file", f"{TEXT[2:]}")],
-    "queues": [("queues",), ("queues", HOSTILE)],
+    "queues": [("queues",), ("queues", HOSTILE), ("queues", "-o", "csv"), ("queues", "-o", "name")],
+    "queue": [("queue", "show", HOSTILE_NAME), ("queue", "show", HOSTILE)],
+    "groups": [("groups",), ("groups", "--by", "owner"), ("groups", HOSTILE, "-o", "csv")],
+    "ps": [("ps",), ("ps", HOSTILE, "--timeout", "0.1s"), ("ps", "--worker", HOSTILE)],
     "workers": [("workers",)],
+    "worker": [("worker", "show", HOSTILE)],
     "status": [("status",), ("status", HOSTILE)],
     "check": [("check",), ("check", HOSTILE, "--max-age", HOSTILE)],
     "components": [("components",)],

@@ -107,7 +107,10 @@ def snapshot(folder: Path) -> list[tuple[str, int, int]]:
 READING = (
     "queues",
     "status",
+    "groups",
+    "queue show q",
     "workers",
+    "worker show worker-0000000000",
     "tree",
     "dead-letters",
     "holds",

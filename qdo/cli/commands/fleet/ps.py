@@ -13,6 +13,7 @@ from qdo.cli.asking import ask
 from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
+from qdo.cli.watching import watch_option
 from qdo.errors import UsageError
 from qdo.fleet import action_arguments as names
 from qdo.fleet.action_node import AHEAD_SECONDS
@@ -48,6 +49,7 @@ _COLUMNS = {
 @click.option(
     "--timeout", metavar="DURATION", default="5s", show_default=True, help="How long to wait."
 )
+@watch_option
 @with_settings("app", "coordinator", "namespace", "connect_seconds")
 @output_option
 def ps(
