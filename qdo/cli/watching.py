@@ -7,6 +7,7 @@ import io
 import os
 import select
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -100,8 +101,13 @@ def _screen() -> Iterator[None]:
             stack.callback(termios.tcsetattr, sys.stdin, termios.TCSADRAIN, before)
             tty.setcbreak(sys.stdin)
         stack.callback(lambda: (sys.stdout.write(_END), sys.stdout.flush()))
+        signal.signal(signal.SIGTERM, _terminate)
         sys.stdout.write(_BEGIN)
         yield
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise click.exceptions.Exit(128 + number)
 
 
 def _quits(seconds: float) -> bool:
