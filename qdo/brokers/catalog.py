@@ -32,6 +32,9 @@ class Backlog:
     """Why a worker cannot read on from the position, with the remedy."""
     lost: bool = False
     """Whether messages behind the position were deleted before they were read; see `fault`."""
+    retention_seconds: float | None = None
+    """Age at which the broker deletes messages, also unread ones; None if it does not, or if it was
+    not asked because the next message is far from it."""
 
 
 class QueueCatalog(abc.ABC):

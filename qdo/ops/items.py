@@ -47,6 +47,7 @@ def queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
         "backlog": each.backlog,
         "approximate": each.approximate,
         "behind_seconds": each.behind_seconds,
+        "retention_seconds": each.retention_seconds,
         "oldest": str(each.oldest) if each.oldest else None,
         "delayed": each.delayed,
         "dead_letters": each.dead_letters,

@@ -9,6 +9,7 @@ class QueueHealth(enum.Enum):
     """The states of a queue, the worst first."""
 
     LOST = "lost"
+    EXPIRING = "expiring"
     BLOCKED = "blocked"
     STUCK = "stuck"
     STOPPED = "stopped"

@@ -42,6 +42,8 @@ class QueueStatus:
         owner or is not assigned.
     :ivar waits_for: queues that must be finished before this one may begin.
     :ivar limits: limits for whose permits it waits.
+    :ivar retention_seconds: age at which the broker deletes messages, also unread ones; None if it
+        does not, or if that is unknown.
     :ivar held: why it stands still in the whole fleet, None if it does not.
     :ivar missing: the broker does not have the queue: nothing waits.
     :ivar lost: messages were deleted before they were read; `fault` says which.
@@ -73,6 +75,7 @@ class QueueStatus:
     waits_for: tuple[str, ...] = ()
     error: str | None = None
     limits: tuple[str, ...] = ()
+    retention_seconds: float | None = None
     held: str | None = None
     missing: bool = False
     lost: bool = False
@@ -156,6 +159,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         ),
         error=str(answer) if isinstance(answer, QdoError) else None,
         limits=tuple(snapshot.limits.get(queue, ())),
+        retention_seconds=backlog.retention_seconds if backlog else None,
         held="; ".join(map(hold_text, holds_of(queue, snapshot.holds))) or None,
         missing=queue in snapshot.missing,
         lost=backlog is not None and backlog.lost,

@@ -23,12 +23,14 @@ class VerdictRules:
 
     :ivar late_seconds: age of its next message.
     :ivar stuck_seconds: how long one message may run.
+    :ivar expiring_share: age of its next message, as a share of the broker's retention.
     :ivar still_seconds: how long nothing may happen: no owner, nothing recorded, no report.
     """
 
     late_seconds: float = 60.0
     stuck_seconds: float = 300.0
     still_seconds: float = 30.0
+    expiring_share: float = 0.5
 
 
 RULES = VerdictRules()
@@ -71,11 +73,8 @@ def judge(samples: Sequence[QueueSample], rules: VerdictRules = RULES) -> Verdic
     :param samples: at least one, the oldest first.
     """
     case = _Case(samples, rules)
-    for rule in _RULES:
-        verdict = rule(case)
-        if verdict is not None:
-            return verdict
-    return Verdict(QueueHealth.OK)
+    found = next((each for rule in _RULES if (each := rule(case)) is not None), None)
+    return _with_expiry(case, found or Verdict(QueueHealth.OK))
 
 
 def judge_all(
@@ -144,6 +143,17 @@ def _lost(case: _Case) -> Verdict | None:
     return Verdict(
         QueueHealth.LOST, _sentence(case.status.fault or ""), f"qdo seek {case.queue} earliest"
     )
+
+
+def _with_expiry(case: _Case, verdict: Verdict) -> Verdict:
+    """Return a verdict that warns of the broker's retention, which deletes unread messages."""
+    kept, age = case.status.retention_seconds, case.age
+    if not kept or not age or age < kept * case.rules.expiring_share or case.status.lost:
+        return verdict
+    left = short_duration(max(0.0, kept - age))
+    reason = f"Its next message is {short_duration(age)} old, and the broker deletes it in {left}."
+    why = f"{reason} {verdict.reason}".strip()
+    return Verdict(QueueHealth.EXPIRING, why, verdict.remedy, verdict.eta_seconds)
 
 
 def _blocked(case: _Case) -> Verdict | None:

@@ -36,6 +36,8 @@ PATIENCE = 3
 
 _INVALID = "InvalidArgumentException"
 _EXPIRED = "ExpiredIteratorException"
+LEAST_RETENTION_SECONDS = 86_400.0
+"""No stream keeps its records for less."""
 
 
 class ShardReader:
@@ -100,7 +102,24 @@ class ShardReader:
         behind = self.poll.behind_seconds(now, oldest)
         empty = oldest is None and (self.poll.ended or self.poll.tip.reached)
         head = position_of_time(now - self._api.ahead_seconds)
-        return Backlog(0 if empty else 1, oldest, head, approximate=True, behind_seconds=behind)
+        return Backlog(
+            0 if empty else 1,
+            oldest,
+            head,
+            approximate=True,
+            behind_seconds=behind,
+            retention_seconds=self._retention_seconds(behind),
+        )
+
+    def _retention_seconds(self, behind: float | None) -> float | None:
+        """Return the stream's retention, if it may matter to messages of this age."""
+        if behind is None or behind < LEAST_RETENTION_SECONDS / 2:
+            return None
+        try:
+            return self._api.retention().seconds
+        except QdoError as error:
+            log.debug("the retention of the stream cannot be read: %s", error)
+            return None
 
     def _failed(self, error: Exception, request: GetIterator | GetRecords, now: float) -> None:
         address = self._api.address

@@ -49,4 +49,5 @@ class SqsCatalog(QueueCatalog):
             head=0,
             delayed=counts.delayed,
             approximate=True,
+            retention_seconds=counts.retention_seconds,
         )

@@ -331,6 +331,7 @@ def test_one_unreadable_queue_hides_no_other(
     assert (items["a"]["backlog"], items["b"]["backlog"]) == (None, 0)
     assert "sqs:GetQueueAttributes" in items["a"]["error"] or "region" in items["a"]["error"]
     assert items["b"]["error"] is None
+    assert items["b"]["retention_seconds"] > 86_400
     assert ended.err.splitlines()[-1].endswith("not: a, see ERROR")
     table = command(*shown, cwd=tmp_path)
     assert (table.code, "ERROR" in table.out.splitlines()[0]) == (4, True)

@@ -12,6 +12,7 @@ from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import Verdict
 
 QUEUE = QueueStatus("q", "w-1", False, 0, 3, None, 1, None, behind_seconds=5.0)
+IDLE = ("idle", 1, 3, None)
 JUDGED = [
     (replace(QUEUE, queue="tenant-1"), Verdict(QueueHealth.OK)),
     (replace(QUEUE, queue="tenant-2", behind_seconds=90.0), Verdict(QueueHealth.LAGGING)),
@@ -27,8 +28,7 @@ JUDGED = [
         ("owner", [("w-2", 1, None, 5.0), ("w-1", 2, 6, 90.0), ("none", 1, 3, None)]),
         (
             "state",
-            [("blocked", 1, None, 5.0), ("lagging", 1, 3, 90.0), ("ok", 1, 3, 5.0)]
-            + [("idle", 1, 3, None)],
+            [("blocked", 1, None, 5.0), ("lagging", 1, 3, 90.0), ("ok", 1, 3, 5.0), IDLE],
         ),
     ],
 )

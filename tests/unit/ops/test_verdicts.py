@@ -41,6 +41,22 @@ def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0
     ("status", "state", "said"),
     [
         (TIP, QueueHealth.IDLE, ""),
+        (replace(TIP, retention_seconds=86_400.0), QueueHealth.IDLE, ""),
+        (
+            replace(OWNED, behind_seconds=43_000.0, retention_seconds=86_400.0),
+            QueueHealth.LAGGING,
+            "older than 1m",
+        ),
+        (
+            replace(OWNED, behind_seconds=43_200.0, retention_seconds=86_400.0, marks=FAILED),
+            QueueHealth.EXPIRING,
+            "deletes it in 12h. Its next message failed in 3 attempts",
+        ),
+        (
+            replace(OWNED, behind_seconds=9e6, retention_seconds=86_400.0, fault="x"),
+            QueueHealth.EXPIRING,
+            "in 0s. X.",
+        ),
         (replace(TIP, running=LongRun("m", 1, 3.0)), QueueHealth.OK, ""),
         (OWNED, QueueHealth.OK, ""),
         (replace(OWNED, behind_seconds=60.0), QueueHealth.LAGGING, "older than 1m"),

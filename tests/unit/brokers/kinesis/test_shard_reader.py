@@ -139,6 +139,15 @@ def step(made: ShardReader) -> GetIterator | GetRecords | None:
     return made.poll.next(NOW)
 
 
+@pytest.mark.parametrize(("hours", "kept"), [(11.9, None), (12.1, 86_400.0)])
+def test_old_messages_show_the_retention(
+    client: ScriptedClient, hours: float, kept: float | None
+) -> None:
+    """It costs a request, so nobody asks for that of new ones."""
+    oldest = pack(5, 0, position_of_time(NOW - hours * 3600))
+    assert reading(client).backlog(oldest, NOW).retention_seconds == kept
+
+
 def test_an_expired_iterator_is_replaced_at_once(client: ScriptedClient) -> None:
     """Nothing else is wrong."""
     made = reading(client)
