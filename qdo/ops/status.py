@@ -13,8 +13,8 @@ from qdo.coordination.znodes.progress import FailureRecord
 from qdo.errors import QdoError
 from qdo.fleet.hold_node import holds_of
 from qdo.fleet.holds import hold_text
-from qdo.ops.long_runs import LongRun
-from qdo.ops.snapshot import NEW, Snapshot, is_finished, read_snapshot
+from qdo.ops.reading.long_runs import LongRun
+from qdo.ops.reading.snapshot import NEW, Snapshot, is_finished, read_snapshot
 from qdo.positions import time_of_position
 from qdo.queues import why_untaken
 

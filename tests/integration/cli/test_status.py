@@ -82,6 +82,12 @@ class Desk:
         assert code == 0, output
         return {each["queue"]: each for each in json.loads(output)["items"]}
 
+    def follow(self, *arguments: str) -> Proc:
+        """Start a command that runs until it is ended."""
+        return self._stack.enter_context(
+            Proc.python(*QDO, *arguments, env=self._environment, cwd=self._folder)
+        )
+
     def start_worker(self) -> Proc:
         argv = (*WORKER, "desk:app")
         return self._stack.enter_context(
@@ -224,3 +230,25 @@ def test_one_queue_and_one_worker(desk: Desk) -> None:
     # A name is not a glob.
     assert [desk.run("queue", "show", name)[0] for name in ("*", "poiso?", "[p]oison")] == 3 * [6]
     assert desk.run("worker", "show", "worker-*")[0] == 6
+
+
+def test_events_are_followed_as_they_happen(desk: Desk) -> None:
+    """Workers, queues, owners, states, and what operators do."""
+    desk.app.send("fine", 1)
+    events = desk.follow("events", "-o", "jsonl", "--every", "0.5s")
+    events.wait_for_line("^following 1 queues, 0 workers$")
+    worker = desk.start_worker()
+    events.wait_for_line('"kind": "worker", .* "after": "new"')
+    events.wait_for_line('"kind": "owner", "subject": "fine", "before": "", "after": "worker-')
+    desk.app.send("poison", 1)
+    events.wait_for_line('"kind": "queue", "subject": "poison", "before": "", "after": "new"')
+    wait_until(lambda: desk.states()["poison"] == "blocked", "the message blocks", 60.0)
+    assert desk.run("unblock", "poison", "--retry", "--reason", "\x1b[31mred")[0] == 0
+    events.wait_for_line(r'"kind": "unblock", "subject": "poison", .*u001b\[31mred')
+    worker.kill()
+    events.wait_for_line('"kind": "worker", .* "before": "there", "after": "gone"', count=1)
+    desk.app.send("fine", 2)
+    events.wait_for_line('"kind": "state", "subject": "fine", "before": "idle"')
+
+    assert desk.run("events", "--every", "0.5s", "--for", "0.6s") == (0, "")
+    assert desk.run("events", "--every", "0")[0] == 2

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from qdo.coordination.znodes.progress import FailureRecord
-from qdo.ops.long_runs import LongRun, long_runs
 from qdo.ops.queue_health import QueueHealth
+from qdo.ops.reading.long_runs import LongRun, long_runs
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.ops.verdicts import QueueSample, Verdict, VerdictRules, judge, judge_all
 

@@ -17,10 +17,10 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NodeRefusedError, PositionAheadError, QdoError
 from qdo.fleet.hold_node import Hold, HoldNode
-from qdo.ops.backlogs import ask
-from qdo.ops.fleet_nodes import NO_NODES, FleetNodes, read_fleet_nodes, unclaimed_queues
-from qdo.ops.long_runs import LongRun, long_runs
-from qdo.ops.room import crowded_out
+from qdo.ops.reading.backlogs import ask
+from qdo.ops.reading.fleet_nodes import NO_NODES, FleetNodes, read_fleet_nodes, unclaimed_queues
+from qdo.ops.reading.long_runs import LongRun, long_runs
+from qdo.ops.reading.room import crowded_out
 from qdo.ops.worker_status import details_of
 from qdo.positions import TIME_POSITIONS
 from qdo.queues import QueueFilter

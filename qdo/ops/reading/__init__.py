@@ -1,0 +1,1 @@
+"""Reads what the status of queues needs."""
