@@ -10,6 +10,7 @@ from functools import update_wrapper
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import shell_complete
 
 from qdo._version import __version__
 from qdo.cli.app_settings import import_settings
@@ -49,6 +50,9 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
     sys.excepthook = print_traceback
     escape_last_resort()
     state = {"debug": False}
+    variable = completion_variable(program)
+    if variable in os.environ:  # a shell asks for completions
+        return shell_complete(command, {}, program, variable, os.environ[variable])
     try:
         code = _invoke(command, program, sys.argv[1:] if arguments is None else arguments, state)
         sys.stdout.flush()
@@ -69,6 +73,11 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
     except KeyboardInterrupt:
         print_message(f"{program}: interrupted")
         return INTERRUPTED
+
+
+def completion_variable(program: str) -> str:
+    """Return the environment variable with which a shell asks a program for completions."""
+    return f"_{program.replace('-', '_').upper()}_COMPLETE"
 
 
 def _replace_closed_streams() -> None:

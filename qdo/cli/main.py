@@ -88,6 +88,11 @@ COMMANDS = {
         "tree",
         "Show the znodes of the coordinator with their values.",
     ),
+    "completion": (
+        "qdo.cli.commands.completion",
+        "completion",
+        "Print a script for the completion of commands in a shell.",
+    ),
     "config": (
         "qdo.cli.commands.config",
         "config",

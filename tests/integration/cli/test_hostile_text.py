@@ -44,6 +44,7 @@ CALLS = {
     "worker": [("worker", "show", HOSTILE)],
     "status": [("status",), ("status", HOSTILE)],
     "check": [("check",), ("check", HOSTILE, "--max-age", HOSTILE)],
+    "completion": [("completion", "bash"), ("completion", HOSTILE)],
     "events": [("events", HOSTILE, "--for", "0s"), ("events", "--every", HOSTILE)],
     "components": [("components",)],
     "dead-letters": [
