@@ -20,6 +20,7 @@ ALL = (
     "locks",
     "permits",
     "actions",
+    "ops",
     "sqs",
 )
 

@@ -27,8 +27,8 @@ report that it is silent."""
 MOST_QUEUES = 100
 """At most this many queues are listed, those farthest behind, and those that have waited longest
 for permits: many clients read component nodes."""
-MOST_RUNS = 20
-"""At most this many messages in flight are listed, those that have run for longest."""
+MOST_RUNS = 100
+"""At most this many messages in flight are listed, those that have run for longest: about 8 KiB."""
 WORTH_SECONDS = 1.0
 """Queues less far behind are not listed, nor are messages that have run for less."""
 

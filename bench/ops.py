@@ -1,0 +1,264 @@
+"""What the person on call waits for: ``python -m bench.ops``.
+
+Three workers have 5,000 queues, of which some are blocked, failing, stuck, paused, late, without a
+job or without a worker. How long until the verdicts on all of them are right; how long each command
+takes, with the start of Python, the median of several runs. The same over ZooKeeper and over the
+embedded coordinator.
+
+Then 100,000 queues without a worker, in files: the time and the memory of `qdo queues`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.support import report, services
+from bench.support.processes import Program, ProgramError
+from bench.support.statistics import Goal
+from qdo import App
+from qdo.brokers.registry import open_broker
+from qdo.coordination.client import connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.ops.queue_health import QueueHealth
+from qdo.ops.status import Statuses, queue_statuses
+from qdo.ops.verdicts import VerdictRules, judge_all
+
+APP = """
+import time
+import gevent
+import qdo
+
+app = qdo.App("bench")
+
+@app.job("ok-*")
+@app.job("excluded-*")
+@app.job("paused-*")
+def fine(message, context):
+    pass
+
+@app.job("blocked-*", policy=qdo.Policy(attempts=1, then="block"))
+def block(message, context):
+    raise ValueError("no such tenant")
+
+@app.job("failing-*", policy=qdo.Policy(attempts=9, backoff_seconds=600, backoff_max_seconds=600))
+def fail(message, context):
+    raise LookupError("not yet")
+
+@app.job("stuck-*")
+def hang(message, context):
+    gevent.sleep(3600)
+
+@app.job("late-*")
+def slow(message, context):
+    gevent.sleep(0.5)
+"""
+RULES = VerdictRules(late_seconds=5.0, stuck_seconds=5.0)
+STATES = {
+    "ok": QueueHealth.IDLE,
+    "paused": QueueHealth.PAUSED,
+    "blocked": QueueHealth.BLOCKED,
+    "failing": QueueHealth.FAILING,
+    "stuck": QueueHealth.STUCK,
+    "late": QueueHealth.LAGGING,
+    "excluded": QueueHealth.NO_WORKER,
+    "orphan": QueueHealth.NO_JOB,
+}
+"""The right verdict on the queues whose names begin so."""
+FAULTY, LATE_MESSAGES = 50, 1000
+LAYOUT = Layout.of("bench")
+PATIENCE_SECONDS = 120.0
+COMMANDS = (
+    ("status",),
+    ("queues",),
+    ("queues", "--state", "blocked"),
+    ("queues", "--sort", "age", "--limit", "20"),
+    ("queue", "show", "blocked-1"),
+    ("groups",),
+    ("workers",),
+    ("ps",),
+    ("holds",),
+    ("audit",),
+    ("check",),
+)
+VERDICT_GOAL_SECONDS, LIST_GOAL_SECONDS, STATUS_GOAL_SECONDS = 10.0, 1.0, 0.5
+MANY, MANY_GOAL_SECONDS, MANY_GOAL_MIB = 100_000, 5.0, 300.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """The files and servers of a fleet.
+
+    :ivar environment: the settings of commands and workers.
+    """
+
+    folder: Path
+    coordinator: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "QDO_APP": "bench",
+            "QDO_COORDINATOR": self.coordinator,
+            "QDO_BROKER": f"sqlite:{self.folder / 'messages.db'}",
+            "QDO_SESSION_TIMEOUT_SECONDS": "10",
+        }
+
+    def run(self, *arguments: str) -> tuple[float, float]:
+        """Run a command; return its seconds and its memory in MiB."""
+        argv = [sys.executable, "-m", "qdo", *arguments]
+        began = time.perf_counter()
+        with open(os.devnull, "wb") as nowhere:
+            process = subprocess.Popen(
+                argv, env={**os.environ, **self.environment}, cwd=self.folder, stdout=nowhere
+            )
+            _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in ((0, 1, 2) if arguments[0] == "check" else (0,)):
+            raise ProgramError(f"qdo {' '.join(arguments)} ended with {process.returncode}")
+        return time.perf_counter() - began, used.ru_maxrss / 1024
+
+
+def fill(place: Place, queues: int) -> int:
+    """Send the messages that the workers will fail at, and others; return the number of queues."""
+    names = [f"{kind}-{number}" for kind in STATES if kind != "ok" for number in range(FAULTY)]
+    names += [f"ok-{number}" for number in range(queues - len(names))]
+    late = [f"late-{number}" for number in range(FAULTY) for _ in range(LATE_MESSAGES)]
+    with App("bench", broker=place.environment["QDO_BROKER"]) as app:
+        app.send_many([(name, 1) for name in [*names, *late]])
+    return len(names)
+
+
+def wrong(statuses: Statuses) -> dict[str, int]:
+    """Return how many queues of each kind have another verdict than the right one."""
+    found: dict[str, int] = {}
+    for status, verdict in judge_all([statuses], RULES):
+        kind = status.queue.partition("-")[0]
+        if verdict.state is not STATES[kind]:
+            found[kind] = found.get(kind, 0) + 1
+    return found
+
+
+def seconds_to_verdicts(place: Place, queues: int, program: Program) -> dict[str, float]:
+    """Return for each kind of queue how long it took until the last verdict was right."""
+    client = connect(place.coordinator)
+    broker = open_broker(place.environment["QDO_BROKER"], "bench")
+    began, right = time.monotonic(), dict[str, float]()
+    client.open()
+    try:
+        while len(right) < len(STATES):
+            statuses = queue_statuses(client, LAYOUT, broker)
+            at = time.monotonic() - began
+            bad = wrong(statuses)
+            complete = len(statuses.queues) == queues
+            right = {kind: right.get(kind, at) for kind in STATES if complete and kind not in bad}
+            if at > PATIENCE_SECONDS:
+                raise program.failure(f"wrong verdicts after {at:.0f} s: {bad}")
+            time.sleep(0.1)
+    finally:
+        broker.close()
+        client.stop()
+        client.close()
+    return right
+
+
+def measure_fleet(url: str, queues: int, times: int) -> dict[str, Any]:
+    """Measure one coordinator with three workers."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-ops-")))
+        place = Place(folder, url or f"sqlite:{folder / 'coordination.db'}")
+        (folder / "app.py").write_text(APP)
+        count = fill(place, queues)
+        place.run("pause", "paused-*", "--allow-none", "--reason", "bench")
+        argv = [sys.executable, "-m", "qdo.cli.worker", "app:app", "--processes", "3"]
+        program = stack.enter_context(
+            Program(
+                [*argv, "--exclude", "excluded-*"],
+                environment=place.environment | {"PYTHONPATH": os.getcwd()},
+                folder=folder,
+            )
+        )
+        verdicts = seconds_to_verdicts(place, count, program)
+        commands = {}
+        for command in COMMANDS:
+            seconds = [place.run(*command)[0] for _ in range(times)]
+            commands[" ".join(command)] = statistics.median(seconds)
+        return {"queues": count, "verdicts": verdicts, "commands": commands}
+
+
+def measure_many(queues: int) -> dict[str, float]:
+    """Measure `qdo queues` for many queues in files, without a worker."""
+    with tempfile.TemporaryDirectory(prefix="bench-ops-") as name:
+        place = Place(Path(name), f"sqlite:{Path(name) / 'coordination.db'}")
+        with App("bench", broker=place.environment["QDO_BROKER"]) as app:
+            app.send_many([(f"tenant-{number}", 1) for number in range(queues)])
+        found = [place.run("queues") for _ in range(3)]
+    return {
+        "seconds": statistics.median(seconds for seconds, _ in found),
+        "memory_mib": max(memory for _, memory in found),
+    }
+
+
+def main() -> int:
+    """Measure, print and write the JSON."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ops", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smoke run")
+    given = parser.parse_args()
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
+    described = report.machine()
+    queues, times, many = (600, 1, 2000) if given.quick else (5000, 5, MANY)
+    found = {"embedded": measure_fleet("", queues, times)}
+    with services.zookeeper() as ensemble:
+        found["zookeeper"] = measure_fleet(ensemble.url("/ops"), queues, times)
+    files = measure_many(many)
+    _print(found, files)
+    goals = [
+        Goal.at_most(f"s for {many:,} queues", MANY_GOAL_SECONDS, files["seconds"]),
+        Goal.at_most(f"MiB for {many:,} queues", MANY_GOAL_MIB, files["memory_mib"], ",.0f"),
+    ]
+    for name, each in found.items():
+        slowest = max(each["commands"].values())
+        last = max(each["verdicts"].values()) - RULES.stuck_seconds
+        goals += [
+            Goal.at_most(f"{name}: s until all verdicts", VERDICT_GOAL_SECONDS, last, ".1f"),
+            Goal.at_most(f"{name}: s for any list", LIST_GOAL_SECONDS, slowest),
+            Goal.at_most(
+                f"{name}: s for qdo status", STATUS_GOAL_SECONDS, each["commands"]["status"]
+            ),
+        ]
+    result = {
+        "machine": described,
+        "versions": report.versions(("kazoo", "gevent", "ujson")),
+        "fleets": found,
+        "files": files,
+    }
+    return report.finish("ops", result, [] if given.quick else goals)
+
+
+def _print(found: Mapping[str, Mapping[str, Any]], files: Mapping[str, float]) -> None:
+    for what, unit in (("verdicts", "s until right"), ("commands", "s")):
+        keys: Sequence[str] = list(found["embedded"][what])
+        rows = [(key, *(f"{each[what][key]:.2f}" for each in found.values())) for key in keys]
+        print(report.table((f"{what}, {unit}", *found), rows))
+        print()
+    print(f"many queues in files: {json.dumps(files)}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ProgramError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
