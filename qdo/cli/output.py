@@ -9,21 +9,30 @@ import os
 import shutil
 import sys
 import traceback
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
+from qdo.cli.tables import fitting, table
 from qdo.text import iso_time as iso_time
 from qdo.text import printable, printable_lines
 
 FORMATS = ("table", "json", "jsonl", "csv", "name")
-NEVER_CUT = ("id", "queue", "worker", "owner")
+NEVER_CUT = ("id", "queue", "worker", "owner", "target")
 """Columns whose values are arguments of other commands."""
-KEPT_WIDTHS = {"last": 27, "dead_time": 20, "reason": 100, "error": 100}
-"""The widths up to which other columns are not cut: of times, and of what is wrong."""
+KEPT_WIDTHS = {
+    **dict.fromkeys(NEVER_CUT, math.inf),
+    **dict.fromkeys(("reason", "error", "why"), 30),
+    **dict.fromkeys(("time", "last", "started", "dead_time", "at", "until", "due"), 20),
+    "state": 11,
+}
+"""The widths up to which columns are not cut: of names, of what is wrong, and of times."""
+SHORT = 12
+"""Other values of this width, such as durations, are not cut."""
+NEVER_DROPPED = {*NEVER_CUT, "state", "reason", "error", "why", "age"}
+DROPPED_FIRST = ("last", "dead_letters", "delayed", "version", "started", "assigned", "from")
+"""What a narrow terminal leaves out first; then the other columns from the right."""
 _GAP = "  "
-_ELLIPSIS = "…"
 
 
 def emit(
@@ -50,11 +59,29 @@ def emit(
     elif form == "name":
         out.writelines(f"{cell(next(iter(item.values())))}\n" for item in items)
     else:
-        rows = [[cell(item.get(key)) for key in columns] for item in items]
-        numeric = _numeric_columns(items, columns)
-        kept = [math.inf if key in NEVER_CUT else KEPT_WIDTHS.get(key, 0) for key in columns]
-        out.writelines(table([*columns.values()], rows, numeric, width_of(out), kept))
+        _write_table([*items], columns, out)
     out.flush()
+
+
+def _write_table(
+    items: Sequence[Mapping[str, Any]], columns: Mapping[str, str], out: TextIO
+) -> None:
+    headings, keys, width = [*columns.values()], [*columns], width_of(out)
+    kept: list[float] = [KEPT_WIDTHS.get(key, SHORT) for key in keys]
+    rows = [[cell(item.get(key)) for key in keys] for item in items]
+    shown = list(range(len(keys)))
+    if width is not None and rows:
+        first = [keys.index(key) for key in DROPPED_FIRST if key in keys[1:]]
+        others = [i for i, key in enumerate(keys) if i and key not in NEVER_DROPPED]
+        shown = fitting(headings, rows, width, kept, [*first, *reversed(others)])
+    numeric = _numeric_columns(items, keys)
+    picked = [[row[index] for index in shown] for row in (headings, *rows)]
+    kept, numeric = [kept[index] for index in shown], [numeric[index] for index in shown]
+    out.writelines(table(picked[0], picked[1:], numeric, width, kept))
+    left_out = [heading for index, heading in enumerate(headings) if index not in shown]
+    if left_out:
+        names = ", ".join(left_out)
+        print_message(f"hint: no room for {names}; use a wider terminal, or -o json")
 
 
 def _write_csv(items: Sequence[Mapping[str, Any]], out: TextIO) -> None:
@@ -89,68 +116,9 @@ def width_of(stream: TextIO) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
-def table(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    numeric: Sequence[bool],
-    width: int | None,
-    kept: Sequence[float] = (),
-) -> Iterable[str]:
-    """Yield the lines of a table; the widest columns are cut until lines fit into `width`.
-
-    :param kept: the width of each column up to which it is never cut; if necessary, lines are
-        longer than `width`.
-
-    Not rich: it takes 4 s for 10,000 rows, this function 0.1 s.
-    """
-    if not rows:
-        return
-    widths = [max(map(_cells, column)) for column in zip(headings, *rows, strict=True)]
-    if width is not None:
-        least = [_cells(heading) for heading in headings]
-        for index, most in enumerate(kept):
-            least[index] = max(least[index], int(min(widths[index], most)))
-        _fit(widths, least, width)
-    for row in (headings, *rows):
-        cells = map(_padded, row, widths, numeric)
-        yield _GAP.join(cells).rstrip() + "\n"
-
-
 def _numeric_columns(items: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[bool]:
     first = next(iter(items), {})
     return [isinstance(first.get(key), int | float) for key in columns]
-
-
-def _fit(widths: list[int], least: Sequence[int], width: int) -> None:
-    """Narrow the widest columns until the line fits, or every column has its least width."""
-    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
-    while excess > 0:
-        index = max(range(len(widths)), key=lambda i: widths[i] - least[i])
-        if widths[index] <= least[index]:
-            return
-        widths[index] -= 1
-        excess -= 1
-
-
-def _padded(text: str, width: int, numeric: bool) -> str:
-    text = _cut(text, width)
-    space = " " * (width - _cells(text))
-    return space + text if numeric else text + space
-
-
-def _cut(text: str, width: int) -> str:
-    if _cells(text) <= width:
-        return text
-    while text and _cells(text) > width - 1:
-        text = text[:-1]
-    return text + _ELLIPSIS
-
-
-def _cells(text: str) -> int:
-    """Return the width of a text on a terminal, in columns."""
-    if text.isascii():
-        return len(text)
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def print_message(message: str) -> None:

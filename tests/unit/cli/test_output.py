@@ -8,7 +8,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdo.cli.output import cell, emit, table
+from qdo.cli.output import cell, emit
+from qdo.cli.tables import fitting, table
 
 ITEMS = [{"queue": "a", "backlog": 5, "x": None}, {"queue": "bcd", "backlog": 12, "x": "y"}]
 COLUMNS = {"queue": "QUEUE", "backlog": "BACKLOG", "x": "X"}
@@ -58,3 +59,26 @@ def test_cells_hold_no_line_breaks() -> None:
     """An error of several lines stays one row."""
     assert cell("a\n  b") == "a b"
     assert cell(0) == "0"
+
+
+def test_narrow_terminals_leave_columns_out() -> None:
+    """In the order that is asked for; the others stay, also if lines are too long then."""
+    headings, rows = ["QUEUE", "LAST", "AGE", "WHY"], [["q", "12:00", "5s", "no such tenant"]]
+    kept = [9, 0, 0, 10]
+    for width, expected in [(40, [0, 1, 2, 3]), (27, [0, 1, 3]), (22, [0, 3]), (5, [0, 3])]:
+        assert fitting(headings, rows, width, kept, [2, 1, 2]) == expected, width
+
+
+def test_csv_and_names() -> None:
+    """The keys of JSON; nested values as JSON; no control characters."""
+    items = [{"queue": "a\x1b[31m", "n": None, "list": ["x"]}, {"queue": "b,c", "more": True}]
+    out = io.StringIO()
+    emit("qdo.test/1", items, "csv", COLUMNS, out)
+    assert out.getvalue().splitlines() == [
+        "queue,n,list,more",
+        'a\\x1b[31m,,"[""x""]",',
+        '"b,c",,,true',
+    ]
+    out = io.StringIO()
+    emit("qdo.test/1", items, "name", COLUMNS, out)
+    assert out.getvalue() == "a\\x1b[31m\nb,c\n"
