@@ -26,6 +26,7 @@ COMMANDS = {
         "status",
         "Show workers, states of queues, and the worst of them.",
     ),
+    "top": ("qdo.cli.commands.top", "top", "Show the worst queues and the workers, live."),
     "events": ("qdo.cli.commands.events", "follow_events", "Follow what changes."),
     "check": ("qdo.cli.commands.status", "check", "Check queues for a monitoring system."),
     "dead-letters": (

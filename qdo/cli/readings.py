@@ -37,6 +37,14 @@ def reading_options(function: _Function) -> _Function:
             default="0s",
             help="Read twice, this far apart: only then a queue can be catching-up or rewound.",
         ),
+    ):
+        function = option(function)
+    return verdict_options(function)
+
+
+def verdict_options(function: _Function) -> _Function:
+    """Add the options that `rules_of` takes."""
+    for option in (
         click.option(
             "--late",
             metavar="DURATION",

@@ -51,7 +51,7 @@ def _worst(members: Judged) -> Verdict:
 
 def _item(name: str, members: Judged) -> dict[str, Any]:
     ages = [each.behind_seconds for each, _ in members if each.behind_seconds is not None]
-    attention = [v for _, v in members if v.state.is_critical or v.state.is_warning]
+    attention = [v for _, v in members if v.state.needs_attention]
     return {
         "group": name,
         "queues": len(members),

@@ -28,7 +28,7 @@ def overview(
     :param worst: the most queues that are listed.
     """
     counts = Counter(verdict.state for _, verdict in judged)
-    bad = [each for each in judged if each[1].state.is_critical or each[1].state.is_warning]
+    bad = [each for each in judged if each[1].state.needs_attention]
     bad.sort(key=QUEUE_SORTS["state"])
     dead = [each.dead_letters for each, _ in judged]
     return {

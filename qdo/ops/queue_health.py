@@ -40,5 +40,10 @@ class QueueHealth(enum.Enum):
         """Whether the queue is late, or may soon need somebody."""
         return QueueHealth.UNOWNED.rank < self.rank <= QueueHealth.UNKNOWN.rank
 
+    @property
+    def needs_attention(self) -> bool:
+        """Whether it is critical or a warning."""
+        return self.is_critical or self.is_warning
+
 
 _RANKS = {state: rank for rank, state in enumerate(QueueHealth)}

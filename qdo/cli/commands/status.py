@@ -176,7 +176,7 @@ def _plugin_line(
     code = 2 if critical else int(any(state.is_warning for state in counts))
     found = [f"{pluralize(alive, 'worker')} of at least {least}"] * (alive < least)
     for state in QueueHealth:
-        if counts[state] and (state.is_critical or state.is_warning):
+        if counts[state] and state.needs_attention:
             names = [each.queue for each, verdict in judged if verdict.state is state]
             found.append(f"{state.value}: {join_some(sorted(names), 3)}")
     if late:

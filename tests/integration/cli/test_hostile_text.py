@@ -45,6 +45,7 @@ CALLS = {
     "status": [("status",), ("status", HOSTILE)],
     "check": [("check",), ("check", HOSTILE, "--max-age", HOSTILE)],
     "completion": [("completion", "bash"), ("completion", HOSTILE)],
+    "top": [("top",), ("top", "--every", HOSTILE)],
     "events": [("events", HOSTILE, "--for", "0s"), ("events", "--every", HOSTILE)],
     "components": [("components",)],
     "dead-letters": [

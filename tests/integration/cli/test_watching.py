@@ -21,6 +21,7 @@ from tests.support.cli import clean_environment, command
 from tests.support.processes import Proc, wait_until
 
 QUEUES = ("-m", "qdo", "queues", "--app", "desk", "--watch", "0.5s")
+TOP = ("-m", "qdo", "top", "--app", "desk", "--every", "1s")
 
 
 def messages(folder: Path) -> Path:
@@ -31,13 +32,13 @@ def messages(folder: Path) -> Path:
 class Terminal:
     """A command with a terminal of its own, 80 by 24."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, arguments: tuple[str, ...]) -> None:
         self.own, theirs = pty.openpty()
         fcntl.ioctl(self.own, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
         self.before = termios.tcgetattr(theirs)
         self.theirs = theirs
         self.process = subprocess.Popen(
-            [sys.executable, *QUEUES],
+            [sys.executable, *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -70,9 +71,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def terminal(folder: Path) -> Iterator[Terminal]:
-    terminal = Terminal(folder)
+@pytest.fixture(params=[QUEUES, TOP], ids=["queues", "top"])
+def terminal(folder: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
+    terminal = Terminal(folder, request.param)
     yield terminal
     terminal.close()
 
@@ -102,6 +103,11 @@ def test_without_a_terminal_outputs_follow_each_other(folder: Path) -> None:
     with Proc.python(*QUEUES, "-o", "name", cwd=folder, env=clean_environment()) as proc:
         proc.wait_for_line("^first$", count=2)
     assert "\x1b" not in proc.output
+
+
+def test_a_screen_needs_a_terminal(folder: Path) -> None:
+    ended = command(*TOP, cwd=folder)
+    assert (ended.code, ended.out) == (2, "")
 
 
 @pytest.mark.parametrize("wrong", ["0s", "soon"])
