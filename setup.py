@@ -43,6 +43,7 @@ HTTP = ["urllib3>=2.6.3,<3"]
 SASL = ["pure-sasl>=0.6.2,<1"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
 POSTGRESQL = ["psycopg[binary]>=3.3,<3.4"]
+TRACING = ["opentelemetry-api>=1.30,<2"]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     *AWS,
@@ -51,6 +52,8 @@ TEST = [
     *POSTGRESQL,
     *SASL,
     *SQL,
+    *TRACING,
+    "opentelemetry-sdk>=1.30,<2",  # exports the spans of tests
     "moto[s3,server]>=5.2,<6",
     "aws-kinesis-agg>=1.2.3,<2",  # packs records as producers do; reads them less well than qdo
     "six>=1.16,<2",  # which aws-kinesis-agg imports and does not name
@@ -90,6 +93,7 @@ setup(
         "postgresql": POSTGRESQL,
         "sasl": SASL,
         "sql": SQL,
+        "tracing": TRACING,
         "docs": DOCS,
         "test": TEST,
     },

@@ -320,3 +320,11 @@ def with_header(text: str | None, **changed: str | None) -> str | None:
     new = {name.replace("_", "-"): value for name, value in changed.items()}
     found = {name: value for name, value in {**found, **new}.items() if value is not None}
     return ujson.dumps(found, ensure_ascii=False, escape_forward_slashes=False)
+
+
+def with_missing(text: str | None, headers: Mapping[str, str]) -> str | None:
+    """Return stored headers with those of `headers` that they lack; undecodable text unchanged."""
+    found = parsed(text)
+    if found is None:
+        return text
+    return ujson.dumps({**headers, **found}, ensure_ascii=False, escape_forward_slashes=False)

@@ -57,6 +57,7 @@ from qdo.sending.messages import (
     check_size,
     encrypted,
     time_text,
+    with_defaults,
 )
 from qdo.settings.vaults import marks_of
 
@@ -125,6 +126,7 @@ class Outbox:
                 f"{type(session).__name__}; for an AsyncSession use the session from run_sync"
             )
         message = build_outgoing(NewMessage(queue, body, key, headers, delay_seconds, at))
+        (message,) = with_defaults([message], self._app.default_headers)
         check_size(message, self._app.settings.max_body_bytes)
         (message,) = encrypted([message], self._app.settings, self._app.name)
         id = new_id()

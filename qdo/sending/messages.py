@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qdo.brokers.base import DEDUP_SECONDS, NO_DEDUP, NO_DELAY, Capabilities, Outgoing, SendOptions
-from qdo.encoding import MAX_STORED_BODY_BYTES, encoded, with_header
+from qdo.encoding import MAX_STORED_BODY_BYTES, encoded, with_header, with_missing
 from qdo.errors import BodyLimitError, UnsupportedError, UsageError
 from qdo.positions import LATEST_SECONDS, position_now, time_of_position
 from qdo.queues import check_queue_name
@@ -91,6 +91,19 @@ def _check_headers(queue: str, headers: str) -> None:
             reason=f"the headers of a message for queue {queue!r} must have at most "
             f"{MAX_HEADERS_BYTES} bytes as JSON, got {size}; send large values in the body"
         )
+
+
+def with_defaults(
+    messages: list[Outgoing], defaults: Callable[[], Mapping[str, str]] | None
+) -> list[Outgoing]:
+    """Return messages with the headers that they do not have themselves.
+
+    :param defaults: returns them; None for none.
+    """
+    headers = defaults() if defaults is not None else None
+    if not headers:
+        return messages
+    return [replace(each, headers=with_missing(each.headers, headers)) for each in messages]
 
 
 def encrypted(messages: list[Outgoing], settings: Settings, app: str) -> list[Outgoing]:

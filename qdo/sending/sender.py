@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from qdo.sending.messages import (
     check_terms,
     encrypted,
     outgoing_of,
+    with_defaults,
 )
 from qdo.settings.settings import Settings, check_names
 from qdo.settings.sources import load
@@ -55,6 +56,8 @@ class Sender:
                 name="app", reason=f"a name must not contain ':', as MODULE:APP does, got {name!r}"
             )
         Settings(**self.given)
+        self.default_headers: Callable[[], Mapping[str, str]] | None = None
+        """Returns headers for each message that is sent; those of the message itself win."""
         self._settings: Settings | None = None
         self._lock = threading.Lock()
         _senders.add(self)
@@ -184,7 +187,7 @@ class Sender:
         return await self.broker.asend_many(self._build_outgoing(messages))
 
     def _build_outgoing(self, messages: Iterable[AnyMessage]) -> list[Outgoing]:
-        outgoing = list(map(outgoing_of, messages))
+        outgoing = with_defaults(list(map(outgoing_of, messages)), self.default_headers)
         limit = self.settings.max_body_bytes
         for message in outgoing:
             if len(message.body) > limit:

@@ -71,9 +71,11 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     from qdo.settings.settings import Settings
     from qdo.system import logs
     from qdo.text import printable_lines
+    from qdo.worker import forks
     from qdo.worker.line_limit import limit_lines
     from qdo.worker.shared_memory.stack_dumps import write_at_signal
 
+    forks.isolate()
     settings = Settings(**child["settings"])
     logs.configure(settings.log_level, config=settings.log_config)
     limit_lines()

@@ -28,7 +28,7 @@ LAYERS = (
     {"settings", "ops"},
     {"sending", "demo"},
     {"app"},
-    {"loading", "outbox"},
+    {"loading", "outbox", "tracing"},
     {"worker"},
     {"cli", "testing"},
     {"__main__"},
