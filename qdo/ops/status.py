@@ -10,6 +10,7 @@ from qdo.brokers.catalog import Backlog
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import QdoError
 from qdo.fleet.hold_node import holds_of
 from qdo.fleet.holds import hold_text
@@ -148,19 +149,17 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         fault=node.fault or (backlog.fault if backlog else None) or snapshot.faults.get(queue),
         delayed=backlog.delayed if backlog else 0,
         marks=node.failure,
-        also_blocking=tuple(each for each in node.blocking if each is not node.failure),
+        also_blocking=_also_blocking(node) if node.blocking else (),
         untaken=why_untaken(queue, snapshot.filters),
         unclaimed=snapshot.unclaimed.get(queue),
         position=node.position,
         approximate=backlog is not None and backlog.approximate,
         behind_seconds=_age(queue, backlog, snapshot),
-        waits_for=tuple(
-            name for name in snapshot.parents.get(queue, ()) if _is_pending(name, snapshot)
-        ),
+        waits_for=_pending_parents(queue, snapshot) if snapshot.parents else (),
         error=str(answer) if isinstance(answer, QdoError) else None,
         limits=tuple(snapshot.limits.get(queue, ())),
         retention_seconds=backlog.retention_seconds if backlog else None,
-        held="; ".join(map(hold_text, holds_of(queue, snapshot.holds))) or None,
+        held=_held(queue, snapshot) if snapshot.holds else None,
         missing=queue in snapshot.missing,
         lost=backlog is not None and backlog.lost,
         seek=node.seek,
@@ -168,6 +167,19 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         reported=snapshot.reported.get(node.owner),
         running=snapshot.long_runs.get(queue),
     )
+
+
+def _also_blocking(node: QueueNode) -> tuple[FailureRecord, ...]:
+    return tuple(each for each in node.blocking if each is not node.failure)
+
+
+def _held(queue: str, snapshot: Snapshot) -> str | None:
+    return "; ".join(map(hold_text, holds_of(queue, snapshot.holds))) or None
+
+
+def _pending_parents(queue: str, snapshot: Snapshot) -> tuple[str, ...]:
+    found = snapshot.parents.get(queue, ())
+    return tuple(name for name in found if _is_pending(name, snapshot))
 
 
 def _age(queue: str, backlog: Backlog | None, snapshot: Snapshot) -> float | None:
