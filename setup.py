@@ -39,6 +39,7 @@ AWS = [
 ]
 # An extra: a compiled library of 4 MB that only apps with keys need.
 ENCRYPTION = ["cryptography>=50,<51"]
+METRICS = ["prometheus-client>=0.26,<1"]  # qdo-worker --http
 HTTP = ["urllib3>=2.6.3,<3"]
 SASL = ["pure-sasl>=0.6.2,<1"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
@@ -49,6 +50,7 @@ TEST = [
     *AWS,
     *ENCRYPTION,  # makes certificates for servers of tests, too
     *HTTP,
+    *METRICS,
     *POSTGRESQL,
     *SASL,
     *SQL,
@@ -90,6 +92,7 @@ setup(
         "aws": AWS,
         "encryption": ENCRYPTION,
         "http": HTTP,
+        "metrics": METRICS,
         "postgresql": POSTGRESQL,
         "sasl": SASL,
         "sql": SQL,

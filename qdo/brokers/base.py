@@ -224,6 +224,10 @@ class Broker(abc.ABC):
         what, remedy = "delete queues", "delete the queue at its service, then run this again"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
+    def request_counts(self) -> dict[str, int]:
+        """Return the number of requests so far, by action; nothing where they are not counted."""
+        return {}
+
     @abc.abstractmethod
     def close(self) -> None:
         """Finish pending operations; close files and connections."""

@@ -35,6 +35,7 @@ Signals:
     "namespace",
     "zone",
     "history",
+    "http",
     "processes",
     "concurrency",
     "executor",

@@ -119,6 +119,16 @@ def _chroot_fault(chroot: str) -> str | None:
     return None
 
 
+def listen_address(value: str) -> str | None:
+    """Check an address to listen at; empty means none."""
+    if not value:
+        return None
+    found = re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(\d{1,5})", value)
+    if found is None or int(found[1]) > 65535:
+        return f"it must be HOST:PORT, such as 127.0.0.1:9180, or [IPV6]:PORT, got {value[:120]!r}"
+    return None
+
+
 def account(value: str) -> str | None:
     """Check an account at the coordinator. The text may contain a password: it is not shown."""
     if not value or (re.fullmatch(r"(digest|sasl):[^:\s]+", value) and value.isprintable()):

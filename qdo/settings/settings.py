@@ -193,6 +193,12 @@ class Settings(AppSettings):
         "postgresql://USER@HOST/DATABASE; without, nowhere",
         history_error,
     )
+    http: str = setting(
+        "",
+        "address at which qdo-worker serves /metrics, /healthz and /readyz: HOST:PORT or "
+        "[IPV6]:PORT; without, nowhere",
+        checks.listen_address,
+    )
     doorbell: bool = setting(
         False,
         "for polled brokers (SQS): senders notify the queue's owner through a znode, and it polls "

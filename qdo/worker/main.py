@@ -8,6 +8,7 @@ Its input is JSON in the environment variable QDO_CHILD:
 - ``in_flight`` and ``receipts``: descriptors of memory shared with the parent, see
   `qdo.worker.shared_memory.in_flight` and `qdo.worker.shared_memory.receipt_handles`;
 - ``stacks``: descriptor of memory for its stacks, see `qdo.worker.shared_memory.stack_dumps`;
+- ``metrics``: descriptor of memory for its metrics, see `qdo.worker.metrics.page`;
 - ``left``: descriptors of the receipt stores of dead processes;
 - ``restarted``: whether a process ran in this slot before.
 
@@ -56,7 +57,7 @@ def main() -> int:
     child = json.loads(os.environ.pop("QDO_CHILD"))
     pipe = socket.socket(fileno=child["pipe"])
     os.set_inheritable(pipe.fileno(), False)
-    shared = [child.get(name) for name in ("in_flight", "receipts", "stacks")]
+    shared = [child.get(name) for name in ("in_flight", "receipts", "stacks", "metrics")]
     for fd in (*shared, *child.get("left", ())):
         if fd is not None:
             os.set_inheritable(fd, False)
@@ -147,6 +148,7 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
 def _context(
     settings: Settings, child: dict[str, Any], ask_parent: Callable[[str], None]
 ) -> ProcessContext:
+    from qdo.worker.metrics.page import MetricsPage
     from qdo.worker.process_context import ProcessContext
     from qdo.worker.shared_memory.in_flight import InFlightTable
     from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore, read
@@ -160,6 +162,7 @@ def _context(
         # There may be as many turns under way as lanes.
         in_flight=InFlightTable(2 * settings.concurrency, child.get("in_flight")),
         receipts=SharedReceiptStore(child.get("receipts")),
+        metrics=MetricsPage(child.get("metrics")),
         left=left,
         restarted=child.get("restarted", False),
         ask_parent=ask_parent,

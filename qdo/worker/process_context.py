@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from qdo.worker.metrics.page import MetricsPage
 from qdo.worker.shared_memory.in_flight import InFlightTable
 from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore
 
@@ -17,6 +18,7 @@ class ProcessContext:
         the app was built around the job named in the settings; None if its origin is unknown.
     :ivar in_flight: shared table of the messages in flight. The parent reads it after a crash.
     :ivar receipts: shared store of the receipt handles held at the broker, for the same purpose.
+    :ivar metrics: where the worker publishes its metrics for the parent.
     :ivar left: queue and receipt handle of each message that dead processes held. The worker
         releases them, see `Broker.release`.
     :ivar restarted: the worker replaces a process that ran before. Queues that suit no job then
@@ -30,6 +32,7 @@ class ProcessContext:
     target: str | None = None
     in_flight: InFlightTable = field(default_factory=lambda: InFlightTable(1))
     receipts: SharedReceiptStore | None = None
+    metrics: MetricsPage = field(default_factory=MetricsPage)
     left: Sequence[tuple[str, str]] = ()
     restarted: bool = False
     ask_parent: Callable[[str], None] | None = None

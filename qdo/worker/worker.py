@@ -77,6 +77,7 @@ from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.executors.base import Executor
 from qdo.worker.executors.limit import LimitedExecutor
 from qdo.worker.executors.router import ExecutorRouter
+from qdo.worker.metrics.duty import MetricsDuty
 from qdo.worker.process_context import ProcessContext
 from qdo.worker.queue_filter import filter_of
 from qdo.worker.shared_memory.receipt_handles import SharedReceiptStore
@@ -257,8 +258,7 @@ class Worker:
         ]
 
     def _further_chores(self) -> Iterator[tuple[str, Chore]]:
-        recorder = self._pipeline.history
-        if recorder is not None:
+        if (recorder := self._pipeline.history) is not None:
             yield "copied-actions", CopiedActionsChore(partial(keep_action, recorder))
 
     def _optional_duties(self) -> Iterator[Duty]:
@@ -267,6 +267,10 @@ class Worker:
             yield LeftMessages(self._broker, self._process.left)
         if self._pipeline.history is not None:
             yield HistoryDuty(settings.history, self.app.name, self._pipeline.history)
+        if self._pipeline.meters is not None:
+            totals, page = self._members.checkpoint_totals, self._process.metrics
+            parts = self._broker, self._dispatcher, self._pipeline, self._current
+            yield MetricsDuty(*parts, totals, page, lambda: self.state)
         if self.app.outboxes:
             # Imports SQLAlchemy, which not every app has.
             from qdo.worker.duties.outbox_relay import Relay

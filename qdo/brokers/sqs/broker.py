@@ -197,6 +197,9 @@ class SqsBroker(Broker):
         """Return 0: SQS deletes messages older than the queue's retention."""
         return 0
 
+    def request_counts(self) -> dict[str, int]:
+        return {} if self._consumer is None else dict(self._consumer.requests.counts)
+
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()

@@ -8,7 +8,9 @@ each queue has at most one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from qdo.coordination.protocol.claims import OwnedQueue, QueueState
@@ -27,6 +29,7 @@ from qdo.coordination.protocol.machine import (
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES
+from qdo.system.histogram import Histogram
 
 BATCH = 250
 """Queues in a transaction: measured best between 100 and 250."""
@@ -36,7 +39,24 @@ MAX_STRETCH_SECONDS = 5.0
 OP_BYTES = 64
 """Upper limit of the bytes that an operation takes beside its path and data."""
 
+LATENCY_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
+"""Upper bounds of the classes of response times, in seconds."""
+
 Recorded: TypeAlias = tuple[OwnedQueue, QueueNode, SetOp]
+
+
+@dataclass(slots=True)
+class CheckpointTotals:
+    """What the checkpoints of one process came to, over all of its registrations.
+
+    :ivar results: transactions that were "recorded", "rejected" or "unanswered".
+    :ivar queues: how often the progress of a queue was recorded.
+    :ivar latency: response times of the coordinator.
+    """
+
+    results: Counter[str] = field(default_factory=Counter)
+    queues: int = 0
+    latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
 
 
 class Owner(Protocol):
@@ -72,13 +92,20 @@ class Checkpoints:
     recovery: NodeRecovery
 
     def __init__(
-        self, layout: Layout, owner: Owner, *, clock: Callable[[], float], interval_seconds: float
+        self,
+        layout: Layout,
+        owner: Owner,
+        *,
+        clock: Callable[[], float],
+        interval_seconds: float,
+        totals: CheckpointTotals | None = None,
     ) -> None:
         self._layout = layout
         self._owner = owner
         self._clock = clock
         self._interval = interval_seconds
         self._round_trip = 0.0
+        self._totals = CheckpointTotals() if totals is None else totals
         self._dirty: dict[str, OwnedQueue] = {}
         self._next = 0.0
         self.in_flight = 0
@@ -158,14 +185,19 @@ class Checkpoints:
     ) -> None:
         self.in_flight -= 1
         if isinstance(answer, NoResponse):
+            self._totals.results["unanswered"] += 1
             self.recovery.doubt([slot for slot, _ in batch])
             return
         self._round_trip = self._clock() - sent_at
+        self._totals.latency.observe(self._round_trip)
         for slot, _ in batch:
             slot.busy = False
         if isinstance(answer, Committed):
+            self._totals.results["recorded"] += 1
+            self._totals.queues += len(batch)
             self._recorded(batch, answer.versions)
         elif isinstance(answer, Rejected):
+            self._totals.results["rejected"] += 1
             self._rejected(batch, answer)
 
     def _recorded(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qdo.coordination.protocol.checkpoints import CheckpointTotals
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import EVERYTHING, QueueFilter
 
@@ -17,9 +18,11 @@ class MemberOptions:
     :ivar wait_for_deleted: as rebalancer, assign no further queue before the names of the queues
         marked as deleted are known; see `rebalancer.Rebalancer`.
     :ivar positions: the broker's kind of positions.
+    :ivar totals: where checkpoints are counted; None: nowhere.
     """
 
     checkpoint_seconds: float = 0.2
     filter: QueueFilter = EVERYTHING
     wait_for_deleted: bool = False
     positions: Positions = TIME_POSITIONS
+    totals: CheckpointTotals | None = None

@@ -83,7 +83,11 @@ class Ownership(Machine):
             layout, name, self, self.slots, positions, clock=clock, lease=lease
         )
         self.checkpoints = Checkpoints(
-            layout, self, clock=clock, interval_seconds=options.checkpoint_seconds
+            layout,
+            self,
+            clock=clock,
+            interval_seconds=options.checkpoint_seconds,
+            totals=options.totals,
         )
         self._queues = OwnedQueues(
             self, self._own_node, self._acquisition, self.slots, listener, lease, positions

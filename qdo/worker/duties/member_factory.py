@@ -14,6 +14,7 @@ from qdo.brokers.registry import positions_of
 from qdo.coordination.client import Client, connect
 from qdo.coordination.interrupted_attempts import InFlight, count_interrupted
 from qdo.coordination.member import Member
+from qdo.coordination.protocol.checkpoints import CheckpointTotals
 from qdo.coordination.protocol.claims import MemberListener
 from qdo.coordination.protocol.machine import Machine
 from qdo.coordination.protocol.options import MemberOptions
@@ -51,6 +52,7 @@ class MemberFactory:
     :ivar actions: how the actions are done that operators ask for.
     :ivar gate: keeps held queues still; None: holds are not obeyed.
     :ivar live: the live settings of this process; None: it has none.
+    :ivar checkpoint_totals: what the checkpoints of all its members came to.
     :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
     :param on_session: called with id and password of every session, and with its timeout, before
         anything is written in it; and with None after the worker closed it.
@@ -65,6 +67,7 @@ class MemberFactory:
         self.gate: HoldGate | None = None
         self.live: LiveSettings | None = None
         self.on_doorbell: Callable[[str], None] | None = None
+        self.checkpoint_totals = CheckpointTotals()
         self.make_machines: MakeMachines = lambda layout, name, member: ()
         self._settings = settings
         self._layout = Layout.of(settings.app, settings.namespace)
@@ -127,6 +130,7 @@ class MemberFactory:
                 filter=self.filter,
                 wait_for_deleted=self._wait_for_deleted,
                 positions=self._positions,
+                totals=self.checkpoint_totals,
             ),
         )
         return member

@@ -74,6 +74,7 @@ class ClaimEvents:
         self._dispatcher.repositioned(self._sender(), old, new)
 
     def expired(self) -> None:
+        self._counters.sessions_lost += 1
         self.over.set()
 
 

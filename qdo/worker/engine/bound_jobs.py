@@ -15,6 +15,7 @@ from qdo.worker.engine.compatibility import Compatibility
 from qdo.worker.engine.gates.limits import Gate, Limits
 from qdo.worker.engine.observers import Observers
 from qdo.worker.executors.base import Executor, JobCall, NotStarted
+from qdo.worker.metrics.meters import JobMeter
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class BoundJob:
     """Its process decodes large bodies."""
     gate: Gate | None = None
     """What it needs before a message is started, None for nothing."""
+    meter: JobMeter | None = None
+    """Counts its turns for the metrics; None without them, and for batches, whose call counts."""
 
 
 def _never_started(message: Message, context: Any) -> None:
@@ -83,11 +86,12 @@ class JobTable:
         bound = self._bound.get(job)
         if bound is None:
             call = self._executor.bind(self._app.hooks.composed(job))
+            meters = self._observers.meters if job.batch is None else None
             bound = self._bound[job] = BoundJob(
                 job.name,
                 self._observers.bind(call)
                 if job.batch is None
-                else self._observers.bind_batch(call),
+                else self._observers.bind_batch(call, job.queues),
                 job.checkpoint == "message",
                 job.order,
                 job.lanes,
@@ -96,6 +100,7 @@ class JobTable:
                 job.timeout_seconds,
                 self._executor.decodes(job),
                 self._limits.gate(job),
+                None if meters is None else meters.of(job.queues),
             )
         return bound
 

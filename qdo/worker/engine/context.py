@@ -26,6 +26,7 @@ from qdo.worker.engine.gates.limits import Limits
 from qdo.worker.engine.lanes.lane import LanePermits
 from qdo.worker.engine.observers import Observers
 from qdo.worker.executors.base import Executor
+from qdo.worker.metrics.meters import JobMeters
 from qdo.worker.shared_memory.in_flight import InFlightTable
 
 
@@ -109,7 +110,9 @@ class Engine:
         """
         settings = in_force.now
         recorder = Recorder() if settings.history else None
-        observers, limits = Observers(app.hooks.observers, history=recorder), Limits(clock)
+        meters = JobMeters(app.job_for, clock) if settings.http else None
+        observers = Observers(app.hooks.observers, history=recorder, meters=meters)
+        limits = Limits(clock)
         fetcher = Fetcher(broker, settings.fetch, clock)
         in_force.on_change(lambda changed: fetcher.limit(changed.fetch))
         return cls(

@@ -15,6 +15,7 @@ class Counters:
     :ivar blocked: how often a failing message blocked its queue.
     :ivar expired: messages that the broker took back while they were in flight or about to start.
     :ivar undone: how often the coordinator lost acknowledged writes of an owned queue.
+    :ivar sessions_lost: coordinator sessions that ended before this worker left.
     :ivar stopped: how often a job asked to stop the worker; such attempts do not count.
     """
 
@@ -30,6 +31,7 @@ class Counters:
     released: int = 0
     lost: int = 0
     undone: int = 0
+    sessions_lost: int = 0
 
     @property
     def processed(self) -> int:

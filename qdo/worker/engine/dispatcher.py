@@ -56,7 +56,7 @@ class Dispatcher:
     """The slots of one worker process, over all of its registrations.
 
     :ivar slots: by queue.
-    :ivar runners: greenlets that run turns.
+    :ivar runners: greenlets that run turns. `timers`: the slots that wait.
     :param turns: runs the turns.
     :param spawn: starts a greenlet that runs a function.
     :param breathe: lets other greenlets and the event loop run between two turns.
@@ -79,14 +79,14 @@ class Dispatcher:
         self.runners = 0
         self._in_lanes = 0
         self._turns = turns
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._spawn = spawn
         self._breathe = breathe
         self._schedule = schedule
         self._on_quiet = on_quiet
         self._clock = clock
         self._ready: deque[Slot] = deque()
-        self._timers = SlotTimers()
+        self.timers = SlotTimers()
 
     # --- called by the coordination member ---------------------------------------------
 
@@ -160,18 +160,18 @@ class Dispatcher:
     def tick(self) -> None:
         """Make slots ready whose time has come, or whose lease is valid again."""
         now = self._clock()
-        for slot in self._timers.take_due(now):
+        for slot in self.timers.take_due(now):
             self._make_ready(slot)
         resumed = 0
-        for slot in self._timers.take_resumed(now):
+        for slot in self.timers.take_resumed(now):
             self._make_ready(slot)
             resumed += 1
-        if resumed and not self._timers.any_paused:
+        if resumed and not self.timers.any_paused:
             _log.info("the lease is valid again: resuming %s", pluralize(resumed, "queue"))
 
     def due(self) -> float:
         """Return the clock time at which `tick` must be called, `inf` for never."""
-        return self._timers.due()
+        return self.timers.due()
 
     # --- turns -------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class Dispatcher:
         self._add_runner()
 
     def _add_runner(self) -> None:
-        if self.runners - self._in_lanes < self._concurrency:
+        if self.runners - self._in_lanes < self.concurrency:
             self.runners += 1
             self._spawn(self._run)
 
@@ -214,7 +214,7 @@ class Dispatcher:
                 self._run_turn(slot)
                 # Even a single busy queue must let heartbeats and checkpoints run.
                 self._breathe()
-                if self.runners - self._in_lanes > self._concurrency:
+                if self.runners - self._in_lanes > self.concurrency:
                     break  # it replaced a greenlet that waited for lanes and is back
         except JobAborted:
             # The turn ended before the abort arrived; the greenlet ends instead.
@@ -279,7 +279,7 @@ class Dispatcher:
             self._turns.clear(slot)
         elif result is TurnResult.WAIT:
             slot.state = SlotState.WAITING
-            self._timers.wait(slot)
+            self.timers.wait(slot)
             self._schedule()
         elif result in (TurnResult.HELD, TurnResult.LIMITED, TurnResult.STILL):
             self._turns.clear(slot)
@@ -293,7 +293,7 @@ class Dispatcher:
 
     def _pause(self, slot: Slot) -> None:
         slot.state = SlotState.PAUSED
-        if self._timers.pause(slot, self._clock()):
+        if self.timers.pause(slot, self._clock()):
             _log.warning("the lease expired: no message is started until the coordinator responds")
             self._schedule()
 

@@ -1,4 +1,7 @@
-"""Reports how attempts end to an app's observers and to the history; costs nothing without."""
+"""Reports how attempts end: to an app's observers, the history and the metrics.
+
+Without them it costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from qdo.events import Event, OutcomeName
 from qdo.history.recorder import Recorder
 from qdo.message import Message
 from qdo.worker.executors.base import JobAborted, JobCall
+from qdo.worker.metrics.meters import JobMeters
 
 Observer = Callable[[Event], Any]
 
@@ -22,6 +26,7 @@ class Observers:
 
     :ivar workers: name of the worker node by owned queue; maintained only with observers.
     :ivar history: counts for the history, None without one.
+    :ivar meters: counts for the metrics, None without them.
     """
 
     def __init__(
@@ -29,8 +34,10 @@ class Observers:
         observers: Sequence[Observer],
         clock: Callable[[], float] = time.perf_counter,
         history: Recorder | None = None,
+        meters: JobMeters | None = None,
     ) -> None:
         self.history = history
+        self.meters = meters
         self.workers: dict[str, str] = {}
         self._observers = tuple(observers)
         self._clock = clock
@@ -54,9 +61,11 @@ class Observers:
 
         return observed
 
-    def bind_batch(self, call: JobCall) -> JobCall:
-        """Return the call of a job that takes batches; without a history, `call` itself."""
-        return call if self.history is None else self.history.bind_batch(call)
+    def bind_batch(self, call: JobCall, glob: str) -> JobCall:
+        """Return the call of a job that takes batches of the queues of a glob."""
+        if self.history is not None:
+            call = self.history.bind_batch(call)
+        return call if self.meters is None else self.meters.of(glob).bind_batch(call)
 
     def batch_done(self, messages: list[Message]) -> None:
         """Report messages of a batch that are done."""
@@ -70,6 +79,8 @@ class Observers:
         """Report a finished attempt to every observer; their own errors are only logged."""
         if self.history is not None and outcome != "done":
             self.history.ended(message, outcome, error)
+        if self.meters is not None and outcome != "done":
+            self.meters.ended(message, outcome)
         if not self._observers:
             return
         began = self._began.pop((message.queue, message.position), None)

@@ -44,12 +44,14 @@ class Pipeline:
     :ivar counters: totals since the start of the process.
     :ivar limits: the permits and rates of jobs.
     :ivar history: counts for the history, None without one.
+    :ivar meters: counts for the metrics, None without them.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.counters = engine.counters
         self.limits = engine.limits
         self.history = engine.observers.history
+        self.meters = engine.observers.meters
         self._engine = engine
         self._fetcher = engine.fetcher
         self._outcomes = Outcomes(engine)
@@ -183,6 +185,7 @@ class Pipeline:
             return TurnResult.MORE
         self._label(turn, in_line=True)
         slot.in_flight_index = engine.in_flight.take(slot.label)
+        slot.unreturned = slot.unstarted = 0
         try:
             if turn.job.every_message or turn.has_failure:
                 return self._rows.run_checked(turn, rows, until)
@@ -193,6 +196,8 @@ class Pipeline:
             left = length_hint(rows)
             self.counters.attempts += waiting - left
             self._fetcher.learn(slot, waiting - left, left)
+            if (meter := turn.job.meter) is not None:
+                meter.turn(slot, waiting - left, now, until)
 
     def _turn_batch(self, turn: Turn) -> TurnResult:
         self._label(turn, in_line=True)

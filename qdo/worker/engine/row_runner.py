@@ -91,16 +91,20 @@ class RowRunner:
                 if not claim.open or clock() >= until:
                     break
         except MessageExpired:
+            slot.unreturned += 1
             return TurnResult.MORE if message is None else self._outcomes.expired(turn, message)
         except JobAborted:
+            slot.unreturned += 1
             self._counters.unsuccessful += 1
             raise
         except NotStarted:
             # The job did not run. The row is read again once the queue may be processed.
+            slot.unstarted += 1
             self._counters.attempts -= 1
             self._engine.fetcher.clear(slot)
             return TurnResult.MORE
         except BaseException as error:  # noqa: BLE001 - a job's SystemExit must not end the worker
+            slot.unreturned += 1
             row = position, body, key, raw_headers
             if opened is not None:  # a dead letter keeps the ciphertext
                 row, error = opened.row, opened.fault or error
@@ -132,6 +136,7 @@ class RowRunner:
         if failure is not None and failure.position == row[0]:
             result = self._resumer.resume(turn, row, failure)
             if result is not None:
+                turn.slot.unstarted += 1
                 self._counters.attempts -= 1  # the job did not run
                 return result
             attempt = failure.attempts + 1

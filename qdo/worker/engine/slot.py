@@ -119,6 +119,8 @@ class Slot:
     :ivar awaits_permit: it waits for permits.
     :ivar label: the names of queue and worker for the in-flight table.
     :ivar in_flight_index: index of the turn's entry in the in-flight table.
+    :ivar unreturned: messages of this turn whose job did not return, and `unstarted` those whose
+        job was not called at all; for the metrics.
     :ivar message: the message in flight; valid while running.
     :ivar greenlet: the greenlet that runs the turn; `started_at` is its start (clock time).
     """
@@ -153,6 +155,8 @@ class Slot:
         "started_at",
         "state",
         "subscription",
+        "unreturned",
+        "unstarted",
         "waited",
         "woken",
     )
@@ -183,6 +187,7 @@ class Slot:
         self.grant: Any = None
         self.awaits_permit = False
         self.in_flight_index = 0
+        self.unreturned = self.unstarted = 0
         self.message: Message | None = None
         self.greenlet: Any = None
         self.started_at = 0.0

@@ -16,6 +16,8 @@ class SlotTimers:
     """Waiting and paused slots.
 
     The generators yield each slot once. The caller makes it ready before it takes the next one.
+
+    :ivar expirations: how often a lease expired while queues were ready.
     """
 
     def __init__(self) -> None:
@@ -23,6 +25,7 @@ class SlotTimers:
         self._paused: list[Slot] = []
         self._pause_check_at = float("inf")
         self._order = count()
+        self.expirations = 0
 
     def wait(self, slot: Slot) -> None:
         """Set the alarm of a waiting slot; once, however often it is woken before."""
@@ -34,6 +37,7 @@ class SlotTimers:
         """Add a slot whose lease expired; return whether it is the first one."""
         first = not self._paused
         if first:
+            self.expirations += 1
             self._pause_check_at = now + PAUSE_CHECK_SECONDS
         self._paused.append(slot)
         return first

@@ -23,6 +23,7 @@ from qdo.settings.settings import Settings
 from qdo.system.processes import LINUX, children
 from qdo.system.python import module_argv
 from qdo.worker.executors.process.keeper import NAME
+from qdo.worker.metrics.page import ChildMetrics
 from qdo.worker.process_title import process_title
 from qdo.worker.shared_memory import in_flight
 from qdo.worker.shared_memory.loop_state import LoopReport, read_loop
@@ -54,6 +55,7 @@ class ChildProcess:
     :ivar blamed: the state of its event loop for which it is killed, None if it is not.
     :ivar keeper: keeps its session alive, or did so last.
     :ivar dumps: its stacks, which it writes when the parent asks for them.
+    :ivar metrics: what it counts, for any thread.
     :ivar receipts: descriptor of the shared store of its receipt handles at the broker. The
         owner of the reaped child closes it.
     :param left: such descriptors of dead processes, whose messages this process releases.
@@ -88,6 +90,7 @@ class ChildProcess:
         self._reading = threading.Lock()
         self.receipts = in_flight.make_memory("qdo-receipts")
         self.dumps = StackDumps()
+        self.metrics = ChildMetrics()
         self.in_flight: list[InFlight] = []
         self.blamed: LoopReport | None = None
         self.keeper: SessionKeeper | None = None
@@ -98,15 +101,17 @@ class ChildProcess:
             "in_flight": self._table,
             "receipts": self.receipts,
             "stacks": self.dumps.fd,
+            "metrics": self.metrics.fd,
             "left": list(left),
             "restarted": restarted,
         }
+        shared = self._table, self.receipts, self.dumps.fd, self.metrics.fd
         try:
             self._process = subprocess.Popen(
                 [*argv, process_title(name, settings, target)],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, CHILD_VARIABLE: json.dumps(child)},
-                pass_fds=(far_end.fileno(), self._table, self.receipts, self.dumps.fd, *left),
+                pass_fds=(far_end.fileno(), *shared, *left),
                 start_new_session=True,
             )
         except BaseException:
@@ -118,6 +123,7 @@ class ChildProcess:
     def _close(self, *memories: int) -> None:
         self.pipe.close()
         self.dumps.close()
+        self.metrics.close()
         for fd in memories:
             os.close(fd)
 
@@ -154,6 +160,7 @@ class ChildProcess:
         code = self._process.wait()
         self.receive()
         self.pipe.close()
+        self.metrics.close()
         # If the loop ran again before the signal arrived, the guilty message is unknown.
         guilty = self.blamed.entry if self.blamed is not None and self.blamed == self.loop() else 0
         self.in_flight = in_flight.read(self._table, guilty)

@@ -305,6 +305,16 @@ class RestartPolicy:
             return self._start_failure
         return max((entry.code for entry in self._slots), default=0)
 
+    @property
+    def phases(self) -> list[Phase]:
+        """The state of every slot."""
+        return [entry.phase for entry in self._slots]
+
+    def give_up(self, code: int, now: float) -> list[Action]:
+        """Drain every worker, because qdo-worker itself cannot run."""
+        self._start_failure = code
+        return self.drain(now)
+
     def _spawn(self, slot: int, now: float) -> Spawn:
         entry = self._slots[slot]
         entry.phase = Phase.RUNNING

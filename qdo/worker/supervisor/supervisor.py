@@ -31,12 +31,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 
 from qdo.brokers.registry import closing_seconds
+from qdo.errors import SettingsError
 from qdo.fleet.action_arguments import DRAIN, RELOAD, RESTART
 from qdo.settings.settings import Settings
 from qdo.system import logs
 from qdo.system.processes import adopt_orphans
 from qdo.worker.supervisor.blocked_loops import BlockedLoops
 from qdo.worker.supervisor.child_process import CHILD_ARGV, ChildProcess, next_ended
+from qdo.worker.supervisor.http import HttpService, slot_name
 from qdo.worker.supervisor.reaper import Reaper
 from qdo.worker.supervisor.reload import POLL_SECONDS, SourceWatcher
 from qdo.worker.supervisor.restarts import (
@@ -73,12 +75,14 @@ def supervise(
     :param target: the app as ``MODULE:APP``; None: the job named in the settings.
     :param argv: the command of a child, for tests; `child` is its class.
     :returns: the code of a child that could not start, else the highest of the last codes.
+    :raises SettingsError: it cannot serve HTTP at the address in the settings.
     """
     logs.configure(settings.log_level, config=settings.log_config)
     adopt_orphans()
     prepare_closing(settings.coordinator)
     parent = _Parent(settings, target, argv, child)
-    with parent.signals():
+    with parent.signals(), parent.http:
+        parent.http.listen(settings)
         return parent.run()
 
 
@@ -91,6 +95,7 @@ class _Parent:
         self._argv = argv
         self._kind = kind
         self._in_force = settings
+        self.http = HttpService()
         self._policy = RestartPolicy(
             settings.processes, _drain_seconds(settings), settings.reload, settings.burst
         )
@@ -105,8 +110,7 @@ class _Parent:
         self._look_at = 0.0
         self._children: dict[int, ChildProcess] = {}
         """By slot."""
-        self._stop_signals = 0
-        self._hung_up = False
+        self._stop_signals, self._hung_up = 0, False
         self._leave_at: float | None = None
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wakeup_end = socket.socketpair()
@@ -180,6 +184,7 @@ class _Parent:
         for child, reason in self._loops.look(self._children.values()):
             self._kill(child, reason)
         self._do(self._policy.tick(time.monotonic()))
+        self.http.look(self._policy, self._children)
 
     def _is_finished(self) -> bool:
         if not self._policy.done:
@@ -188,7 +193,7 @@ class _Parent:
         return hurried or not self._reaper.busy
 
     def _timeout(self) -> float | None:
-        due = [self._reaper.next_at, self._policy.next_at, self._leave_at]
+        due = [self._reaper.next_at, self._policy.next_at, self._leave_at, self.http.next_at]
         if self._children:
             due.append(self._loops.next_at)
         if self._watcher is not None:
@@ -244,6 +249,11 @@ class _Parent:
             self._watcher = SourceWatcher()
             self._policy.watching = True
         self._policy.drain_seconds = _drain_seconds(settings)
+        try:
+            self.http.listen(settings)
+        except SettingsError as error:
+            _log.error("%s; stopping qdo-worker", error)
+            self._do(self._policy.give_up(error.exit_code, time.monotonic()))
         self._do(self._policy.grow(settings.processes, time.monotonic()))
 
     def _update(self, slot: int, child: ChildProcess) -> None:
@@ -258,7 +268,7 @@ class _Parent:
             while child.asked:
                 action = child.asked.pop(0)
                 if (change := self._operations.get(action)) is not None:
-                    _log.info("%s: an operator asked for the action %s", _name(slot), action)
+                    _log.info("%s: an operator asked for the action %s", slot_name(slot), action)
                     self._do(change(slot, time.monotonic()))
 
     def _reap_dead(self) -> None:
@@ -292,14 +302,17 @@ class _Parent:
                 case Kill(slot, reason):
                     self._kill(self._children[slot], reason)
                 case Restart(slot, after_seconds):
-                    _log.info("%s: restarting in %.1f s", _name(slot), after_seconds)
+                    _log.info("%s: restarting in %.1f s", slot_name(slot), after_seconds)
                 case WaitForReload(slot):
                     _log.warning(
-                        "%s cannot start, waiting until a file of the app changes", _name(slot)
+                        "%s cannot start, waiting until a file of the app changes",
+                        slot_name(slot),
                     )
                 case GiveUp(slot, code):
                     _log.error(
-                        "%s cannot start (exit code %d); stopping qdo-worker", _name(slot), code
+                        "%s cannot start (exit code %d); stopping qdo-worker",
+                        slot_name(slot),
+                        code,
                     )
 
     def _kill(self, child: ChildProcess, reason: str) -> None:
@@ -312,10 +325,10 @@ class _Parent:
         restarted = self._policy.has_registered(slot) and self._watcher is None
         try:
             child = self._kind(
-                _name(slot), self._argv, self._settings, self._target, left, restarted
+                slot_name(slot), self._argv, self._settings, self._target, left, restarted
             )
         except OSError as error:
-            _log.error("cannot start %s: %s", _name(slot), error)
+            _log.error("cannot start %s: %s", slot_name(slot), error)
             self._do(self._policy.exited(slot, 1, time.monotonic()))
             return
         self._reaper.left = []
@@ -335,7 +348,3 @@ _STOPPING = {
 
 def _drain_seconds(settings: Settings) -> float:
     return max(settings.drain_seconds, closing_seconds(settings.broker))
-
-
-def _name(slot: int) -> str:
-    return f"process {slot + 1}"

@@ -322,7 +322,7 @@ def test_nothing_starts_without_a_lease_and_all_goes_on_with_it(
     until_then, lease.until = lease.until, 0.0
     gated.gate.set()
     engine.send("other", 4)
-    until(lambda: len(engine.worker._dispatcher._timers._paused) == 2)
+    until(lambda: len(engine.worker._dispatcher.timers._paused) == 2)
     assert [body for body, _ in gated.seen] == [1, 2]
     lease.until = until_then
     until(lambda: sorted(gated.ended) == [1, 2, 3, 4])

@@ -47,7 +47,7 @@ class SqsConsumer:
         budget: MemoryBudget | None = None,
         timing: Timing = DEFAULT_TIMING,
     ) -> None:
-        self._requests = requests
+        self.requests = requests
         self._wake = wake
         self._visibility_seconds = visibility_seconds
         self._idle_seconds = idle_seconds
@@ -69,7 +69,7 @@ class SqsConsumer:
         """Return a subscription; it polls once its owner fetches."""
         made = SqsSubscription(
             queue,
-            self._requests,
+            self.requests,
             InFlightMessages(
                 after,
                 unconfirmed,
@@ -121,12 +121,12 @@ class SqsConsumer:
     def _left(self, queue: str, attempt: str, receipts: list[str]) -> list[str]:
         """Return the receipts to release once the poll of a dead process is over."""
         if queue.endswith(FIFO):
-            return self._requests.receive_lost(queue, attempt)
+            return self.requests.receive_lost(queue, attempt)
         return receipts
 
     def _try(self, faults: list[QdoError], queue: str, receipts: Callable[[], list[str]]) -> None:
         try:
-            self._requests.release_receipts(queue, receipts())
+            self.requests.release_receipts(queue, receipts())
         except QdoError as error:
             faults.append(error)
 
@@ -148,4 +148,4 @@ class SqsConsumer:
                 " after the visibility timeout",
                 pluralize(len(self._open), "queue"),
             )
-        self._requests.close()
+        self.requests.close()

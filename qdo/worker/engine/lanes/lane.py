@@ -125,11 +125,12 @@ class Lane:
     Before it returns the next message it drops those that are done. A returned message stays the
     first one until ``claim.done`` has reached it.
 
+    :ivar started: number of messages that were returned to be started.
     :ivar failures: of messages that failed under other owners, in message order. Each one becomes
         the claim's failure when its message comes next.
     """
 
-    __slots__ = ("_owner", "claim", "failures", "key", "rows", "slot")
+    __slots__ = ("_owner", "claim", "failures", "key", "rows", "slot", "started")
 
     def __init__(self, owner: LaneOwner, key: object, slot: LaneSlot, claim: LaneClaim) -> None:
         self._owner = owner
@@ -137,6 +138,7 @@ class Lane:
         self.slot = slot
         self.claim = claim
         self.rows: deque[Row] = deque()
+        self.started = 0
         self.failures: deque[FailureRecord] = deque()
 
     def __iter__(self) -> Iterator[Row]:
@@ -148,6 +150,7 @@ class Lane:
         if not self.rows or self._first_has_failure():
             raise StopIteration
         self._owner.counters.attempts += 1
+        self.started += 1
         return self.rows[0]
 
     def _first_has_failure(self) -> bool:

@@ -77,6 +77,17 @@ class LaneTurns:
 
     def run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
         """Run messages of a lane until a time; return how that ended."""
+        meter, slot = turn.job.meter, lane.slot
+        if meter is None:
+            return self._run_lane(turn, lane, until)
+        before, began = lane.started, self._engine.clock()
+        slot.unreturned = slot.unstarted = 0
+        try:
+            return self._run_lane(turn, lane, until)
+        finally:
+            meter.turn(slot, lane.started - before, began, until)
+
+    def _run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
         job = turn.job
         lane_turn = Turn(lane.slot, turn.member, lane.claim, job)
         result = self._rows.finish_pending(lane_turn)

@@ -1,0 +1,190 @@
+"""What a parent process answers about itself and its worker processes, from any thread.
+
+The main loop of the parent tells what it supervises, in each of its steps. Everything else is read
+when somebody asks: from memory that the processes share with their parent, and from the kernel. So
+a process that hangs, or has stopped, is seen from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from qdo._version import __version__
+from qdo.system.clock import clock
+from qdo.system.http_server import HttpAnswer
+from qdo.worker.metrics import catalog
+from qdo.worker.metrics.catalog import Metric
+from qdo.worker.metrics.exposition import CONTENT_TYPE, exposition
+from qdo.worker.metrics.page import ChildMetrics
+from qdo.worker.metrics.totals import MetricTotals, Series, parse
+from qdo.worker.shared_memory.loop_state import LoopReport
+
+STEP_SECONDS = 1.0
+"""The longest pause between two steps of the main loop while somebody may ask."""
+SILENT_SECONDS = 10.0
+"""A main loop that has made no step for this long does not supervise."""
+BLOCKED_SECONDS = 1.0
+"""An event loop stores the time four times a second, and counts as blocked after this long."""
+RENDER_SECONDS = 0.5
+"""Metrics are not rendered more often, however many clients ask."""
+
+
+class MonitoredChild(Protocol):
+    """A worker process; see `supervisor.child_process.ChildProcess`."""
+
+    name: str
+    metrics: ChildMetrics
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def registered(self) -> bool: ...
+    def is_stopped(self) -> bool: ...
+    def loop(self) -> LoopReport | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """A place for one worker process.
+
+    :ivar state: running, restarting (it waits for the next start) or ended.
+    :ivar stopping: its process was asked to exit.
+    :ivar child: None while there is no process.
+    """
+
+    name: str
+    state: str
+    stopping: bool
+    child: MonitoredChild | None
+
+
+class Monitor:
+    """Answers for one parent process.
+
+    :ivar silent_after: how long the event loop of a process may stand still, in seconds.
+    """
+
+    def __init__(self, silent_after: float) -> None:
+        self.silent_after = silent_after
+        self._slots: Sequence[SlotView] = ()
+        self._stepped_at = time.monotonic()
+        self._changing = threading.Lock()
+        self._living: dict[str, MonitoredChild] = {}
+        self._started: Counter[str] = Counter()
+        self._totals = MetricTotals()
+        self._rendered: tuple[float, bytes] = (0.0, b"")
+
+    # --- for the main loop ------------------------------------------------------------
+
+    def look(self, slots: Sequence[SlotView]) -> None:
+        """Take note of the processes; called in each step of the main loop."""
+        self._stepped_at = time.monotonic()
+        living = {each.name: each.child for each in slots if each.child is not None}
+        with self._changing:
+            self._slots = slots
+            for name, child in self._living.items():
+                if living.get(name) is not child:
+                    self._totals.end(_published(child)[1])
+            self._started.update(
+                name for name, child in living.items() if self._living.get(name) is not child
+            )
+            self._living = living
+
+    # --- for any thread ---------------------------------------------------------------
+
+    def healthz(self) -> HttpAnswer:
+        """Answer whether the parent supervises, and whether its processes are alive."""
+        return _answer([*self._faults()])
+
+    def readyz(self) -> HttpAnswer:
+        """Answer whether every process is registered, and none drains."""
+        return _answer([*self._faults(), *self._obstacles()])
+
+    def metrics(self) -> HttpAnswer:
+        """Answer with all metrics."""
+        now = time.monotonic()
+        rendered_at, text = self._rendered
+        if not text or now - rendered_at >= RENDER_SECONDS:
+            text = exposition(self._collect())
+            self._rendered = now, text
+        return HttpAnswer(200, text, CONTENT_TYPE)
+
+    def _faults(self) -> Iterator[str]:
+        silent = time.monotonic() - self._stepped_at
+        if silent > SILENT_SECONDS:
+            yield f"the parent process has not supervised for {silent:.0f} s"
+        for slot in self._slots:
+            if slot.state == "restarting":
+                yield f"{slot.name} has ended, and starts again soon"
+            elif slot.child is not None and (fault := self._standstill(slot.child)):
+                yield f"{slot.name} (pid {slot.child.pid}) {fault}"
+
+    def _standstill(self, child: MonitoredChild) -> str:
+        """Return why a process does nothing, "" if it works."""
+        if child.is_stopped():
+            return "is stopped by a signal or a debugger"
+        blocked = _blocked_seconds(child)
+        if blocked > self.silent_after:
+            return f"has not run its event loop for {blocked:.0f} s; its log names the job"
+        return ""
+
+    def _obstacles(self) -> Iterator[str]:
+        for slot in self._slots:
+            if slot.state == "ended":
+                yield f"{slot.name} has ended"
+            elif slot.child is not None:
+                state, values = _published(slot.child)
+                if slot.stopping or state == "draining":
+                    yield f"{slot.name} drains"
+                elif not slot.child.registered or values[catalog.REGISTERED].get(()) != [1.0]:
+                    yield f"{slot.name} is not registered at the coordinator"
+
+    def _collect(self) -> dict[Metric, Series]:
+        with self._changing:
+            found = self._totals.merged(_published(each)[1] for each in self._living.values())
+            restarts = sum(self._started.values()) - len(self._started)
+        states = Counter(each.state for each in self._slots)
+        blocked = [_blocked_seconds(each) for each in self._living.values()]
+        found |= {
+            catalog.BUILD: {(__version__, platform.python_version()): [1.0]},
+            catalog.PROCESSES: {
+                (state,): [states[state]] for state in ("running", "restarting", "ended")
+            },
+            catalog.RESTARTS: {(): [restarts]},
+            catalog.LOOP_BLOCKED: {(): [max(blocked, default=0.0)]},
+            catalog.HEALTHY: {(): [float(self.healthz().status == 200)]},
+            catalog.READY: {(): [float(self.readyz().status == 200)]},
+        }
+        return found
+
+
+def _published(child: MonitoredChild) -> tuple[str, dict[Metric, Series]]:
+    """Return the state of a worker and its metrics, as it published them last."""
+    values = child.metrics.read()
+    with contextlib.suppress(ValueError):
+        if values is not None:
+            return str(values["state"]), parse(values)
+    return "starting", parse({"metrics": {}})
+
+
+def _blocked_seconds(child: MonitoredChild) -> float:
+    """Return for how long an event loop has not run; 0 while it runs, or nothing watches it."""
+    report = child.loop()
+    if report is None:
+        return 0.0
+    silent = clock() - report.beat
+    return silent if silent >= BLOCKED_SECONDS else 0.0
+
+
+def _answer(reasons: list[str]) -> HttpAnswer:
+    value = {"schema": "qdo.health/1", "ok": not reasons, "reasons": reasons}
+    body = json.dumps(value).encode() + b"\n"
+    return HttpAnswer(503 if reasons else 200, body, "application/json")
