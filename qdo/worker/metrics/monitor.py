@@ -137,6 +137,8 @@ class Monitor:
         return ""
 
     def _obstacles(self) -> Iterator[str]:
+        if not self._slots:
+            yield "no worker process has started"
         for slot in self._slots:
             if slot.state == "ended":
                 yield f"{slot.name} has ended"

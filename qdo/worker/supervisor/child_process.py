@@ -94,24 +94,21 @@ class ChildProcess:
         self.in_flight: list[InFlight] = []
         self.blamed: LoopReport | None = None
         self.keeper: SessionKeeper | None = None
-        child = {
-            "settings": dataclasses.asdict(settings),
-            "target": target,
+        shared = {
             "pipe": far_end.fileno(),
             "in_flight": self._table,
             "receipts": self.receipts,
             "stacks": self.dumps.fd,
             "metrics": self.metrics.fd,
-            "left": list(left),
-            "restarted": restarted,
         }
-        shared = self._table, self.receipts, self.dumps.fd, self.metrics.fd
+        given = {"settings": dataclasses.asdict(settings), "target": target}
+        child = {**given, **shared, "left": list(left), "restarted": restarted}
         try:
             self._process = subprocess.Popen(
                 [*argv, process_title(name, settings, target)],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, CHILD_VARIABLE: json.dumps(child)},
-                pass_fds=(far_end.fileno(), *shared, *left),
+                pass_fds=(*shared.values(), *left),
                 start_new_session=True,
             )
         except BaseException:

@@ -71,11 +71,11 @@ class HttpService:
                 [
                     SlotView(
                         slot_name(slot),
-                        _STATES[phase],
+                        _STATES[entry.phase],
                         policy.is_stopping(slot),
                         children.get(slot),
                     )
-                    for slot, phase in enumerate(policy.phases)
+                    for slot, entry in enumerate(policy.slots)
                 ]
             )
 

@@ -117,7 +117,9 @@ Action = Spawn | Terminate | Kill | Restart | GiveUp | WaitForReload
 
 
 @dataclass(slots=True)
-class _ProcessSlot:
+class ProcessSlot:
+    """What runs one process after the other."""
+
     phase: Phase = Phase.ENDED
     started_at: float = 0.0
     due_at: float = 0.0
@@ -141,6 +143,7 @@ class RestartPolicy:
     """The slots of one parent.
 
     :ivar size: number of worker processes to start with.
+    :ivar slots: the processes.
     :ivar drain_seconds: how long a worker may take to drain and to close its broker.
     :ivar watching: a worker that cannot start waits for `reload` if its app may be the reason.
     :ivar burst: nobody waits for a burst worker that cannot start: it is not restarted, not even
@@ -152,7 +155,7 @@ class RestartPolicy:
     watching: bool = False
     burst: bool = False
     stop: StopLevel = StopLevel.NO
-    _slots: list[_ProcessSlot] = field(default_factory=list)
+    slots: list[ProcessSlot] = field(default_factory=list)
     _start_failure: int | None = None
     _deadline: float | None = None
 
@@ -164,24 +167,24 @@ class RestartPolicy:
         """Start processes in further slots until there are `size`."""
         if self.stop:
             return []
-        first = len(self._slots)
-        self._slots += [_ProcessSlot() for _ in range(first, size)]
-        return [self._spawn(slot, now) for slot in range(first, len(self._slots))]
+        first = len(self.slots)
+        self.slots += [ProcessSlot() for _ in range(first, size)]
+        return [self._spawn(slot, now) for slot in range(first, len(self.slots))]
 
     def registered(self, slot: int, open_session: bool) -> None:
         """Record that the process of a slot opened a coordinator session, or closed its own."""
-        entry = self._slots[slot]
+        entry = self.slots[slot]
         entry.registered = open_session
         entry.was_registered = entry.was_registered or open_session
         entry.ever_registered = entry.ever_registered or open_session
 
     def has_registered(self, slot: int) -> bool:
         """Return whether any process of a slot ever had a coordinator session."""
-        return self._slots[slot].ever_registered
+        return self.slots[slot].ever_registered
 
     def exited(self, slot: int, code: int, now: float) -> list[Action]:
         """Decide what to do after the exit of a process; `code` is negative for a signal."""
-        entry = self._slots[slot]
+        entry = self.slots[slot]
         entry.code = self._rate(entry, code)
         if self.stop or entry.retired or (code == 0 and entry.kill_at is None):
             entry.phase = Phase.ENDED
@@ -209,7 +212,7 @@ class RestartPolicy:
         if self.stop:
             return []
         actions: list[Action] = []
-        for slot, entry in enumerate(self._slots):
+        for slot, entry in enumerate(self.slots):
             if entry.phase is Phase.WAITING:
                 entry.due_at, entry.failures = now, 0
             elif entry.phase is Phase.ENDED and entry.retired:
@@ -221,16 +224,16 @@ class RestartPolicy:
 
     def restart(self, slot: int, now: float) -> list[Action]:
         """Replace the worker of a slot, which drains first, even if it has been retired."""
-        self._slots[slot].retired = False
+        self.slots[slot].retired = False
         return self._drain_one(slot, now)
 
     def retire(self, slot: int, now: float) -> list[Action]:
         """Drain the worker of a slot, and start no other one in its place before a reload."""
-        self._slots[slot].retired = True
+        self.slots[slot].retired = True
         return self._drain_one(slot, now)
 
     def _drain_one(self, slot: int, now: float) -> list[Action]:
-        entry = self._slots[slot]
+        entry = self.slots[slot]
         # A worker that drains already would abort its jobs at another SIGTERM.
         if self.stop or entry.phase is not Phase.RUNNING or entry.kill_at is not None:
             return []
@@ -239,19 +242,23 @@ class RestartPolicy:
 
     def is_stopping(self, slot: int) -> bool:
         """Return whether the process of a slot was asked to exit."""
-        return self.stop is not StopLevel.NO or self._slots[slot].kill_at is not None
+        return self.stop is not StopLevel.NO or self.slots[slot].kill_at is not None
 
-    def drain(self, now: float) -> list[Action]:
-        """Drain every worker. Further calls have no effect."""
+    def drain(self, now: float, code: int | None = None) -> list[Action]:
+        """Drain every worker. Further calls have no effect.
+
+        :param code: the exit code, because the parent process itself cannot run.
+        """
         if self.stop:
             return []
+        self._start_failure = code if self._start_failure is None else self._start_failure
         self.stop = StopLevel.DRAIN
         self._deadline = now + self.drain_seconds + DRAIN_MARGIN_SECONDS
-        for entry in self._slots:
+        for entry in self.slots:
             if entry.phase is Phase.WAITING:
                 entry.phase = Phase.ENDED
         # A worker that drains for a reload would abort at another SIGTERM.
-        return [Terminate(slot) for slot in self._running() if self._slots[slot].kill_at is None]
+        return [Terminate(slot) for slot in self._running() if self.slots[slot].kill_at is None]
 
     def stop_signal(self, now: float) -> list[Action]:
         """Stop the workers, each time more urgently: drain, abort, kill."""
@@ -269,11 +276,11 @@ class RestartPolicy:
         """Return the actions that are due: restarts, and kills of workers that hang."""
         actions: list[Action] = [
             self._spawn(slot, now)
-            for slot, entry in enumerate(self._slots)
+            for slot, entry in enumerate(self.slots)
             if entry.phase is Phase.WAITING and entry.due_at <= now
         ]
         for slot in self._running():
-            entry = self._slots[slot]
+            entry = self.slots[slot]
             if entry.kill_at is not None and entry.kill_at <= now:
                 entry.kill_at = NEVER
                 actions.append(Kill(slot, "it did not exit in time"))
@@ -285,8 +292,8 @@ class RestartPolicy:
     @property
     def next_at(self) -> float | None:
         """The time at which `tick` has something to do, None if nothing is scheduled."""
-        times = [entry.due_at for entry in self._slots if entry.phase is Phase.WAITING]
-        kills = [self._slots[slot].kill_at for slot in self._running()]
+        times = [entry.due_at for entry in self.slots if entry.phase is Phase.WAITING]
+        kills = [self.slots[slot].kill_at for slot in self._running()]
         times += [kill_at for kill_at in kills if kill_at is not None]
         times = [at for at in times if at < NEVER]
         if self._deadline is not None and self._running():
@@ -296,46 +303,36 @@ class RestartPolicy:
     @property
     def done(self) -> bool:
         """True when every slot has ended for good."""
-        return all(entry.phase is Phase.ENDED for entry in self._slots)
+        return all(entry.phase is Phase.ENDED for entry in self.slots)
 
     @property
     def exit_code(self) -> int:
         """The code of the worker that could not start, else the highest of the last codes."""
         if self._start_failure is not None:
             return self._start_failure
-        return max((entry.code for entry in self._slots), default=0)
-
-    @property
-    def phases(self) -> list[Phase]:
-        """The state of every slot."""
-        return [entry.phase for entry in self._slots]
-
-    def give_up(self, code: int, now: float) -> list[Action]:
-        """Drain every worker, because qdo-worker itself cannot run."""
-        self._start_failure = code
-        return self.drain(now)
+        return max((entry.code for entry in self.slots), default=0)
 
     def _spawn(self, slot: int, now: float) -> Spawn:
-        entry = self._slots[slot]
+        entry = self.slots[slot]
         entry.phase = Phase.RUNNING
         entry.started_at = now
         entry.registered = entry.was_registered = False
         entry.kill_at = None
         return Spawn(slot)
 
-    def _cannot_start(self, entry: _ProcessSlot, code: int) -> bool:
+    def _cannot_start(self, entry: ProcessSlot, code: int) -> bool:
         if self.burst and code > 0 and not entry.was_registered:
             return True
         return code in CANNOT_START and not entry.ever_registered
 
-    def _rate(self, entry: _ProcessSlot, code: int) -> int:
+    def _rate(self, entry: ProcessSlot, code: int) -> int:
         # A process that gets SIGTERM before it has set its handlers dies of it. It owns nothing.
         if code == -signal.SIGTERM and self.stop and not entry.registered:
             return 0
         return code if code >= 0 else KILLED_CODE
 
     def _running(self) -> list[int]:
-        return [n for n, entry in enumerate(self._slots) if entry.phase is Phase.RUNNING]
+        return [n for n, entry in enumerate(self.slots) if entry.phase is Phase.RUNNING]
 
     def _kill_all(self, reason: str) -> list[Action]:
         return [Kill(slot, reason) for slot in self._running()]

@@ -172,6 +172,7 @@ class _Parent:
 
     def step(self) -> None:
         """Sleep until something happens, and handle it."""
+        self.http.look(self._policy, self._children)
         for key, _ in self._selector.select(self._timeout()):
             if key.data is None:
                 self._empty_wakeup()
@@ -184,7 +185,6 @@ class _Parent:
         for child, reason in self._loops.look(self._children.values()):
             self._kill(child, reason)
         self._do(self._policy.tick(time.monotonic()))
-        self.http.look(self._policy, self._children)
 
     def _is_finished(self) -> bool:
         if not self._policy.done:
@@ -253,7 +253,7 @@ class _Parent:
             self.http.listen(settings)
         except SettingsError as error:
             _log.error("%s; stopping qdo-worker", error)
-            self._do(self._policy.give_up(error.exit_code, time.monotonic()))
+            self._do(self._policy.drain(time.monotonic(), error.exit_code))
         self._do(self._policy.grow(settings.processes, time.monotonic()))
 
     def _update(self, slot: int, child: ChildProcess) -> None:

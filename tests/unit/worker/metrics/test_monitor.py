@@ -1,0 +1,250 @@
+"""What a parent answers about its processes, and how their metrics add up."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from qdo.system.clock import clock
+from qdo.system.http_server import HttpAnswer
+from qdo.worker.metrics import catalog, monitor
+from qdo.worker.metrics.catalog import FROM_PARENT, FROM_WORKERS, MetricKind
+from qdo.worker.metrics.monitor import Monitor, SlotView
+from qdo.worker.metrics.page import ChildMetrics, MetricsPage
+from qdo.worker.metrics.totals import MetricTotals, parse
+from qdo.worker.shared_memory.loop_state import LoopReport
+
+
+class Child:
+    """A worker process, as its parent sees it."""
+
+    def __init__(self, pid: int = 7) -> None:
+        self.name = "process 1"
+        self.pid = pid
+        self.registered = True
+        self.stopped = False
+        self.silent = 0.0
+        self.metrics = ChildMetrics()
+        self.page = MetricsPage(self.metrics.fd)
+
+    def is_stopped(self) -> bool:
+        return self.stopped
+
+    def loop(self) -> LoopReport | None:
+        return LoopReport(clock() - self.silent, 0.0, 0.0)
+
+    def publish(self, done: float = 0.0, state: str = "running", registered: float = 1.0) -> Child:
+        metrics = {
+            "qdo_attempts": [[["a-*", "done"], [done]]],
+            "qdo_processes_registered": [[[], [registered]]],
+            "qdo_oldest_message_age_seconds": [[[], [done]]],
+            "qdo_lease_seconds": [[[], [done]]],
+            "qdo_checkpoint_duration_seconds": [[[], [1, 2, 0, 0, 0, 0, 0, 1, 12.5]]],
+        }
+        self.page.write({"state": state, "metrics": metrics})
+        return self
+
+
+@pytest.fixture
+def children() -> Iterator[list[Child]]:
+    made = [Child(7).publish(5.0), Child(8).publish(2.0)]
+    yield made
+    for child in made:
+        if child.metrics.fd >= 0:
+            child.metrics.close()
+
+
+@pytest.fixture
+def monitored(children: list[Child], monkeypatch: pytest.MonkeyPatch) -> Monitor:
+    monkeypatch.setattr(monitor, "RENDER_SECONDS", 0.0)
+    made = Monitor(10.0)
+    made.look(views(*children))
+    return made
+
+
+def views(*children: Child | None, state: str = "running", stopping: bool = False) -> Any:
+    return [
+        SlotView(f"process {n}", state if child is None else "running", stopping, child)
+        for n, child in enumerate(children, start=1)
+    ]
+
+
+def reasons(answer: HttpAnswer) -> list[str]:
+    value = json.loads(answer.body)
+    assert value["schema"] == "qdo.health/1"
+    assert value["ok"] == (answer.status == 200) == (value["reasons"] == [])
+    return list(value["reasons"])
+
+
+def samples(made: Monitor) -> dict[tuple[str, ...], float]:
+    """Return the samples of all metrics by their names and the values of their labels, in order."""
+    families = text_string_to_metric_families(made.metrics().body.decode())
+    return {
+        (sample.name, *dict(sorted(sample.labels.items())).values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_running_processes_are_healthy_and_ready(monitored: Monitor) -> None:
+    assert reasons(monitored.healthz()) == reasons(monitored.readyz()) == []
+
+
+def test_a_parent_that_starts_is_not_ready() -> None:
+    made = Monitor(10.0)
+    assert made.healthz().status == 200
+    assert len(reasons(made.readyz())) == 1
+
+
+@pytest.mark.parametrize("state", ["restarting", "ended"])
+def test_a_process_that_is_missing(monitored: Monitor, children: list[Child], state: str) -> None:
+    """One that has ended for good, by itself or on request, is not ready, but not ill."""
+    monitored.look(views(children[0], None, state=state))
+    assert len(reasons(monitored.healthz())) == (state == "restarting")
+    assert len(reasons(monitored.readyz())) == 1
+    assert samples(monitored)["qdo_processes", state] == 1
+
+
+def test_a_stopped_process_is_not_healthy(monitored: Monitor, children: list[Child]) -> None:
+    children[1].stopped = True
+    (reason,) = reasons(monitored.healthz())
+    assert "process 2 (pid 8)" in reason
+    assert samples(monitored)["qdo_healthy",] == 0
+
+
+def test_a_blocked_loop_is_healthy_for_a_while(monitored: Monitor, children: list[Child]) -> None:
+    """For the session timeout; the parent ends the process itself if it lasts too long."""
+    children[0].silent = 9.0
+    assert reasons(monitored.healthz()) == []
+    assert samples(monitored)["qdo_event_loop_blocked_seconds",] == pytest.approx(9.0, abs=0.9)
+    children[0].silent = 11.0
+    assert len(reasons(monitored.healthz())) == 1
+
+
+def test_a_parent_that_does_not_supervise(
+    monitored: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "SILENT_SECONDS", -1.0)
+    assert len(reasons(monitored.healthz())) == 1
+
+
+def test_only_registered_processes_are_ready(monitored: Monitor, children: list[Child]) -> None:
+    """Both must say so: its last report to the parent, and what it has published."""
+    for published, registered, ready in (
+        (1.0, True, True),
+        (0.0, True, False),
+        (1.0, False, False),
+    ):
+        children[0].registered = registered
+        children[0].publish(registered=published)
+        assert (reasons(monitored.readyz()) == []) == ready
+    assert reasons(monitored.healthz()) == []
+
+
+def test_draining_processes_are_not_ready(monitored: Monitor, children: list[Child]) -> None:
+    """Whether the parent asked for it, or the worker drains by itself."""
+    monitored.look(views(*children, stopping=True))
+    assert len(reasons(monitored.readyz())) == 2
+    monitored.look(views(*children))
+    children[0].publish(state="draining")
+    assert len(reasons(monitored.readyz())) == 1
+    assert reasons(monitored.healthz()) == []
+
+
+def test_metrics_of_processes_add_up(monitored: Monitor) -> None:
+    found = samples(monitored)
+    assert found["qdo_attempts_total", "done", "a-*"] == 7
+    assert found["qdo_oldest_message_age_seconds",] == 5
+    assert found["qdo_lease_seconds",] == 2
+    assert found["qdo_checkpoint_duration_seconds_bucket", "0.005"] == 6
+    assert found["qdo_checkpoint_duration_seconds_count",] == 8
+    assert found["qdo_checkpoint_duration_seconds_sum",] == 25
+
+
+def test_counters_never_go_back(monitored: Monitor, children: list[Child]) -> None:
+    """A process dies, is away for a while, and another one starts in its place."""
+    children[0].metrics.close()
+    monitored.look(views(None, children[1], state="restarting"))
+    found = samples(monitored)
+    assert found["qdo_attempts_total", "done", "a-*"] == 7
+    assert found["qdo_processes_registered",] == 1
+    children[0] = Child(9)
+    monitored.look(views(*children))
+    assert samples(monitored)["qdo_attempts_total", "done", "a-*"] == 7
+    children[0].publish(1.0)
+    found = samples(monitored)
+    assert found["qdo_attempts_total", "done", "a-*"] == 8
+    assert found["qdo_process_restarts_total",] == 1
+
+
+def test_a_restart_between_two_looks_counts(monitored: Monitor, children: list[Child]) -> None:
+    children[0].metrics.close()
+    children[0] = Child(9).publish(1.0)
+    monitored.look(views(*children))
+    found = samples(monitored)
+    assert found["qdo_attempts_total", "done", "a-*"] == 8
+    assert found["qdo_process_restarts_total",] == 1
+
+
+def test_many_scrapes_render_once(
+    monitored: Monitor, children: list[Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "RENDER_SECONDS", 3600.0)
+    before = monitored.metrics().body
+    children[0].publish(50.0)
+    assert monitored.metrics().body == before
+
+
+def test_every_metric_is_served(monitored: Monitor) -> None:
+    """With its help, also those of which there is nothing yet."""
+    text = monitored.metrics().body.decode()
+    for metric in (*FROM_WORKERS, *FROM_PARENT):
+        suffix = "_total" if metric.kind is MetricKind.COUNTER else ""
+        assert f"# HELP {metric.name}{suffix} {metric.help}\n" in text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        None,
+        7,
+        {},
+        {"metrics": 3},
+        {"metrics": {"qdo_attempts": 3}},
+        {"metrics": {"qdo_attempts": [[["a"], [1]]]}},
+        {"metrics": {"qdo_attempts": [[["a", "b"], [1, 2]]]}},
+        {"metrics": {"qdo_attempts": [[["a", "b"], [math.inf]]]}},
+        {"metrics": {"qdo_attempts": [[["a", "b"], ["x"]]]}},
+        {"metrics": {"qdo_dwell_seconds": [[["a"], [1, 2, 3]]]}},
+    ],
+)
+def test_what_is_not_metrics_is_refused(values: Any, monitored: Monitor) -> None:
+    """A job may write anything; the other processes are served."""
+    with pytest.raises(ValueError, match=r"^(not metrics|qdo_|could not)"):
+        parse(values)
+
+
+def test_a_process_that_writes_rubbish_is_left_out(
+    monitored: Monitor, children: list[Child]
+) -> None:
+    children[0].page.write({"state": "running", "metrics": {"qdo_attempts": "x"}})
+    assert samples(monitored)["qdo_attempts_total", "done", "a-*"] == 2
+    assert len(reasons(monitored.readyz())) == 1
+
+
+def test_hostile_labels_are_escaped(children: list[Child], monitored: Monitor) -> None:
+    hostile = 'a"} 1\n# HELP x\\\x1b[31m'
+    metrics = {"qdo_attempts": [[[hostile, "done"], [3.0]]]}
+    children[0].page.write({"state": "running", "metrics": metrics})
+    assert samples(monitored)["qdo_attempts_total", "done", hostile] == 3
+
+
+def test_gauges_of_ended_processes_are_gone() -> None:
+    totals = MetricTotals()
+    totals.end(parse({"metrics": {"qdo_queues": [[["idle"], [5.0]]]}}))
+    assert totals.merged([])[catalog.QUEUES] == {}
