@@ -291,9 +291,7 @@ def test_a_worker_without_a_session_is_not_ready(runs: AppRuns) -> None:
     metered.wait_ready()
     (worker,) = metered.workers()
     freeze(worker, runs.coordinator)
-    wait_until(
-        lambda: not runs.client.get_children(runs.layout.workers), "its session has ended"
-    )
+    wait_until(lambda: not runs.client.get_children(runs.layout.workers), "its session has ended")
     os.kill(worker, signal.SIGCONT)
     found = metered.wait_for({"qdo_sessions_lost_total": 1, "qdo_processes_registered": 1})
     assert found["qdo_process_restarts_total"] == 0
