@@ -17,6 +17,7 @@ import pytest
 from tests.support.aws.clients import client
 from tests.support.cli import QDO, WORKER, clean_environment
 from tests.support.doc_pages import Block, blocks, read, steps
+from tests.support.zookeeper import free_ports
 
 PATIENCE_SECONDS = 60.0
 
@@ -132,6 +133,20 @@ def test_a_page_happens_as_shown(shell: Shell, page: str, least: int) -> None:
                 assert plain(shell.run(command)) == plain("\n".join(shown)), command
                 ran += 1
     assert ran >= least
+
+
+def test_the_page_on_metrics_happens_as_shown(shell: Shell) -> None:
+    """Only the port belongs to the test."""
+    page = list(blocks(read("metrics")))
+    (app,) = [each for each in page if "caption" in each.options]
+    (session,) = [each for each in page if each.options.get("class") == "run"]
+    shell.write(app.options["caption"], app.text)
+    port = str(free_ports(1)[0])
+    try:
+        for command, shown in steps(session):
+            assert plain(shell.run(command.replace("9180", port))) == plain("\n".join(shown))
+    finally:
+        shell.run("kill $(cat worker.pid) || true")
 
 
 def test_the_sqs_page_happens_as_shown(shell: Shell, moto_url: str, aws_prefix: str) -> None:

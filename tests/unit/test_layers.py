@@ -45,6 +45,7 @@ ALLOWED = {
     "botocore": ("brokers/aws/",),
     "click": ("cli/",),
     "rich": ("cli/", "demo/"),
+    "prometheus_client": ("worker/metrics/",),
 }
 """A library, and the folders that may import it."""
 PURE = ("coordination/protocol/", "fleet/protocol/")

@@ -107,6 +107,12 @@ def mode(server: Container) -> str:
     return found[1] if found else ""
 
 
+def probe(pod: Container, path: str) -> int:
+    """Return 0 if a probe of the kubelet succeeds."""
+    script = f"import urllib.request as u; u.urlopen('http://127.0.0.1:9180{path}', timeout=5)"
+    return pod.run("python", "-c", script)[0]
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     engine.require(tmp_path_factory.mktemp("attempt"))
@@ -126,6 +132,8 @@ def test_the_compose_fleet_processes_messages(fleet: Fleet) -> None:
     for worker in fleet.workers():
         assert worker.run("sh", "-c", "id -u; touch /srv/qdo/x")[1].startswith("10001\ntouch: ")
         assert any(re.search(r" q\d - ", line) for line in worker.proc.output.splitlines())
+        check = fleet.compose.services["worker"]["healthcheck"]["test"]
+        assert worker.run(*check[1:]) == (0, "")
 
 
 def test_the_fleet_survives_the_leader_of_the_ensemble(fleet: Fleet) -> None:
@@ -174,7 +182,7 @@ def test_sigterm_drains_a_container_within_its_grace(fleet: Fleet) -> None:
 
 
 def test_a_pod_of_the_manifests_starts_and_drains(fleet: Fleet, tmp_path: Path) -> None:
-    """Its probe succeeds once it is registered; it shares the queues, and drains at SIGTERM."""
+    """Its probes succeed once it is registered; it shares the queues, and drains at SIGTERM."""
     manifests = load_manifests(CONFIG / "kubernetes.yaml")
     name = "qdo-worker-7d9f8b6c5d-x2x4z"
     spec = pod_spec(
@@ -184,10 +192,11 @@ def test_a_pod_of_the_manifests_starts_and_drains(fleet: Fleet, tmp_path: Path) 
         {("qdo-postgresql", "password"): PASSWORD},
         tmp_path / "settings",
     )
-    probe = worker_of(manifests)["startupProbe"]["exec"]["command"]
-    assert fleet.workers()[0].run("env", "HOSTNAME=qdo-worker-7d9f8b6c5d", *probe)[0] == 1
+    worker = worker_of(manifests)
+    paths = [worker[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness")]
     pod = fleet.running["worker-pod"] = fleet.compose.engine.start(spec)
-    wait_until(lambda: pod.run(*probe)[0] == 0, "the probe succeeds", START_SECONDS)
+    assert probe(pod, "/readyz") == 1
+    wait_until(lambda: {probe(pod, path) for path in paths} == {0}, "they succeed", START_SECONDS)
     pod.proc.wait_for_line(": registered", count=2)
     assert set(fleet.wait_processed(fleet.send()).values()) == {1}
     assert re.search(r" q\d - ", pod.proc.output)

@@ -14,7 +14,9 @@ from kubernetes_validate import ValidationError, validate
 from kubernetes_validate.utils import all_versions
 
 from qdo.settings.settings import Settings
-from qdo.worker.supervisor.restarts import DRAIN_MARGIN_SECONDS
+from qdo.worker.duties.watchdog import block_limit
+from qdo.worker.metrics.catalog import OLDEST
+from qdo.worker.supervisor.restarts import DRAIN_MARGIN_SECONDS, RESTART_BACKOFF
 from tests.support.containers.compose import load_services, seconds
 from tests.support.containers.pods import load_manifests, worker_of
 from tests.support.doc_pages import blocks, read
@@ -70,7 +72,8 @@ def test_the_page_names_the_tried_versions() -> None:
 @pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
 def test_kubernetes_accepts_the_manifests(manifests: dict[str, Any], version: str) -> None:
     """Strictly: the schemas of the oldest and the newest version know every key."""
-    assert manifests.keys() == {"ConfigMap", "Deployment", "PodDisruptionBudget"}
+    autoscaler = "HorizontalPodAutoscaler"
+    assert manifests.keys() == {"ConfigMap", "Deployment", "PodDisruptionBudget", autoscaler}
     for manifest in manifests.values():
         validate(manifest, version, strict=True)
 
@@ -86,6 +89,39 @@ def test_selectors_match_the_pods(manifests: dict[str, Any]) -> None:
     labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
     for kind in ("Deployment", "PodDisruptionBudget"):
         assert manifests[kind]["spec"]["selector"] == {"matchLabels": labels}
+
+
+def test_probes_and_annotations_name_the_address(manifests: dict[str, Any]) -> None:
+    """The kubelet and Prometheus ask where qdo-worker listens."""
+    settings = tomli.loads(manifests["ConfigMap"]["data"]["qdo.toml"])
+    worker, template = worker_of(manifests), manifests["Deployment"]["spec"]["template"]
+    (port,) = worker["ports"]
+    assert settings["http"] == f"0.0.0.0:{port['containerPort']}"
+    probes = {name: worker[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness")}
+    assert all(each == {"path": "/readyz", "port": port["name"]} for each in probes.values())
+    assert worker["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+    assert template["metadata"]["annotations"] == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(port["containerPort"]),
+        "prometheus.io/path": "/metrics",
+    }
+
+
+def test_the_liveness_probe_waits_for_the_parent(manifests: dict[str, Any]) -> None:
+    """Which replaces a dead process after a while, and a blocked one after its limit."""
+    probe, settings = worker_of(manifests)["livenessProbe"], Settings()
+    patience = probe["periodSeconds"] * probe["failureThreshold"]
+    assert patience > 2 * RESTART_BACKOFF.max_seconds
+    assert patience > 2 * block_limit(None, settings.session_timeout_seconds)
+
+
+def test_the_autoscaler_follows_a_served_metric(manifests: dict[str, Any]) -> None:
+    spec = manifests["HorizontalPodAutoscaler"]["spec"]
+    (metric,) = spec["metrics"]
+    assert metric["external"]["metric"]["name"] == OLDEST.name
+    assert OLDEST.name in read("deployment")
+    assert spec["scaleTargetRef"]["name"] == manifests["Deployment"]["metadata"]["name"]
+    assert "replicas" not in manifests["Deployment"]["spec"]
 
 
 def test_every_pod_may_use_a_core_for_each_process(manifests: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from qdo.worker.metrics.totals import MetricTotals, parse
 from qdo.worker.shared_memory.loop_state import LoopReport
 
 
-class Child:
+class WatchedProcess:
     """A worker process, as its parent sees it."""
 
     def __init__(self, pid: int = 7) -> None:
@@ -38,7 +38,9 @@ class Child:
     def loop(self) -> LoopReport | None:
         return LoopReport(clock() - self.silent, 0.0, 0.0)
 
-    def publish(self, done: float = 0.0, state: str = "running", registered: float = 1.0) -> Child:
+    def publish(
+        self, done: float = 0.0, state: str = "running", registered: float = 1.0
+    ) -> WatchedProcess:
         metrics = {
             "qdo_attempts": [[["a-*", "done"], [done]]],
             "qdo_processes_registered": [[[], [registered]]],
@@ -51,8 +53,8 @@ class Child:
 
 
 @pytest.fixture
-def children() -> Iterator[list[Child]]:
-    made = [Child(7).publish(5.0), Child(8).publish(2.0)]
+def children() -> Iterator[list[WatchedProcess]]:
+    made = [WatchedProcess(7).publish(5.0), WatchedProcess(8).publish(2.0)]
     yield made
     for child in made:
         if child.metrics.fd >= 0:
@@ -60,14 +62,14 @@ def children() -> Iterator[list[Child]]:
 
 
 @pytest.fixture
-def monitored(children: list[Child], monkeypatch: pytest.MonkeyPatch) -> Monitor:
+def monitored(children: list[WatchedProcess], monkeypatch: pytest.MonkeyPatch) -> Monitor:
     monkeypatch.setattr(monitor, "RENDER_SECONDS", 0.0)
     made = Monitor(10.0)
     made.look(views(*children))
     return made
 
 
-def views(*children: Child | None, state: str = "running", stopping: bool = False) -> Any:
+def views(*children: WatchedProcess | None, state: str = "running", stopping: bool = False) -> Any:
     return [
         SlotView(f"process {n}", state if child is None else "running", stopping, child)
         for n, child in enumerate(children, start=1)
@@ -102,7 +104,9 @@ def test_a_parent_that_starts_is_not_ready() -> None:
 
 
 @pytest.mark.parametrize("state", ["restarting", "ended"])
-def test_a_process_that_is_missing(monitored: Monitor, children: list[Child], state: str) -> None:
+def test_a_process_that_is_missing(
+    monitored: Monitor, children: list[WatchedProcess], state: str
+) -> None:
     """One that has ended for good, by itself or on request, is not ready, but not ill."""
     monitored.look(views(children[0], None, state=state))
     assert len(reasons(monitored.healthz())) == (state == "restarting")
@@ -110,14 +114,18 @@ def test_a_process_that_is_missing(monitored: Monitor, children: list[Child], st
     assert samples(monitored)["qdo_processes", state] == 1
 
 
-def test_a_stopped_process_is_not_healthy(monitored: Monitor, children: list[Child]) -> None:
+def test_a_stopped_process_is_not_healthy(
+    monitored: Monitor, children: list[WatchedProcess]
+) -> None:
     children[1].stopped = True
     (reason,) = reasons(monitored.healthz())
     assert "process 2 (pid 8)" in reason
     assert samples(monitored)["qdo_healthy",] == 0
 
 
-def test_a_blocked_loop_is_healthy_for_a_while(monitored: Monitor, children: list[Child]) -> None:
+def test_a_blocked_loop_is_healthy_for_a_while(
+    monitored: Monitor, children: list[WatchedProcess]
+) -> None:
     """For the session timeout; the parent ends the process itself if it lasts too long."""
     children[0].silent = 9.0
     assert reasons(monitored.healthz()) == []
@@ -133,7 +141,9 @@ def test_a_parent_that_does_not_supervise(
     assert len(reasons(monitored.healthz())) == 1
 
 
-def test_only_registered_processes_are_ready(monitored: Monitor, children: list[Child]) -> None:
+def test_only_registered_processes_are_ready(
+    monitored: Monitor, children: list[WatchedProcess]
+) -> None:
     """Both must say so: its last report to the parent, and what it has published."""
     for published, registered, ready in (
         (1.0, True, True),
@@ -146,7 +156,9 @@ def test_only_registered_processes_are_ready(monitored: Monitor, children: list[
     assert reasons(monitored.healthz()) == []
 
 
-def test_draining_processes_are_not_ready(monitored: Monitor, children: list[Child]) -> None:
+def test_draining_processes_are_not_ready(
+    monitored: Monitor, children: list[WatchedProcess]
+) -> None:
     """Whether the parent asked for it, or the worker drains by itself."""
     monitored.look(views(*children, stopping=True))
     assert len(reasons(monitored.readyz())) == 2
@@ -166,14 +178,14 @@ def test_metrics_of_processes_add_up(monitored: Monitor) -> None:
     assert found["qdo_checkpoint_duration_seconds_sum",] == 25
 
 
-def test_counters_never_go_back(monitored: Monitor, children: list[Child]) -> None:
+def test_counters_never_go_back(monitored: Monitor, children: list[WatchedProcess]) -> None:
     """A process dies, is away for a while, and another one starts in its place."""
     children[0].metrics.close()
     monitored.look(views(None, children[1], state="restarting"))
     found = samples(monitored)
     assert found["qdo_attempts_total", "done", "a-*"] == 7
     assert found["qdo_processes_registered",] == 1
-    children[0] = Child(9)
+    children[0] = WatchedProcess(9)
     monitored.look(views(*children))
     assert samples(monitored)["qdo_attempts_total", "done", "a-*"] == 7
     children[0].publish(1.0)
@@ -182,9 +194,11 @@ def test_counters_never_go_back(monitored: Monitor, children: list[Child]) -> No
     assert found["qdo_process_restarts_total",] == 1
 
 
-def test_a_restart_between_two_looks_counts(monitored: Monitor, children: list[Child]) -> None:
+def test_a_restart_between_two_looks_counts(
+    monitored: Monitor, children: list[WatchedProcess]
+) -> None:
     children[0].metrics.close()
-    children[0] = Child(9).publish(1.0)
+    children[0] = WatchedProcess(9).publish(1.0)
     monitored.look(views(*children))
     found = samples(monitored)
     assert found["qdo_attempts_total", "done", "a-*"] == 8
@@ -192,7 +206,7 @@ def test_a_restart_between_two_looks_counts(monitored: Monitor, children: list[C
 
 
 def test_many_scrapes_render_once(
-    monitored: Monitor, children: list[Child], monkeypatch: pytest.MonkeyPatch
+    monitored: Monitor, children: list[WatchedProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "RENDER_SECONDS", 3600.0)
     before = monitored.metrics().body
@@ -230,14 +244,14 @@ def test_what_is_not_metrics_is_refused(values: Any, monitored: Monitor) -> None
 
 
 def test_a_process_that_writes_rubbish_is_left_out(
-    monitored: Monitor, children: list[Child]
+    monitored: Monitor, children: list[WatchedProcess]
 ) -> None:
     children[0].page.write({"state": "running", "metrics": {"qdo_attempts": "x"}})
     assert samples(monitored)["qdo_attempts_total", "done", "a-*"] == 2
     assert len(reasons(monitored.readyz())) == 1
 
 
-def test_hostile_labels_are_escaped(children: list[Child], monitored: Monitor) -> None:
+def test_hostile_labels_are_escaped(children: list[WatchedProcess], monitored: Monitor) -> None:
     hostile = 'a"} 1\n# HELP x\\\x1b[31m'
     metrics = {"qdo_attempts": [[[hostile, "done"], [3.0]]]}
     children[0].page.write({"state": "running", "metrics": metrics})
