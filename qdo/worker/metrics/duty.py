@@ -60,7 +60,7 @@ class MetricsDuty(Duty):
         self._state = state
         self._survey = QueueSurvey()
         self._delays = Histogram(catalog.LOOP_BOUNDS)
-        self._fits = True
+        self._failed = False
 
     def run(self) -> None:
         surveys = gevent.spawn(self._survey_forever)
@@ -75,16 +75,14 @@ class MetricsDuty(Duty):
             self.publish()
 
     def publish(self) -> None:
-        """Publish the metrics now."""
-        counted = self._page.write(
-            {
-                "state": self._state(),
-                "metrics": {metric.name: rows for metric, rows in self._values().items()},
-            }
-        )
-        if not counted and self._fits:
-            self._fits = False
-            _log.error("the metrics are too long to be published; /metrics shows the last ones")
+        """Publish the metrics now; an error is only logged, once."""
+        try:
+            metrics = {metric.name: rows for metric, rows in self._values().items()}
+            self._page.write({"state": self._state(), "metrics": metrics})
+        except Exception:  # noqa: BLE001 - messages do not depend on it
+            if not self._failed:
+                _log.exception("cannot publish metrics; /metrics shows the last ones")
+            self._failed = True
 
     def _survey_forever(self) -> None:
         while True:
@@ -107,7 +105,7 @@ class MetricsDuty(Duty):
             **self._job_values(),
             catalog.QUEUES: _rows(self._survey.states),
             catalog.OLDEST: _one(age(self._survey.oldest, time.time())),
-            catalog.JOBS_RUNNING: _one(len(self._dispatcher.in_flight())),
+            catalog.JOBS_RUNNING: _one(self._survey.jobs),
             catalog.CONCURRENCY: _one(self._dispatcher.concurrency),
             catalog.OWNERSHIP: _rows(changes),
             catalog.SESSIONS_LOST: _one(counters.sessions_lost),

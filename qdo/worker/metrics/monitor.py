@@ -24,7 +24,7 @@ from qdo.worker.metrics import catalog
 from qdo.worker.metrics.catalog import Metric
 from qdo.worker.metrics.exposition import CONTENT_TYPE, exposition
 from qdo.worker.metrics.page import ChildMetrics
-from qdo.worker.metrics.totals import MetricTotals, Series, parse
+from qdo.worker.metrics.totals import MetricTotals, Series, add, parse
 from qdo.worker.shared_memory.loop_state import LoopReport
 
 STEP_SECONDS = 1.0
@@ -150,11 +150,13 @@ class Monitor:
                     yield f"{slot.name} is not registered at the coordinator"
 
     def _collect(self) -> dict[Metric, Series]:
-        with self._changing:
-            found = self._totals.merged(_published(each)[1] for each in self._living.values())
+        with self._changing:  # the main loop may wait for it: nothing is read here
+            slots, living, found = self._slots, [*self._living.values()], self._totals.copy()
             restarts = sum(self._started.values()) - len(self._started)
-        states = Counter(each.state for each in self._slots)
-        blocked = [_blocked_seconds(each) for each in self._living.values()]
+        for child in living:
+            add(_published(child)[1], found)
+        states = Counter(each.state for each in slots)
+        blocked = [_blocked_seconds(each) for each in living]
         found |= {
             catalog.BUILD: {(__version__, platform.python_version()): [1.0]},
             catalog.PROCESSES: {

@@ -35,17 +35,19 @@ class MetricsPage:
         self._fd = fd
         self._number = 0
 
-    def write(self, values: Any) -> bool:
-        """Publish values that survive JSON; return whether there was room for them."""
+    def write(self, values: Any) -> None:
+        """Publish values that survive JSON.
+
+        :raises ValueError: there is no room for them.
+        """
         if self._fd is None:
-            return True
+            return
         content = json.dumps(values).encode()
         if len(content) > HALF_BYTES - _HEADER.size:
-            return False
+            raise ValueError(f"{len(content)} bytes are more than {HALF_BYTES}")
         self._number += 1
         header = _HEADER.pack(self._number, len(content), zlib.crc32(content))
         os.pwrite(self._fd, header + content, self._number % 2 * HALF_BYTES)
-        return True
 
 
 class ChildMetrics:

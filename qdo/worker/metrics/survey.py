@@ -16,7 +16,7 @@ from qdo.worker.engine.slot import Slot, SlotState
 if TYPE_CHECKING:
     from qdo.coordination.protocol.claims import Claim
 
-ASKED = 20
+ASKED = 3
 """At most this many queues are looked up at the broker, those that are farthest behind."""
 CHUNK = 500
 """After this many queues, others get their turn."""
@@ -39,11 +39,13 @@ class QueueSurvey:
     """The queues of one worker process at one time.
 
     :ivar states: number of queues by their state.
+    :ivar jobs: number of messages in flight.
     :ivar oldest: Unix time of the oldest waiting message known; None if none waits.
     """
 
     def __init__(self) -> None:
         self.states: Counter[str] = Counter(dict.fromkeys(STATES, 0))
+        self.jobs = 0
         self.oldest: float | None = None
         self._unknown: list[Slot] = []
 
@@ -56,6 +58,8 @@ class QueueSurvey:
         for number, slot in enumerate(slots, start=1):
             state = state_of(slot)
             self.states[state] += 1
+            if slot.state is SlotState.RUNNING:
+                self.jobs += 1 if slot.lanes is None else len(slot.lanes.in_flight())
             if state not in ("idle", "blocked", "paused"):
                 self._note_age(slot, now)
             if number % CHUNK == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from qdo.worker.metrics.catalog import FROM_WORKERS, Metric, MetricKind
@@ -45,27 +45,27 @@ def _series(metric: Metric, rows: Any) -> Series:
 
 
 class MetricTotals:
-    """The counts of processes that have ended, to which those of living ones are added."""
+    """The counts of the processes that have ended."""
 
     def __init__(self) -> None:
         self._ended: dict[Metric, Series] = {metric: {} for metric in FROM_WORKERS}
 
     def end(self, values: dict[Metric, Series]) -> None:
         """Keep the counters and histograms of a process that has ended."""
-        for metric, series in values.items():
-            if metric.adds_up:
-                _merge(metric, self._ended[metric], series)
+        add({m: each for m, each in values.items() if m.adds_up}, self._ended)
 
-    def merged(self, living: Iterable[dict[Metric, Series]]) -> dict[Metric, Series]:
-        """Return the metrics of all processes together."""
-        found = {
+    def copy(self) -> dict[Metric, Series]:
+        """Return the counts so far, to which others can be added."""
+        return {
             metric: {labels: list(numbers) for labels, numbers in series.items()}
             for metric, series in self._ended.items()
         }
-        for values in living:
-            for metric, series in values.items():
-                _merge(metric, found[metric], series)
-        return found
+
+
+def add(values: dict[Metric, Series], into: dict[Metric, Series]) -> None:
+    """Add the metrics of a process to those of others."""
+    for metric, series in values.items():
+        _merge(metric, into[metric], series)
 
 
 def _merge(metric: Metric, into: Series, series: Series) -> None:

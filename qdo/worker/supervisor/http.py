@@ -47,7 +47,7 @@ class HttpService:
         host, _, port = settings.http.rpartition(":")
         try:
             self._server = HttpServer(host.strip("[]"), int(port), routes)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             reason = (
                 f"cannot listen at {settings.http}: {describe(error)}; name a free port of this"
                 " machine"

@@ -261,4 +261,4 @@ def test_hostile_labels_are_escaped(children: list[WatchedProcess], monitored: M
 def test_gauges_of_ended_processes_are_gone() -> None:
     totals = MetricTotals()
     totals.end(parse({"metrics": {"qdo_queues": [[["idle"], [5.0]]]}}))
-    assert totals.merged([])[catalog.QUEUES] == {}
+    assert totals.copy()[catalog.QUEUES] == {}

@@ -22,7 +22,7 @@ def test_the_parent_reads_what_was_written_last(child: ChildMetrics) -> None:
     page = MetricsPage(child.fd)
     assert child.read() is None
     for number in range(5):
-        assert page.write({"n": number})
+        page.write({"n": number})
         assert child.read() == {"n": number}
 
 
@@ -49,7 +49,8 @@ def test_a_truncated_memory_is_no_error(child: ChildMetrics) -> None:
 def test_too_much_is_refused(child: ChildMetrics) -> None:
     page = MetricsPage(child.fd)
     page.write({"n": 1})
-    assert not page.write("x" * HALF_BYTES)
+    with pytest.raises(ValueError, match="more than"):
+        page.write("x" * HALF_BYTES)
     assert child.read() == {"n": 1}
 
 
@@ -61,4 +62,4 @@ def test_the_last_values_outlive_the_memory(child: ChildMetrics) -> None:
 
 
 def test_without_a_parent_nothing_is_written() -> None:
-    assert MetricsPage().write({"n": 1})
+    MetricsPage().write("x" * HALF_BYTES)
