@@ -227,9 +227,8 @@ class Worker:
 
     def _build_duties(self) -> list[Duty]:
         """Make the duties: a new periodic task of a worker is one more line here."""
-        settings, slots, counters = self.settings, self._dispatcher.slots, self._pipeline.counters
+        counters, ask_parent = self._pipeline.counters, self._process.ask_parent
         self._members.gate = gate = HoldGate(self._dispatcher)
-        ask_parent = self._process.ask_parent
         self._members.live = self._live
         self._discovery = Discovery(self._broker, clock, self._current)
         self._status = StatusReport(
@@ -249,10 +248,10 @@ class Worker:
         return [
             self._membership,
             QueueTimers(self._dispatcher, self._timers_changed),
-            CheckpointProgress(self._dispatcher, settings.checkpoint_seconds),
+            CheckpointProgress(self._dispatcher, self.settings.checkpoint_seconds),
             self._status,
             self._discovery,
-            Retention(self._broker, slots, self._live.in_force, clock),
+            Retention(self._broker, self._dispatcher.slots, self._live.in_force, clock),
             Chores(self._current, self._further_chores()),
             *self._optional_duties(),
         ]

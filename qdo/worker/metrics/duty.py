@@ -24,7 +24,9 @@ from qdo.worker.metrics.survey import QueueSurvey, age
 PUBLISH_SECONDS = 1.0
 SURVEY_SECONDS = 2.0
 SURVEY_SHARE = 0.02
-"""The share of the time that looking at all owned queues may take."""
+"""The share of the time that looking at all owned queues may take, with pauses up to
+`MOST_SURVEY_SECONDS`: on a busy worker others run in between."""
+MOST_SURVEY_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +96,8 @@ class MetricsDuty(Duty):
                 self._survey = survey
             except Exception:  # noqa: BLE001 - messages do not depend on it
                 _log.exception("cannot survey the owned queues for /metrics; trying again")
-            gevent.sleep(max(SURVEY_SECONDS, (clock() - began) / SURVEY_SHARE))
+            pause = max(SURVEY_SECONDS, (clock() - began) / SURVEY_SHARE)
+            gevent.sleep(min(pause, MOST_SURVEY_SECONDS))
 
     def _values(self) -> Mapping[Metric, Rows]:
         counters, member = self._pipeline.counters, self._current.member

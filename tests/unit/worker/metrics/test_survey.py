@@ -38,7 +38,7 @@ def surveyed(*slots: Slot) -> QueueSurvey:
     return survey
 
 
-class Asked:
+class CountingBroker:
     """A broker that records which queues are looked up."""
 
     def __init__(self, oldest: float | None = None, polled: bool = False) -> None:
@@ -151,20 +151,20 @@ def test_what_the_owner_does_not_know_is_looked_up() -> None:
     """At most for the few queues that are farthest behind."""
     names = ["q" * n for n in range(1, 20)]
     slots = [make(SlotState.READY, name, DONE + len(name))[0] for name in reversed(names)]
-    survey, broker = surveyed(*slots), Asked(oldest=70)
+    survey, broker = surveyed(*slots), CountingBroker(oldest=70)
     survey.ask(broker)  # type: ignore[arg-type]
     assert broker.names == names[:ASKED]
     assert age(survey.oldest, NOW) == pytest.approx(70)
 
 
 def test_a_polled_broker_is_never_asked() -> None:
-    survey, broker = surveyed(make(SlotState.READY)[0]), Asked(oldest=70, polled=True)
+    survey, broker = surveyed(make(SlotState.READY)[0]), CountingBroker(oldest=70, polled=True)
     survey.ask(broker)  # type: ignore[arg-type]
     assert (broker.names, survey.oldest) == ([], None)
 
 
 def test_an_error_of_the_broker_is_left_to_the_queue() -> None:
-    survey, broker = surveyed(*[make(SlotState.READY, "q", DONE + 1)[0]] * 5), Asked()
+    survey, broker = surveyed(*[make(SlotState.READY, "q", DONE + 1)[0]] * 5), CountingBroker()
     survey.ask(broker)  # type: ignore[arg-type]
     assert len(broker.names) == 1
 
