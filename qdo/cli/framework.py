@@ -223,6 +223,8 @@ _METAVARS = {
     "namespace": "PATH",
     "log_level": "LEVEL",
     "log_config": "FILE",
+    "log_format": "text|json",
+    "http": "HOST:PORT",
 }
 
 

@@ -47,6 +47,7 @@ Signals:
     "session_timeout_seconds",
     "drain_seconds",
     "log_level",
+    "log_format",
     "log_config",
     import_app=False,  # the worker processes import it
 )

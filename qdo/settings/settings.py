@@ -28,9 +28,8 @@ from qdo.settings.values import (
     convert,
     from_origin,
 )
+from qdo.system.logs import FORMATS, LEVELS, LogOptions
 from qdo.text import did_you_mean, hide_credentials
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +204,12 @@ class Settings(AppSettings):
         "at once",
     )
     log_level: str = setting(
-        "info", "lowest level that is logged", checks.one_of(*LOG_LEVELS), live=True
+        "info", "lowest level that is logged", checks.one_of(*LEVELS), live=True
+    )
+    log_format: str = setting(
+        "text",
+        "how lines of the log are written: text, or json, one object for each record",
+        checks.one_of(*FORMATS),
     )
     log_config: str = setting(
         "",
@@ -250,6 +254,11 @@ class Settings(AppSettings):
     def target(self) -> str:
         """The app as MODULE:APP, "" if the setting `app` is only a name."""
         return self.app if ":" in self.app else ""
+
+    @property
+    def logging(self) -> LogOptions:
+        """How processes log."""
+        return LogOptions(self.log_level, self.log_config, self.log_format)
 
     def values(self) -> dict[str, Any]:
         """Return every setting by name, in the order of declaration."""

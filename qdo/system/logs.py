@@ -1,20 +1,23 @@
-"""Logging of qdo's processes: plain lines on stderr, one format for parents and children."""
+"""Logging of qdo's processes: lines on stderr, text or JSON, the same for parents and children."""
 
 from __future__ import annotations
 
 import json
 import logging
 import logging.config
+import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TextIO
 
 from qdo.errors import SettingsError
-from qdo.text import describe, describe_traceback, printable_lines
+from qdo.text import describe, describe_traceback, iso_time, printable_lines
 
 LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
 
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s[%(process)d] %(message)s"
 _DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
@@ -40,10 +43,85 @@ class LineFormatter(logging.Formatter):
         return super().formatException(ei) if error is None else describe_traceback(error).rstrip()
 
 
-def configure(level: str = "info", stream: TextIO | None = None, config: str = "") -> None:
+class LogPlace(str):
+    """What a line is about, as its text, and as fields for JSON.
+
+    :ivar fields: such as ``{"worker": "worker-0000000001", "queue": "a"}``.
+    """
+
+    fields: Mapping[str, object]
+
+    @classmethod
+    def of(cls, text: str, **fields: object) -> LogPlace:
+        """Return a text with fields."""
+        made = cls(text)
+        made.fields = fields
+        return made
+
+
+_PLACEHOLDER = re.compile(r"%%|(?:\b(queue|message|fence) )?%[-+# 0]*[\d.]*[a-zA-Z]")
+_FIELDS = {"queue": "queue", "message": "message_id", "fence": "fence"}
+_WORKER = re.compile(r"worker-\d{10}")
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """Return worker, queue, message and fence of a line of qdo, as far as it names them."""
+    found: dict[str, object] = {}
+    arguments = iter(record.args if isinstance(record.args, tuple) else ())
+    for place in _PLACEHOLDER.finditer(record.msg if isinstance(record.msg, str) else ""):
+        value = None if place[0] == "%%" else next(arguments, None)
+        if isinstance(value, LogPlace):
+            found.update(value.fields)
+        elif isinstance(value, str) and place[1]:
+            found.setdefault(_FIELDS[place[1]], value)
+        elif isinstance(value, str) and _WORKER.fullmatch(value):
+            found.setdefault("worker", value)
+    return found
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes each record as one JSON object in one line, of ASCII characters only.
+
+    Handlers that a `log_config` defines can name it as their formatter.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        second = iso_time(record.created) or ""
+        line: dict[str, object] = {
+            "time": f"{second.removesuffix('Z')}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+        }
+        if record.name.startswith("qdo."):
+            line |= fields_of(record)
+        if record.exc_info and record.exc_info[1] is not None:
+            line["traceback"] = describe_traceback(record.exc_info[1]).rstrip()
+        return json.dumps(line, default=str)
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """How a process logs, see `configure`."""
+
+    level: str = "info"
+    config: str = ""
+    format: str = "text"
+
+
+def set_up(options: LogOptions) -> None:
+    """Configure the log of this process; see `configure`."""
+    configure(options.level, config=options.config, format=options.format)
+
+
+def configure(
+    level: str = "info", stream: TextIO | None = None, config: str = "", format: str = "text"
+) -> None:
     """Write the log of this process, from `level` up, to `stream` (default: stderr).
 
     :param config: JSON file for `logging.config.dictConfig`, which then applies on top.
+    :param format: one of `FORMATS`.
 
     Times are UTC: the lines of several hosts can be sorted. kazoo logs only errors, because qdo
     has its own line for each event, and botocore warnings and worse. At level debug kazoo logs
@@ -60,8 +138,10 @@ def configure(level: str = "info", stream: TextIO | None = None, config: str = "
         root.removeHandler(old)
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.name = _HANDLER_NAME
-    formatter = LineFormatter(_FORMAT, _DATE_FORMAT)
-    formatter.converter = time.gmtime
+    formatter: logging.Formatter = JsonFormatter()
+    if format == "text":
+        formatter = LineFormatter(_FORMAT, _DATE_FORMAT)
+        formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     root.addHandler(handler)
     set_level(level)

@@ -78,7 +78,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
 
     forks.isolate()
     settings = Settings(**child["settings"])
-    logs.configure(settings.log_level, config=settings.log_config)
+    logs.set_up(settings.logging)
     limit_lines()
     if child.get("stacks") is not None:
         write_at_signal(child["stacks"])
@@ -127,8 +127,8 @@ def _work(settings: Settings, child: dict[str, Any], pipe: socket.socket) -> int
 
     before = settings
     app, settings = prepare(before, child["target"])
-    if (settings.log_level, settings.log_config) != (before.log_level, before.log_config):
-        logs.configure(settings.log_level, config=settings.log_config)
+    if settings.logging != before.logging:
+        logs.set_up(settings.logging)
     send_settings(pipe, settings)
     share_files(settings)
     if not child.get("restarted", False):

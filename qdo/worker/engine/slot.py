@@ -6,6 +6,7 @@ import enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qdo.coordination.protocol.claims import Claim
+from qdo.system.logs import LogPlace
 
 if TYPE_CHECKING:
     from qdo.brokers.dead_letters import DeadLetterRecord
@@ -213,7 +214,12 @@ class Slot:
         return f"<Slot {self.queue!r} {self.state.value}>"
 
 
-def where(slot: Slot) -> str:
-    """Return the worker and queue of a slot, for a log line."""
+def where(slot: Slot) -> LogPlace:
+    """Return the worker and queue of a slot, for a log line; as fields also the fence."""
     worker = slot.member.name if slot.member is not None else "worker"
-    return f"{worker}, queue {slot.queue}"
+    fields: dict[str, object] = {"queue": slot.queue}
+    if slot.member is not None:
+        fields["worker"] = worker
+    if slot.claim is not None:
+        fields["fence"] = slot.claim.fence
+    return LogPlace.of(f"{worker}, queue {slot.queue}", **fields)

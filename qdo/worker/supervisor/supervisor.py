@@ -77,7 +77,7 @@ def supervise(
     :returns: the code of a child that could not start, else the highest of the last codes.
     :raises SettingsError: it cannot serve HTTP at the address in the settings.
     """
-    logs.configure(settings.log_level, config=settings.log_config)
+    logs.set_up(settings.logging)
     adopt_orphans()
     prepare_closing(settings.coordinator)
     parent = _Parent(settings, target, argv, child)
@@ -242,8 +242,8 @@ class _Parent:
         """Apply the settings in force. Children import the app: they get those without its code."""
         before = self._in_force
         self._in_force = self._reaper.settings = settings
-        if (settings.log_level, settings.log_config) != (before.log_level, before.log_config):
-            logs.configure(settings.log_level, config=settings.log_config)
+        if settings.logging != before.logging:
+            logs.set_up(settings.logging)
         prepare_closing(settings.coordinator)
         if settings.reload and self._watcher is None:
             self._watcher = SourceWatcher()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -108,3 +110,75 @@ def test_warnings_of_commands_are_escaped(capsys: pytest.CaptureFixture[str]):
     written = capsys.readouterr().err
     assert "\\x1b[2J" in written
     assert unsafe(written) == set()
+
+
+def records(stream: io.StringIO) -> list[dict[str, Any]]:
+    """Return the objects of a log in JSON: one in each line."""
+    text = stream.getvalue()
+    assert text.isascii()
+    assert text.endswith("\n")
+    return [json.loads(line) for line in text.removesuffix("\n").split("\n")]
+
+
+def test_a_record_in_json_has_the_fields_of_a_line(stream: io.StringIO):
+    log.configure("info", stream, format="json")
+    logging.getLogger("qdo.worker.supervisor.supervisor").info("process %d started", 3)
+    (record,) = records(stream)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", record.pop("time"))
+    assert record == {
+        "level": "info",
+        "logger": "qdo.worker.supervisor.supervisor",
+        "process": os.getpid(),
+        "message": "process 3 started",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "fields"),
+    [
+        ("%s: lost", ("worker-0000000007",), {"worker": "worker-0000000007"}),
+        ("queue %s: 100%% of %d", ("a", 5), {"queue": "a"}),
+        ("%d of queue %s, message %s", (1, "a", "m"), {"queue": "a", "message_id": "m"}),
+        ("%.2f s: message %s of queue %s", (0.5, "m", "a"), {"queue": "a", "message_id": "m"}),
+        ("%s: message %s", (log.LogPlace.of("w, queue q", queue="q", fence=9), "m"), {"fence": 9}),
+        ("%d queues, %d messages", (1, 2), {}),
+        ("no arguments %s", (), {}),
+    ],
+)
+def test_a_record_in_json_names_what_it_is_about(
+    text: str, arguments: tuple[object, ...], fields: dict[str, object]
+):
+    record = logging.LogRecord("qdo.x", logging.INFO, "", 0, text, arguments, None)
+    found = log.fields_of(record)
+    assert {**found, **fields} == found
+    assert fields or not found
+
+
+def test_lines_of_others_have_no_fields_of_qdo(stream: io.StringIO):
+    log.configure("info", stream, format="json")
+    logging.getLogger("app").info("queue %s", "not of qdo")
+    assert "queue" not in records(stream)[0]
+
+
+def test_hostile_text_in_json_stays_in_its_line(stream: io.StringIO):
+    """Escaped, so that neither a terminal nor a reader of lines is deceived."""
+    log.configure("info", stream, format="json")
+    logging.getLogger("qdo").warning("queue %s", HOSTILE_NAME)
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logging.getLogger("qdo").exception("%s", HOSTILE + "\ud800\u2028\x85")
+    first, second = records(stream)
+    assert first["message"] == f"queue {HOSTILE_NAME}"
+    assert second["message"] == HOSTILE + "\ud800\u2028\x85"
+    assert "ValueError" in second["traceback"]
+    assert unsafe(stream.getvalue()) == unsafe("\n")
+
+
+def test_a_traceback_in_json_has_a_limited_length(stream: io.StringIO):
+    log.configure("info", stream, format="json")
+    try:
+        raise ValueError("x" * 1_000_000)
+    except ValueError:
+        logging.getLogger("qdo").exception("failed")
+    assert len(records(stream)[0]["traceback"]) < 50_000

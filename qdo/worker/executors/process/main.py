@@ -60,7 +60,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def _run(parameters: dict[str, Any], channel: socket.socket) -> int:
     settings = Settings(**parameters["settings"])
-    log.configure(settings.log_level, config=settings.log_config)
+    log.set_up(settings.logging)
     try:
         app, _ = prepare(settings, parameters["target"])
         job = app.hooks.composed(_job(app, parameters["queues"]))

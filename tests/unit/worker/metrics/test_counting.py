@@ -1,0 +1,125 @@
+"""What the engine counts of each message, however its attempt ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from qdo.app import App
+from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.znodes.progress import FailureRecord
+from qdo.message import Message
+from qdo.outcomes import Retry, Skip, Stop
+from qdo.settings.in_force import SettingsInForce
+from qdo.settings.settings import Settings
+from qdo.worker.engine.context import Engine
+from qdo.worker.engine.pipeline import Pipeline
+from qdo.worker.engine.slot import Slot
+from qdo.worker.executors.base import JobAborted, MessageExpired, NotStarted
+from qdo.worker.executors.greenlet import GreenletExecutor
+from tests.support.fakes.scripted_broker import ScriptedBroker
+
+
+class Recorded:
+    """A registration that records nothing."""
+
+    name = "worker-0000000001"
+
+    def progress(self, claim: Claim) -> None:
+        """Do nothing."""
+
+    def finished(self, claim: Claim) -> None:
+        """Do nothing."""
+
+    def record(self, claim: Claim) -> bool:
+        return True
+
+
+class CountedQueue:
+    """One queue of a worker with metrics, whose job does what a test says."""
+
+    def __init__(self, **options: Any) -> None:
+        self.act: Callable[[Message], object] = lambda message: None
+        self.broker = ScriptedBroker()
+        app = App("test")
+        app.job("q*", **options)(self._job)
+        settings = Settings(app="test", attempts=2, turn_seconds=60.0, http="127.0.0.1:0")
+        self.pipeline = Pipeline(
+            Engine.build(app, self.broker, GreenletExecutor(), SettingsInForce(settings))
+        )
+        self.slot = Slot("q")
+        self.slot.claim = self.claim = Claim("q", 1, 0, Lease(3600.0, 10.0**9))
+        self.member = self.slot.member = Recorded()
+
+    def _job(self, message: Message, context: Any) -> None:
+        self.act(message)
+
+    def turn(self) -> None:
+        self.pipeline.turn(self.slot, self.member, self.claim)
+        self.slot.message = None
+
+    def counts(self) -> tuple[int, dict[str, int], int]:
+        """Return messages done, other outcomes, and attempts with a duration."""
+        assert self.pipeline.meters is not None
+        assert [*self.pipeline.meters.by_glob] == ["q*"]
+        meter = self.pipeline.meters.by_glob["q*"]
+        return meter.done, dict(meter.outcomes), sum(meter.durations.counts)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcomes", "timed"),
+    [
+        (ValueError(), {"retry": 1}, 3),
+        (SystemExit(), {"retry": 1}, 3),
+        (Retry(counts=False), {"wait": 1}, 3),
+        (Skip("x"), {"skip": 1}, 3),
+        (Stop("x"), {"stop": 1}, 3),
+        (JobAborted(), {}, 3),
+        (MessageExpired(), {}, 3),
+        (NotStarted(), {}, 2),
+    ],
+)
+@pytest.mark.parametrize("checkpoint", ["interval", "message"])
+def test_only_messages_whose_job_returned_are_done(
+    error: BaseException, outcomes: dict[str, int], timed: int, checkpoint: str
+) -> None:
+    """Two return, and the third one does not."""
+    queue = CountedQueue(checkpoint=checkpoint)
+    queue.broker.put("q", b"1", b"2", b"3")
+
+    def act(message: Message) -> None:
+        if message.body == 3:
+            raise error
+
+    queue.act = act
+    queue.turn()
+    assert queue.counts() == (2, outcomes, timed)
+
+
+def test_a_body_that_cannot_be_decoded_is_no_done_message() -> None:
+    queue = CountedQueue()
+    queue.broker.put("q", b"1", b"{")
+    queue.turn()
+    assert queue.counts() == (1, {"dead-letter": 1}, 2)
+
+
+def test_the_decision_of_an_operator_is_an_outcome_without_a_run() -> None:
+    """The job of a skipped message was not called."""
+    queue = CountedQueue()
+    queue.broker.put("q", b"1", b"2")
+    queue.claim.failure = FailureRecord(1, 1, "E", decision="skip")
+    queue.turn()
+    assert queue.counts() == (0, {"skip": 1}, 0)
+    queue.turn()
+    assert queue.counts() == (1, {"skip": 1}, 1)
+
+
+def test_without_metrics_nothing_is_counted() -> None:
+    app = App("test")
+    engine = Engine.build(
+        app, ScriptedBroker(), GreenletExecutor(), SettingsInForce(Settings(app="test"))
+    )
+    assert Pipeline(engine).meters is None
