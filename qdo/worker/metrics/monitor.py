@@ -173,10 +173,11 @@ class Monitor:
 def _published(child: MonitoredChild) -> tuple[str, dict[Metric, Series]]:
     """Return the state of a worker and its metrics, as it published them last."""
     values = child.metrics.read()
-    with contextlib.suppress(ValueError):
-        if values is not None:
-            return str(values["state"]), parse(values)
-    return "starting", parse({"metrics": {}})
+    if values is not None:
+        with contextlib.suppress(ValueError):
+            metrics = parse(values)
+            return values.get("state", ""), metrics
+    return "", parse({"metrics": {}})
 
 
 def _blocked_seconds(child: MonitoredChild) -> float:

@@ -65,7 +65,7 @@ class ChildMetrics:
         """Return the latest values that the child has written, None before its first ones."""
         with self._using:
             if self.fd >= 0:
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):
                     self._last = _read(self.fd) or self._last
             return self._last
 

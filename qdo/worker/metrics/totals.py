@@ -21,14 +21,15 @@ _MERGE: dict[MetricKind, Callable[[float, float], float]] = {
 def parse(values: Any) -> dict[Metric, Series]:
     """Return the metrics that a process has published.
 
-    :raises ValueError: something else has written its memory.
+    :param values: what was in its memory, which its jobs may have written.
+    :raises ValueError: these are not metrics.
     """
     try:
         return {
             metric: _series(metric, values["metrics"].get(metric.name)) for metric in FROM_WORKERS
         }
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"not metrics: {values!r:.100}") from error
+    except (TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError("these are not metrics") from error
 
 
 def _series(metric: Metric, rows: Any) -> Series:

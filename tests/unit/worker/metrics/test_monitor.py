@@ -19,6 +19,10 @@ from qdo.worker.metrics.page import ChildMetrics, MetricsPage
 from qdo.worker.metrics.totals import MetricTotals, parse
 from qdo.worker.shared_memory.loop_state import LoopReport
 
+NESTED: list[Any] = []
+for _ in range(100_000):
+    NESTED = [NESTED]
+
 
 class WatchedProcess:
     """A worker process, as its parent sees it."""
@@ -235,20 +239,25 @@ def test_every_metric_is_served(monitored: Monitor) -> None:
         {"metrics": {"qdo_attempts": [[["a", "b"], [math.inf]]]}},
         {"metrics": {"qdo_attempts": [[["a", "b"], ["x"]]]}},
         {"metrics": {"qdo_dwell_seconds": [[["a"], [1, 2, 3]]]}},
+        {"metrics": {"qdo_attempts": [[["a", "b"], [10**400]]]}},
+        {"metrics": {"qdo_attempts": [[[NESTED, "b"], [1]]]}},
+        [],
+        "metrics",
     ],
 )
 def test_what_is_not_metrics_is_refused(values: Any, monitored: Monitor) -> None:
     """A job may write anything; the other processes are served."""
-    with pytest.raises(ValueError, match=r"^(not metrics|qdo_|could not)"):
+    with pytest.raises(ValueError, match=r"^(these are not metrics|qdo_|could not)"):
         parse(values)
 
 
 def test_a_process_that_writes_rubbish_is_left_out(
     monitored: Monitor, children: list[WatchedProcess]
 ) -> None:
-    children[0].page.write({"state": "running", "metrics": {"qdo_attempts": "x"}})
-    assert samples(monitored)["qdo_attempts_total", "done", "a-*"] == 2
-    assert len(reasons(monitored.readyz())) == 1
+    for content in (7, [], "x", {"state": [1]}, {"metrics": {"qdo_attempts": "x"}}):
+        children[0].page.write(content)
+        assert samples(monitored)["qdo_attempts_total", "done", "a-*"] == 2
+        assert len(reasons(monitored.readyz())) == 1
 
 
 def test_hostile_labels_are_escaped(children: list[WatchedProcess], monitored: Monitor) -> None:

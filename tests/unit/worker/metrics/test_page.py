@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -37,6 +39,15 @@ def test_a_torn_write_leaves_the_one_before(child: ChildMetrics, content: bytes)
     os.pwrite(child.fd, b"\xff" * 64, 0)
     os.pwrite(child.fd, b"\xff" * 64, HALF_BYTES)
     assert child.read() == {"n": 2}
+
+
+def test_json_that_no_reader_bears_leaves_the_one_before(child: ChildMetrics) -> None:
+    """A job may write anything, with the right checksum."""
+    MetricsPage(child.fd).write({"n": 1})
+    content = b"[" * 200_000
+    header = struct.pack("<QII", 9, len(content), zlib.crc32(content))
+    os.pwrite(child.fd, header + content, 0)
+    assert child.read() == {"n": 1}
 
 
 def test_a_truncated_memory_is_no_error(child: ChildMetrics) -> None:
