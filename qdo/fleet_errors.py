@@ -202,3 +202,18 @@ class ActionsFailedError(QdoError):
 class HistoryUnreadableError(UnreachableError):
     """cannot read the history at {address}: {reason}; check the address, the rights of this user
     and the server"""
+
+
+# --- dashboard -------------------------------------------------------------------
+
+
+class SlowReadError(UnreachableError):
+    """coordinator or broker did not answer within {seconds:g} s; load the page again"""
+
+
+class UnreadError(UnreachableError):
+    """the dashboard has not read the app yet: {reason}; load the page again"""
+
+
+class DashboardUnsafeError(UsageError):
+    """the dashboard must {rule}; {remedy}"""

@@ -100,6 +100,11 @@ COMMANDS = {
         "config",
         "List every setting with its value and origin.",
     ),
+    "dashboard": (
+        "qdo.cli.commands.dashboard",
+        "dashboard",
+        "Serve pages that show queues, workers and dead letters.",
+    ),
     "demo": ("qdo.cli.commands.demo", "demo", "Watch three workers share many queues."),
 }
 

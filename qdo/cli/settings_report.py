@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.errors import SettingsError
-from qdo.fleet.live_settings import SettingsChange, WorkerAnswer
+from qdo.fleet.live_settings import SettingsChange
 from qdo.fleet.settings_node import SettingsNode, SettingsVersion
+from qdo.settings.listing import pins_of
 from qdo.settings.live_toml import differences
 from qdo.text import join_some, pluralize
 
@@ -38,15 +38,6 @@ def report_workers(outcome: SettingsChange, changed: Mapping[str, Any]) -> None:
             f"hint: version {outcome.version.number} is not in use yet in {len(outcome.late)} of"
             f" {pluralize(count, 'worker')}: {join_some(list(outcome.late))}; see `qdo components`"
         )
-
-
-def pins_of(answers: Sequence[WorkerAnswer]) -> dict[str, dict[str, str]]:
-    """Return, by setting and worker, where workers set a setting themselves."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    for each in answers:
-        for name, origin in each.pins.items():
-            found[name][each.worker] = origin
-    return found
 
 
 def pins_text(origins: Mapping[str, str], count: int) -> str:

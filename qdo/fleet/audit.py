@@ -33,13 +33,17 @@ class AuditTrail:
 
     :param command: its name, such as "seek".
     :param reason: why the operator runs it.
+    :param by: who runs it, if that is not the user of this process.
     """
 
-    def __init__(self, client: Client, layout: Layout, command: str, reason: str = "") -> None:
+    def __init__(
+        self, client: Client, layout: Layout, command: str, reason: str = "", by: str = ""
+    ) -> None:
         self._client = client
         self._layout = layout
         self._command = command
         self._reason = reason
+        self._by = by
 
     @contextmanager
     def change(self, target: str) -> Iterator[Entry]:
@@ -60,7 +64,7 @@ class AuditTrail:
             written = AuditEntry(
                 name,
                 0.0,
-                by=writer(),
+                by=self._by or writer(),
                 account="" if account is None else str(account),
                 command=self._command,
                 target=target,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 _FETCHED = 1000
+_GLOB = re.compile(r"[*?\[]")
 USUAL_ATTEMPTS = 10
 """Attempts that show how long those of a queue usually take."""
 
@@ -196,6 +198,8 @@ def failures(
             columns.seconds,
             columns.at,
         ).where(columns.app == app, columns.at >= since, kind)
+        if not _GLOB.search(glob):
+            query = query.where(columns.queue == glob)  # one queue of many
         ordered = query.order_by(columns.at.desc(), columns.worker, columns.number)
         result: list[RecordedRun] = []
         rows = connection.execution_options(yield_per=_FETCHED).execute(ordered)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qdo.fleet.live_settings import WorkerAnswer
+from qdo.fleet.settings_node import SettingsNode
+from qdo.settings.live_toml import differences
 from qdo.settings.settings import Settings, declarations
 
 
@@ -28,6 +32,24 @@ def config_items(settings: Settings, given: Mapping[str, Any]) -> list[dict[str,
             "help": each.help,
         }
         for each in declarations()
+    ]
+
+
+def pins_of(answers: Sequence[WorkerAnswer]) -> dict[str, dict[str, str]]:
+    """Return, by setting and worker, where workers set a setting themselves."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for each in answers:
+        for name, origin in each.pins.items():
+            found[name][each.worker] = origin
+    return found
+
+
+def live_items(node: SettingsNode, answers: Sequence[WorkerAnswer]) -> list[dict[str, Any]]:
+    """Return the items of qdo.settings/1."""
+    pins = pins_of(answers)
+    return [
+        {"setting": name, "value": value, "version": node.number, "pinned": pins.get(name, {})}
+        for name, (_, value) in differences("", node.text).items()
     ]
 
 

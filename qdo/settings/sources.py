@@ -22,6 +22,8 @@ SPECIAL_VARIABLES = frozenset(
     {
         CONFIG_VARIABLE,
         PASSWORD_VARIABLE,
+        "QDO_DASHBOARD_TOKEN",  # `qdo dashboard` lets in viewers who have it
+        "QDO_DASHBOARD_OPERATOR_TOKEN",  # likewise operators
         "QDO_CHILD",  # a parent passes its settings to a worker process in it
         "QDO_EXECUTOR",  # a worker process passes its settings to a job's process in it
         "QDO_CHURN_DB",  # database with the totals of qdo.programs.churn

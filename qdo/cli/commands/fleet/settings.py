@@ -20,7 +20,6 @@ from qdo.cli.settings_report import (
     changes_of,
     changes_text,
     history_items,
-    pins_of,
     pins_text,
     report_dry_run,
     report_workers,
@@ -30,6 +29,7 @@ from qdo.fleet import live_settings as fleet
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.settings_node import MAX_TEXT_BYTES, SettingsNode
 from qdo.fleet_errors import LiveSettingsReplacedError
+from qdo.settings.listing import live_items
 from qdo.settings.live_toml import ORIGIN, differences, live_names, read_live
 from qdo.settings.settings import Settings, check_names, declarations
 from qdo.settings.values import convert
@@ -96,19 +96,11 @@ def show(form: str, settings: Settings) -> None:
     with open_coordinator(settings) as (client, layout):
         node = fleet.read_settings(client, layout) if client else SettingsNode()
         answers = fleet.read_answers(client, layout) if client else []
-    values = differences("", node.text)
-    pins = pins_of(answers)
-    items = [
-        {
-            "setting": name,
-            "value": json.dumps(value) if form == "table" else value,
-            "version": node.number,
-            "pinned": pins_text(pins.get(name, {}), len(answers))
-            if form == "table"
-            else pins.get(name, {}),
-        }
-        for name, (_, value) in values.items()
-    ]
+    items = live_items(node, answers)
+    if form == "table":
+        for item in items:
+            item["value"] = json.dumps(item["value"])
+            item["pinned"] = pins_text(item["pinned"], len(answers))
     emit("qdo.settings/1", items, form, {name: name.upper() for name in items[0]} if items else {})
     if not items:
         print_message("hint: the app has no live settings; see `qdo settings set --help`")

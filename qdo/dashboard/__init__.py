@@ -1,0 +1,5 @@
+"""A dashboard for the queues of an app: `qdo dashboard`, or a WSGI app of your own."""
+
+from qdo.dashboard.app import close_app as close_app
+from qdo.dashboard.app import create_app as create_app
+from qdo.dashboard.options import DashboardOptions as DashboardOptions

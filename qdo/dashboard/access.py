@@ -1,0 +1,183 @@
+"""Who may see and change what: tokens, sessions, and checks of every request."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+from flask import (
+    Blueprint,
+    Flask,
+    Response,
+    abort,
+    g,
+    jsonify,
+    redirect,
+    render_template,
+    request,
+    session,
+    url_for,
+)
+from werkzeug.wrappers import Response as BaseResponse
+
+from qdo.dashboard.board import board
+from qdo.dashboard.options import OPERATOR, VIEWER, DashboardOptions
+from qdo.text import printable
+
+SESSION_HOURS = 12
+NAME_CHARACTERS = 60
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none';"
+    " frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # With no-referrer, browsers would send "Origin: null" with forms.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+_OPEN = ("access.login", "access.enter", "static")
+"""What visitors without a session may load."""
+
+_log = logging.getLogger(__name__)
+access = Blueprint("access", __name__)
+
+
+def guard(flask: Flask, options: DashboardOptions, app: str) -> None:
+    """Check every request, and secure every answer."""
+    tokens = f"{options.viewer_token}\n{options.operator_token}"
+    # Sessions survive a restart, and end when a token changes.
+    derived = hmac.new(tokens.encode(), b"qdo dashboard sessions", hashlib.sha256).digest()
+    flask.secret_key = derived if options.has_login else secrets.token_bytes(32)
+    flask.permanent_session_lifetime = timedelta(hours=SESSION_HOURS)
+    flask.config.update(
+        # Cookies ignore ports: two dashboards of one host need different names.
+        SESSION_COOKIE_NAME=f"qdo-{hashlib.sha256(app.encode()).hexdigest()[:8]}",
+        SESSION_COOKIE_HTTPONLY=True,
+        SESSION_COOKIE_SAMESITE="Strict",
+        SESSION_COOKIE_SECURE=options.https,
+        SESSION_REFRESH_EACH_REQUEST=False,
+        MAX_CONTENT_LENGTH=64 * 1024,
+        MAX_FORM_PARTS=1000,
+    )
+    flask.before_request(_check)
+    flask.after_request(_secured)
+    flask.register_blueprint(access)
+
+
+def csrf_token() -> str:
+    """Return the text that every form of this session must contain."""
+    if "csrf" not in session:
+        session["csrf"] = secrets.token_urlsafe(24)
+    return str(session["csrf"])
+
+
+def operator_name() -> str:
+    """Return who acts, for the action log: the name given at login, and from where."""
+    return f"{session.get('name') or OPERATOR} (dashboard, {request.remote_addr})"
+
+
+def may_act() -> bool:
+    """Return whether this visitor may change something."""
+    return board().options.allow_actions and g.get("role") == OPERATOR
+
+
+def _check() -> BaseResponse | str | tuple[Response, int] | None:
+    options = board().options
+    if not options.serves(request.host):
+        abort(403, f"this dashboard is not called {printable(request.host)}; see --host")
+    g.role = _role(options)
+    if request.method == "POST":
+        _check_origin()
+        _check_csrf()
+    if g.role or request.endpoint in _OPEN:
+        return None
+    if request.path.startswith(("/api/", "/events")):
+        return jsonify(error="log in first"), 401
+    if request.headers.get("Sec-Fetch-Site") == "cross-site" and request.method == "GET":
+        # The browser keeps back the cookie of a visitor who follows a link from another site.
+        return render_template("again.html")
+    return redirect(url_for("access.login", next=request.full_path.rstrip("?")))
+
+
+def _role(options: DashboardOptions) -> str | None:
+    if not options.has_login:
+        return VIEWER
+    role = session.get("role")
+    return role if role in (VIEWER, OPERATOR) else None
+
+
+def _check_origin() -> None:
+    """Refuse forms of other sites. Proxies may speak HTTPS: only the host is compared."""
+    if urlsplit(request.headers.get("Origin", "")).netloc != request.host:
+        abort(403, "the request must come from a page of this dashboard")
+
+
+def _check_csrf() -> None:
+    given, expected = request.form.get("csrf", ""), session.get("csrf", "")
+    if not expected or not hmac.compare_digest(given.encode(), str(expected).encode()):
+        abort(403, "the form is too old; load the page again")
+
+
+def _secured(response: Response) -> Response:
+    response.headers.update(HEADERS)
+    if request.endpoint != "static":
+        response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+@access.get("/login")
+def login() -> str:
+    """Show the form for the token."""
+    return _login_page()
+
+
+@access.post("/login")
+def enter() -> BaseResponse | tuple[str, int]:
+    """Begin a session if the token is right."""
+    role = _role_of(board().options, request.form.get("token", ""))
+    if role is None:
+        _log.warning("dashboard: login from %s refused: wrong token", request.remote_addr)
+        return _login_page("This token is not valid."), 403
+    name = " ".join(request.form.get("name", "").split())[:NAME_CHARACTERS]
+    session.clear()
+    session.permanent = True
+    session.update(role=role, name=printable(name))
+    csrf_token()
+    _log.info("dashboard: %s %s logged in from %s", role, printable(name), request.remote_addr)
+    return redirect(_safe_target(request.form.get("next", "")))
+
+
+@access.post("/logout")
+def leave() -> BaseResponse:
+    """End the session of this browser."""
+    session.clear()
+    return redirect(url_for("access.login"))
+
+
+def _login_page(fault: str = "") -> str:
+    target = request.form.get("next", "") or request.args.get("next", "")
+    return render_template("login.html", fault=fault, next=target)
+
+
+def _role_of(options: DashboardOptions, token: str) -> str | None:
+    """Compare with both tokens in constant time."""
+    found = None
+    for role, expected in ((VIEWER, options.viewer_token), (OPERATOR, options.operator_token)):
+        given = hashlib.sha256(token.encode(errors="replace")).digest()
+        same = hmac.compare_digest(given, hashlib.sha256(expected.encode()).digest())
+        if expected and same:
+            found = role
+    return found
+
+
+def _safe_target(path: str) -> str:
+    """Return a page of this dashboard, never another site."""
+    plain = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return request.script_root + path if plain else url_for("pages.overview")

@@ -1,0 +1,181 @@
+"""What the pages and the JSON of the dashboard are made of, each read once for all clients."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob as globs
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from qdo.dashboard.board import Board
+from qdo.dashboard.fleet_reader import Reading
+from qdo.errors import QdoError
+from qdo.fleet.audit import read_entries
+from qdo.fleet.holds import HoldsRead, read_holds
+from qdo.fleet.limits import list_limits
+from qdo.fleet.live_settings import read_answers, read_settings
+from qdo.fleet.settings_node import SettingsNode
+from qdo.fleet_errors import HoldsUnreadableError
+from qdo.history.recorder import RecordedRun
+from qdo.history.reports import MinuteReport, failures, minute_reports
+from qdo.ops.items import audit_item, hold_item, limit_item
+from qdo.ops.overview import Judged
+from qdo.sending.connections import Connections
+from qdo.settings.listing import config_items, live_items
+
+MOST_ENTRIES = 1000
+"""The newest entries of the action log, of 5,000 at most."""
+MINUTES = 60
+FAILURES = 10
+DAY_SECONDS = 86400.0
+
+Item = dict[str, Any]
+
+
+def select(
+    reading: Reading, glob: str = "*", states: Collection[str] = (), sort: str = "name"
+) -> Judged:
+    """Return the queues that match a glob and have one of the states, as `qdo queues` does."""
+    found = reading.in_order(sort)
+    if glob != "*":
+        matches = re.compile(fnmatch.translate(glob)).match
+        found = [each for each in found if matches(each[0].queue)]
+    if states:
+        found = [each for each in found if each[1].state.value in states]
+    return found
+
+
+def holds(board: Board) -> tuple[list[Item], HoldsRead | None]:
+    """Return the items of qdo.holds/1, and who obeys the holds."""
+
+    def read(connections: Connections) -> HoldsRead | None:
+        client = connections.client
+        return read_holds(client, connections.layout) if client else None
+
+    found = board.direct.get("holds", read)
+    if found is None:
+        return [], None
+    if found.node.fault is not None:
+        raise HoldsUnreadableError(reason=found.node.fault)
+    return [hold_item(each) for each in found.node.holds], found
+
+
+def limits(board: Board) -> list[Item]:
+    """Return the items of qdo.limits/1."""
+
+    def read(connections: Connections) -> list[Item]:
+        client = connections.client
+        found = list_limits(client, connections.layout) if client else {}
+        return [limit_item(name, node) for name, node in found.items()]
+
+    return board.direct.get("limits", read)
+
+
+def audit(board: Board, glob: str = "*") -> list[Item]:
+    """Return the items of qdo.audit/1, newest first."""
+
+    def read(connections: Connections) -> list[Item]:
+        client = connections.client
+        if client is None:
+            return []
+        found = read_entries(client, connections.layout, limit=MOST_ENTRIES)
+        return [audit_item(each) for each in found]
+
+    items = board.direct.get("audit", read)
+    return [
+        each
+        for each in items
+        if fnmatchcase(each["target"], glob) or fnmatchcase(each["command"], glob)
+    ]
+
+
+def audit_of(board: Board, queue: str) -> list[Item]:
+    """Return the entries about one queue. Those of holds have globs as their target."""
+    return [
+        each
+        for each in audit(board)
+        if each["target"] == queue
+        or any(fnmatchcase(queue, glob) for glob in each["target"].split())
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """The live settings in force.
+
+    :ivar workers: how many workers there are.
+    :ivar late: how many of them do not use this version yet.
+    """
+
+    number: int
+    items: Sequence[Item]
+    workers: int
+    late: int
+
+
+def live_settings(board: Board) -> LiveSettings:
+    """Return the live settings, with items of qdo.settings/1."""
+
+    def read(connections: Connections) -> LiveSettings:
+        client, layout = connections.client, connections.layout
+        node = read_settings(client, layout) if client else SettingsNode()
+        answers = read_answers(client, layout) if client else []
+        uses = [0 if each.report is None else each.report.uses for each in answers]
+        late = sum(each < node.number for each in uses)
+        return LiveSettings(node.number, live_items(node, answers), len(answers), late)
+
+    return board.direct.get("settings", read)
+
+
+def config(board: Board) -> list[Item]:
+    """Return the items of qdo.config/1: the settings of this process."""
+    return config_items(board.settings, {})
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHistory:
+    """What the history database has about a queue.
+
+    :ivar fault: why nothing could be read, None if something could.
+    """
+
+    minutes: Sequence[MinuteReport] = ()
+    failures: Sequence[RecordedRun] = ()
+    fault: str | None = None
+
+
+def history(board: Board, queue: str) -> QueueHistory | None:
+    """Return what the history has about a queue; None without the setting `history`."""
+    url = board.settings.history
+    if not url:
+        return None
+
+    def read(connections: Connections) -> QueueHistory:
+        now = time.time()
+        try:
+            minutes = minute_reports(url, board.app, queue, now - 60 * MINUTES, limit=MINUTES)
+            exact = globs.escape(queue)
+            failed = failures(url, board.app, now - DAY_SECONDS, exact, limit=FAILURES)
+        except QdoError as error:
+            return QueueHistory(fault=str(error))
+        return QueueHistory(minutes, failed)
+
+    return board.direct.get(("history", queue), read)
+
+
+def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
+    """Return a part of a page, or why it cannot be read: it must not hide the other parts."""
+    try:
+        return read(), None
+    except QdoError as error:
+        return None, str(error)
+
+
+def late_workers(found: HoldsRead | None) -> list[str]:
+    """Return the workers that may still have a message of a held queue in hand."""
+    obeyed: Mapping[str, int] = {} if found is None else found.obeyed
+    return [name for name, upto in obeyed.items() if found is not None and upto < found.zxid]

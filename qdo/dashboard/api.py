@@ -1,0 +1,135 @@
+"""The JSON of the dashboard: that of the commands with ``-o json``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flask import Blueprint, Response, jsonify, request
+
+from qdo.dashboard import answers, letters
+from qdo.dashboard.board import ANSWER_WAIT_SECONDS, board
+from qdo.dashboard.fleet_reader import Reading
+from qdo.errors import NotFoundError, QdoError, UnreachableError, UsageError
+from qdo.fleet_errors import UnreadError
+from qdo.ops.items import QUEUE_SORTS, component_item, queue_item, worker_item
+from qdo.ops.overview import overview
+from qdo.ops.verdicts import QueueHealth
+
+MOST_ITEMS = 1000
+"""In one answer; `page` has the next ones."""
+
+api = Blueprint("api", __name__, url_prefix="/api")
+
+
+@api.errorhandler(QdoError)
+def failed(error: QdoError) -> tuple[Response, int]:
+    """Return an error as JSON."""
+    code = 503 if isinstance(error, UnreachableError) else 404
+    if not isinstance(error, UnreachableError | NotFoundError):
+        code = 400 if isinstance(error, UsageError) else 500
+    return jsonify(error=str(error)), code
+
+
+def _reading() -> Reading:
+    shown = board()
+    found = shown.reading(ANSWER_WAIT_SECONDS)
+    if found is None:
+        raise UnreadError(reason=shown.reader.fault or "the first reading is not finished")
+    return found
+
+
+def _answer(schema: str, items: Iterable[Mapping[str, Any]]) -> Response:
+    return jsonify({"schema": schema, "items": list(items)})
+
+
+@api.get("/status")
+def status() -> Response:
+    """Return what `qdo status` writes."""
+    found = _reading()
+    item = overview(board().app, found.workers, found.judged)
+    return _answer("qdo.status/1", [item])
+
+
+@api.get("/queues")
+def queues() -> Response:
+    """Return what `qdo queues` writes, in pages."""
+    sort = request.args.get("sort", "name")
+    states = request.args.getlist("state")
+    for value, known in ((sort, QUEUE_SORTS), *((each, _STATES) for each in states)):
+        if value not in known:
+            raise UsageError(reason=f"it must be one of {', '.join(known)}, got {value!r}")
+    chosen = answers.select(_reading(), request.args.get("glob", "*"), states, sort)
+    page = chosen[(_page() - 1) * MOST_ITEMS :][:MOST_ITEMS]
+    return _answer("qdo.queues/1", [queue_item(*each) for each in page])
+
+
+@api.get("/queue")
+def queue() -> Response:
+    """Return one queue."""
+    name = request.args.get("name", "")
+    found = _reading().by_name.get(name)
+    if found is None:
+        raise NotFoundError(what="queue", name=name)
+    return _answer("qdo.queues/1", [queue_item(*found)])
+
+
+@api.get("/workers")
+def workers() -> Response:
+    """Return what `qdo workers` writes."""
+    return _answer("qdo.workers/1", map(worker_item, _reading().workers))
+
+
+@api.get("/components")
+def components() -> Response:
+    """Return what `qdo components` writes."""
+    return _answer("qdo.components/1", map(component_item, _reading().processes))
+
+
+@api.get("/dead-letters")
+def dead_letters() -> Response:
+    """Return what `qdo dead-letters` writes, in pages, newest first."""
+    found = letters.letters(board(), request.args.get("glob", "*"))
+    page = found[(_page() - 1) * _LETTERS :][:_LETTERS]
+    return _answer("qdo.dead-letters/2", letters.exported(board(), page))
+
+
+@api.get("/holds")
+def holds() -> Response:
+    """Return what `qdo holds` writes."""
+    return _answer("qdo.holds/1", answers.holds(board())[0])
+
+
+@api.get("/limits")
+def limits() -> Response:
+    """Return what `qdo limits list` writes."""
+    return _answer("qdo.limits/1", answers.limits(board()))
+
+
+@api.get("/audit")
+def audit() -> Response:
+    """Return what `qdo audit` writes."""
+    return _answer("qdo.audit/1", answers.audit(board(), request.args.get("glob", "*")))
+
+
+@api.get("/config")
+def config() -> Response:
+    """Return what `qdo config` writes."""
+    return _answer("qdo.config/1", answers.config(board()))
+
+
+@api.get("/settings")
+def settings() -> Response:
+    """Return what `qdo settings show` writes."""
+    return _answer("qdo.settings/1", answers.live_settings(board()).items)
+
+
+_LETTERS = 100
+_STATES = tuple(each.value for each in QueueHealth)
+
+
+def _page() -> int:
+    number = request.args.get("page", "1")
+    if not number.isascii() or not number.isdecimal() or not 1 <= int(number[:9]) <= 1_000_000:
+        raise UsageError(reason=f"page must be a number from 1 on, got {number!r}")
+    return int(number[:9])

@@ -1,0 +1,68 @@
+"""The dashboard as a WSGI app."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flask import Flask, Response, render_template, request
+from werkzeug.exceptions import HTTPException
+
+from qdo.dashboard.access import guard
+from qdo.dashboard.api import api
+from qdo.dashboard.board import EXTENSION, Board
+from qdo.dashboard.direct_reads import DirectReads
+from qdo.dashboard.events import EventStreams, Sleep, events_blueprint
+from qdo.dashboard.fleet_reader import FleetReader
+from qdo.dashboard.options import DashboardOptions
+from qdo.dashboard.pages import pages
+from qdo.dashboard.queue_pages import queue_pages
+from qdo.dashboard.rendering import prepare
+from qdo.errors import UsageError
+from qdo.settings.settings import Settings
+
+
+def create_app(
+    settings: Settings, *, sleep: Sleep = time.sleep, streams: int | None = None, **options: Any
+) -> Flask:
+    """Return a WSGI app that shows one app, to be served or mounted in another WSGI app.
+
+    Nothing is opened before the first request. `close_app` ends its threads.
+
+    :param settings: those of the app, such as ``app.settings``.
+    :param sleep: how a stream of events waits; with gevent's server `gevent.sleep`.
+    :param streams: the most open streams of events.
+    :param options: see `DashboardOptions`.
+    :raises DashboardUnsafeError: there is no token, and `anonymous` is not set.
+    """
+    chosen = DashboardOptions(**options)
+    chosen.check()
+    if not settings.app:
+        raise UsageError(reason="the settings must name an app, got none")
+    flask = Flask(__name__)
+    flask.extensions[EXTENSION] = Board(
+        settings,
+        chosen,
+        FleetReader(settings, chosen.rules, chosen.pause_seconds),
+        DirectReads(settings),
+    )
+    prepare(flask)
+    guard(flask, chosen, settings.app)
+    events = EventStreams(sleep) if streams is None else EventStreams(sleep, streams)
+    for blueprint in (pages, queue_pages, api, events_blueprint(events)):
+        flask.register_blueprint(blueprint)
+    flask.register_error_handler(HTTPException, _refused)
+    return flask
+
+
+def close_app(flask: Flask) -> None:
+    """End the threads of the dashboard, and close its connections."""
+    board: Board = flask.extensions[EXTENSION]
+    board.close()
+
+
+def _refused(error: HTTPException) -> Response | tuple[Any, int]:
+    code = error.code or 500
+    if request.path.startswith("/api/"):
+        return {"error": error.description}, code
+    return render_template("refused.html", code=code, reason=error.description), code

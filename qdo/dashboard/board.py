@@ -1,0 +1,51 @@
+"""The dashboard of one app: what its pages share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from flask import current_app
+
+from qdo.dashboard.direct_reads import DirectReads
+from qdo.dashboard.fleet_reader import FleetReader, Reading
+from qdo.dashboard.options import DashboardOptions
+from qdo.settings.settings import Settings
+
+EXTENSION = "qdo"
+PAGE_WAIT_SECONDS = 0.5
+"""How long a page waits for a reading: it answers within a second, with whatever there is."""
+ANSWER_WAIT_SECONDS = 10.0
+"""JSON is for programs, which wait rather than ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """What all pages share.
+
+    :ivar settings: those in force, with the name of the app.
+    """
+
+    settings: Settings
+    options: DashboardOptions
+    reader: FleetReader
+    direct: DirectReads
+
+    @property
+    def app(self) -> str:
+        """The name of the app."""
+        return self.settings.app
+
+    def reading(self, wait_seconds: float = PAGE_WAIT_SECONDS) -> Reading | None:
+        """Return the last reading of the app, None if there is none yet."""
+        return self.reader.look(wait_seconds)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.reader.close()
+        self.direct.close()
+
+
+def board() -> Board:
+    """Return the dashboard that answers the present request."""
+    return cast(Board, current_app.extensions[EXTENSION])

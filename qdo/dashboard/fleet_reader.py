@@ -1,0 +1,140 @@
+"""Reads the whole app for all pages and clients together, only while somebody looks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from qdo.dashboard.connected_thread import ConnectedThread
+from qdo.dashboard.samples import QueueSamples
+from qdo.errors import QdoError
+from qdo.fleet.components import ProcessDescription, read_components
+from qdo.ops.items import QUEUE_SORTS
+from qdo.ops.overview import Judged
+from qdo.ops.status import QueueStatus, Statuses, queue_statuses
+from qdo.ops.verdicts import Verdict, VerdictRules, judge_all
+from qdo.ops.worker_status import WorkerStatus, worker_statuses
+from qdo.sending.connections import Connections
+from qdo.settings.settings import Settings
+from qdo.system.clock import clock
+
+SHARE = 20
+"""The pause after a read is this many times as long as the read: reading takes at most 5 % of one
+processor, and as small a share of the coordinator's time."""
+LONGEST_PAUSE_SECONDS = 60.0
+JUDGED_SECONDS = 300.0
+"""An older reading tells nothing about whether a queue catches up now."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The app at one time.
+
+    :ivar number: counts the readings of this process.
+    :ivar seconds: how long it took.
+    :ivar pause_seconds: how long the next one is waited for.
+    """
+
+    number: int
+    statuses: Statuses
+    judged: Judged
+    workers: Sequence[WorkerStatus]
+    processes: Sequence[ProcessDescription]
+    seconds: float
+    pause_seconds: float
+    _sorted: dict[str, Judged] = field(default_factory=dict)
+
+    @property
+    def at(self) -> float:
+        """Unix time of this machine's clock."""
+        return self.statuses.at
+
+    @cached_property
+    def by_name(self) -> Mapping[str, tuple[QueueStatus, Verdict]]:
+        """The queues by name."""
+        return {each[0].queue: each for each in self.judged}
+
+    def in_order(self, sort: str) -> Judged:
+        """Return the queues in an order of `QUEUE_SORTS`; each is sorted once."""
+        if sort not in self._sorted:
+            self._sorted[sort] = sorted(self.judged, key=QUEUE_SORTS[sort])
+        return self._sorted[sort]
+
+
+class FleetReader:
+    """The last reading, and a thread that makes the next one when somebody looks.
+
+    :param pause_seconds: the shortest pause between two readings.
+    :ivar samples: of each queue, over time.
+    :ivar fault: why the last attempt to read failed, None if it did not.
+    """
+
+    def __init__(self, settings: Settings, rules: VerdictRules, pause_seconds: float) -> None:
+        self._thread = ConnectedThread(settings, "qdo-dashboard-reader")
+        self._rules = rules
+        self._shortest = pause_seconds
+        self._lock = threading.Lock()
+        self._pending: Future[None] | None = None
+        self._due = 0.0
+        self._reading: Reading | None = None
+        self.samples = QueueSamples()
+        self.fault: str | None = None
+
+    def look(self, wait_seconds: float = 0.0) -> Reading | None:
+        """Return the last reading, None before the first; begin the next one if it is due.
+
+        :param wait_seconds: how long to wait for a reading that is being made, if the last one is
+            older than the pause after it.
+        """
+        with self._lock:
+            due = clock() >= self._due
+            if due and (self._pending is None or self._pending.done()):
+                self._pending = self._thread.submit(self._read)
+            pending = self._pending
+        if due and wait_seconds and pending is not None:
+            wait([pending], wait_seconds)
+        return self._reading
+
+    @property
+    def number(self) -> int:
+        """The number of the last reading; it changes with each."""
+        reading = self._reading
+        return 0 if reading is None else reading.number
+
+    def look_again(self) -> None:
+        """Make the next reading as soon as somebody looks: something was changed."""
+        with self._lock:
+            self._due = 0.0
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.close()
+
+    def _read(self, connections: Connections) -> None:
+        began = clock()
+        pause = self._shortest
+        try:
+            client, layout = connections.client, connections.layout
+            statuses = queue_statuses(client, layout, connections.broker)
+            workers = worker_statuses(client, layout) if client else []
+            processes = read_components(client, layout) if client else []
+            judged = judge_all([*self._earlier(statuses), statuses], self._rules)
+            self.samples.add(statuses)
+            seconds = clock() - began
+            pause = max(pause, min(SHARE * seconds, LONGEST_PAUSE_SECONDS))
+            number = self.number + 1
+            self._reading = Reading(number, statuses, judged, workers, processes, seconds, pause)
+            self.fault = None
+        except QdoError as error:
+            self.fault = str(error)
+            raise
+        finally:
+            self._due = clock() + pause
+
+    def _earlier(self, statuses: Statuses) -> list[Statuses]:
+        before = self._reading
+        recent = before is not None and statuses.at - before.at < JUDGED_SECONDS
+        return [before.statuses] if before is not None and recent else []

@@ -1,0 +1,119 @@
+"""The pages about the whole app."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from flask import Blueprint, render_template, request
+
+from qdo.dashboard import answers
+from qdo.dashboard.board import board
+from qdo.dashboard.paging import paged
+from qdo.fleet.components import skew
+from qdo.ops.items import component_item, worker_item
+from qdo.ops.overview import overview as overview_of
+from qdo.ops.overview import silent
+from qdo.ops.verdicts import QueueHealth
+
+WORST = 20
+AUDIT_ROWS = 100
+
+pages = Blueprint("pages", __name__)
+
+
+def page(template: str, **content: Any) -> str:
+    """Return a page with the state of the reader, which every page shows."""
+    reader = board().reader
+    reading = content.pop("reading", None) or board().reading(0)
+    return render_template(
+        template, reading=reading, fault=reader.fault, now=time.time(), **content
+    )
+
+
+@pages.get("/")
+def overview() -> str:
+    """Show workers, states of queues, and the worst queues."""
+    reading = board().reading()
+    if reading is None:
+        return page("waiting.html")
+    item = overview_of(board().app, reading.workers, reading.judged, WORST)
+    ages = [each.behind_seconds for each, verdict in reading.judged if _counts(verdict.state)]
+    known = [each for each in ages if each is not None]
+    backlogs = [each.backlog for each, _ in reading.judged if each.backlog is not None]
+    return page(
+        "overview.html",
+        reading=reading,
+        item=item,
+        oldest=max(known, default=None),
+        waiting=sum(backlogs) if backlogs or not reading.judged else None,
+        approximate=any(each.approximate for each, _ in reading.judged),
+        skew=skew(list(reading.processes)),
+        unread=reading.statuses.unread,
+    )
+
+
+def _counts(state: QueueHealth) -> bool:
+    """Return whether the age of a queue is one to worry about."""
+    return state is not QueueHealth.PAUSED
+
+
+@pages.get("/workers")
+def workers() -> str:
+    """List workers and the other processes."""
+    reading = board().reading()
+    if reading is None:
+        return page("waiting.html")
+    named = {each.name for each in reading.processes if each.kind == "worker"}
+    others = [each for each in reading.processes if each.name not in named]
+    busy = {(each.host, each.pid): each.busy for each in reading.processes}
+    items = [worker_item(each) for each in reading.workers]
+    for item in items:
+        item["busy"] = busy.get((item.get("host"), item.get("pid")))
+    return page(
+        "workers.html",
+        reading=reading,
+        workers=items,
+        silent=silent(reading.workers),
+        others=[component_item(each) for each in others],
+        skew=skew(list(reading.processes)),
+        versions=Counter(str(each.version) for each in reading.processes if each.version),
+    )
+
+
+@pages.get("/holds")
+def holds() -> str:
+    """List holds and limits."""
+    found, fault = answers.attempt(lambda: answers.holds(board()))
+    items, read = found or ([], None)
+    limits, limits_fault = answers.attempt(lambda: answers.limits(board()))
+    return page(
+        "holds.html",
+        holds=items,
+        holds_fault=fault,
+        late=answers.late_workers(read),
+        limits=limits,
+        limits_fault=limits_fault,
+    )
+
+
+@pages.get("/audit")
+def audit() -> str:
+    """List what operators changed."""
+    glob = request.args.get("glob", "").strip()
+    wanted = glob if not glob or set(glob) & set("*?[") else f"*{glob}*"
+    found, fault = answers.attempt(lambda: answers.audit(board(), wanted or "*"))
+    return page(
+        "audit.html",
+        glob=glob,
+        entries=paged(found or [], request.args.get("page"), AUDIT_ROWS),
+        audit_fault=fault,
+    )
+
+
+@pages.get("/settings")
+def settings() -> str:
+    """Show the settings in force."""
+    live, fault = answers.attempt(lambda: answers.live_settings(board()))
+    return page("settings.html", items=answers.config(board()), live=live, live_fault=fault)
