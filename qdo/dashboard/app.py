@@ -9,16 +9,17 @@ from flask import Flask, Response, render_template, request
 from werkzeug.exceptions import HTTPException
 
 from qdo.dashboard.access import guard
+from qdo.dashboard.actions import actions
 from qdo.dashboard.api import api
 from qdo.dashboard.board import EXTENSION, Board
 from qdo.dashboard.direct_reads import DirectReads
 from qdo.dashboard.events import EventStreams, Sleep, events_blueprint
 from qdo.dashboard.fleet_reader import FleetReader
 from qdo.dashboard.options import DashboardOptions
-from qdo.dashboard.pages import pages
+from qdo.dashboard.pages import page, pages
 from qdo.dashboard.queue_pages import queue_pages
 from qdo.dashboard.rendering import prepare
-from qdo.errors import UsageError
+from qdo.errors import QdoError, UnreachableError, UsageError
 from qdo.settings.settings import Settings
 
 
@@ -49,9 +50,10 @@ def create_app(
     prepare(flask)
     guard(flask, chosen, settings.app)
     events = EventStreams(sleep) if streams is None else EventStreams(sleep, streams)
-    for blueprint in (pages, queue_pages, api, events_blueprint(events)):
+    for blueprint in (pages, queue_pages, actions, api, events_blueprint(events)):
         flask.register_blueprint(blueprint)
     flask.register_error_handler(HTTPException, _refused)
+    flask.register_error_handler(QdoError, _failed)
     return flask
 
 
@@ -59,6 +61,11 @@ def close_app(flask: Flask) -> None:
     """End the threads of the dashboard, and close its connections."""
     board: Board = flask.extensions[EXTENSION]
     board.close()
+
+
+def _failed(error: QdoError) -> tuple[str, int]:
+    code = 503 if isinstance(error, UnreachableError) else 409
+    return page("failed.html", reason=str(error)), code
 
 
 def _refused(error: HTTPException) -> Response | tuple[Any, int]:

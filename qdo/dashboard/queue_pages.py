@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from fnmatch import fnmatchcase
 from typing import Any
 
 from flask import Blueprint, request
@@ -43,6 +44,7 @@ def queues() -> str:
         "queues.html",
         reading=reading,
         text=text,
+        glob=glob_of(text),
         sort=sort,
         chosen_states=states,
         counts=counts,
@@ -101,8 +103,6 @@ def _newest_letter(name: str, count: int | None) -> dict[str, Any] | None:
 
 
 def _holding(name: str, holds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    from fnmatch import fnmatchcase
-
     return [each for each in holds if any(fnmatchcase(name, glob) for glob in each["globs"])]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from qdo.brokers.base import Broker
+from qdo.brokers.registry import keeps_dead_letters
 from qdo.coordination import queue_admin as operator
 from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
@@ -14,6 +15,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.encoding import ID, parsed
+from qdo.errors import UnsupportedError
 from qdo.fleet.audit import AuditTrail
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import check_path_part
@@ -29,6 +31,7 @@ def unblock(
     decision: Decision,
     which: Which = "first",
     reason: str = "",
+    by: str = "",
 ) -> tuple[FailureRecord, ...]:
     """Decide about messages that block a queue; return their failure records.
 
@@ -37,12 +40,13 @@ def unblock(
     "dead-letter" stores it as a dead letter with its error.
 
     :param which: position of the message, "first" or "all".
-    :param reason: for the action log.
+    :param reason: for the action log, as is `by`: who decides, if that is not the user of this
+        process.
     :raises NotFoundError: there is no such queue.
     :raises NotBlockedError: the queue, or this message, is not blocked.
     :raises AuditRefusedError: this account may not write to the action log.
     """
-    with AuditTrail(client, layout, "unblock", reason).change(queue) as entry:
+    with AuditTrail(client, layout, "unblock", reason, by).change(queue) as entry:
 
         def record(before: QueueNode, after: QueueNode) -> CreateOp:
             decided = operator.chosen(before, queue, decision, which)
@@ -51,6 +55,18 @@ def unblock(
             return entry({"messages": messages, "attempts": attempts}, {"decision": decision})
 
         return operator.unblock(client, layout, queue, decision, which, record=record)
+
+
+def check_store(broker: str) -> None:
+    """Raise UnsupportedError if the broker at an address cannot keep dead letters."""
+    if not keeps_dead_letters(broker):
+        # The owner could not execute the decision, and it cannot be revoked.
+        raise UnsupportedError(
+            broker="Kinesis",
+            what="store dead letters",
+            remedy="add dead_letters=s3://BUCKET/PREFIX to the broker's address, also for workers, "
+            "or use --retry or --skip",
+        )
 
 
 def failing(client: Client, layout: Layout, queue: str) -> tuple[FailureRecord, ...]:

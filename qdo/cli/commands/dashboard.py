@@ -15,6 +15,7 @@ from qdo.cli.readings import SHARED, rules_of
 from qdo.errors import UsageError
 from qdo.ops.verdicts import RULES
 from qdo.settings.settings import Settings
+from qdo.system.logs import configure
 
 if TYPE_CHECKING:
     from gevent.pywsgi import WSGIServer
@@ -68,7 +69,7 @@ OPERATOR_VARIABLE = "QDO_DASHBOARD_OPERATOR_TOKEN"
     show_default=True,
     help="A queue is stuck if one message runs for so long.",
 )
-@with_settings(*SHARED, "history", "keys")
+@with_settings(*SHARED, "history", "keys", "log_level")
 def dashboard(
     listen: str,
     hosts: tuple[str, ...],
@@ -100,6 +101,8 @@ def dashboard(
         reason = f"the dashboard needs Flask ({error}): pip install 'qdo[dashboard]'"
         raise UsageError(reason=reason) from error
     from gevent import sleep
+
+    configure(settings.log_level)
 
     app = create_app(
         settings,

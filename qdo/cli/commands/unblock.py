@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from qdo.brokers.registry import keeps_dead_letters, positions_of
+from qdo.brokers.registry import positions_of
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, reason_option, require_app, with_settings
 from qdo.cli.output import emit
 from qdo.coordination.queue_admin import Which
 from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord
-from qdo.errors import NotBlockingError, NotFoundError, UnsupportedError, UsageError
-from qdo.ops.unblock import Decision, failing, id_of, unblock
+from qdo.errors import NotBlockingError, NotFoundError, UsageError
+from qdo.ops.unblock import Decision, check_store, failing, id_of, unblock
 from qdo.positions import TIME_POSITIONS, format_position
 from qdo.settings.settings import Settings
 
@@ -53,7 +53,7 @@ def unblock_queue(
     require_app(settings)
     decision = _decision(retry, skip, dead_letter)
     if decision == "dead-letter":
-        _check_store(settings.broker)
+        check_store(settings.broker)
     if everything and message is not None:
         raise UsageError(reason="give --message or --all, not both")
     positions = positions_of(settings.broker)
@@ -108,17 +108,6 @@ def _decision(retry: bool, skip: bool, dead_letter: bool) -> Decision:
     if len(chosen) != 1:
         raise UsageError(reason="give exactly one of --retry, --skip and --dead-letter")
     return chosen[0]
-
-
-def _check_store(broker: str) -> None:
-    if not keeps_dead_letters(broker):
-        # The owner could not execute the decision, and it cannot be revoked.
-        raise UnsupportedError(
-            broker="Kinesis",
-            what="store dead letters",
-            remedy="add dead_letters=s3://BUCKET/PREFIX to the broker's address, also for workers, "
-            "or use --retry or --skip",
-        )
 
 
 def _which(

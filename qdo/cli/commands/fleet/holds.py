@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 
 import click
 
@@ -18,10 +18,10 @@ from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet import holds as fleet
-from qdo.fleet.audit import AuditTrail
 from qdo.fleet.hold_node import Hold, held_queues
-from qdo.fleet.protocol.audit_entries import Values
 from qdo.fleet_errors import HoldsUnreadableError
+from qdo.ops.holds import pause as pause_queues
+from qdo.ops.holds import recorded, resume_hold
 from qdo.ops.items import hold_item
 from qdo.sending.locks import open_locks
 from qdo.settings.settings import Settings
@@ -74,8 +74,7 @@ def pause(
         if client is None:
             raise NotFoundError(what="coordinator", name=settings.coordinator)
         count = _check_globs(client, layout, hold, everything=everything, allow_none=allow_none)
-        with _recorded(client, layout, "pause", globs, reason) as record:
-            zxid = fleet.add_hold(client, layout, hold, record=record)
+        zxid = pause_queues(client, layout, hold)
         workers = None
         if not no_wait:
             try:
@@ -116,12 +115,14 @@ def resume(
         client, layout = connections.client, connections.layout
         ended: list[Hold] = []
         if client is not None:
-            named = globs or ((id,) if id is not None else ("*",))
-            with _recorded(client, layout, "resume", named, reason) as record:
-                if everything:
-                    ended = fleet.end_all(client, layout, record=record)
-                else:
-                    ended = _end(client, layout, globs, id, record)
+            if id is not None:
+                ended = resume_hold(client, layout, id, reason)
+            else:
+                with recorded(client, layout, "resume", globs or ("*",), reason) as record:
+                    if everything:
+                        ended = fleet.end_all(client, layout, record=record)
+                    else:
+                        ended = _end(client, layout, globs, record)
         elif not everything:
             raise NotFoundError(what="hold", name=id or globs[0])
     if not ended:
@@ -130,31 +131,7 @@ def resume(
     emit("qdo.resume/1", map(hold_item, ended), form, {name: name.upper() for name in columns})
 
 
-@contextmanager
-def _recorded(
-    client: Client, layout: Layout, command: str, globs: Sequence[str], reason: str
-) -> Iterator[fleet.Record]:
-    """Return what makes the entry of a change in the action log."""
-    with AuditTrail(client, layout, command, reason).change(" ".join(globs)) as entry:
-        yield lambda before, after: entry(_logged(before), _logged(after))
-
-
-def _logged(holds: Sequence[Hold]) -> Values:
-    return {hold.id[:8]: " ".join(hold.queues) for hold in holds}
-
-
-def _end(
-    client: Client,
-    layout: Layout,
-    globs: Sequence[str],
-    id: str | None,
-    record: fleet.Record,
-) -> list[Hold]:
-    if id is not None:
-        ended = fleet.end_holds(client, layout, [id], record=record)
-        if not ended:
-            raise NotFoundError(what="hold", name=id)
-        return ended
+def _end(client: Client, layout: Layout, globs: Sequence[str], record: fleet.Record) -> list[Hold]:
     present = {glob for hold in _readable(client, layout) if not hold.by for glob in hold.queues}
     unknown = [glob for glob in globs if glob not in present]
     if unknown:
@@ -210,7 +187,7 @@ def hold(
     with closing(open_locks(app, settings)) as locks:
         client, layout = locks.connection.client, locks.layout
         _check_globs(client, layout, wanted, everything=everything, allow_none=allow_none)
-        with _recorded(client, layout, "hold", globs, reason) as record:
+        with recorded(client, layout, "hold", globs, reason) as record:
             section, end = locks.hold(
                 globs, reason, timeout_seconds, record=record, on_wait=_report_waiting
             )

@@ -1,0 +1,208 @@
+"""What operators may change, with the functions of the commands of the same names.
+
+Each action is asked for twice: the first answer shows what it would change, and how many.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flask import Blueprint, abort, flash, redirect, request, session, url_for
+from werkzeug.wrappers import Response
+
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.dashboard.access import may_act, operator_name
+from qdo.dashboard.board import board
+from qdo.dashboard.letters import letters
+from qdo.dashboard.pages import page
+from qdo.errors import NotFoundError, UsageError
+from qdo.fleet.audit import AuditTrail
+from qdo.fleet.hold_node import held_queues
+from qdo.fleet.holds import new_hold
+from qdo.fleet.protocol.audit_entries import MAX_TEXT
+from qdo.ops import dead_letters as ops
+from qdo.ops.dead_letters import Letter
+from qdo.ops.holds import pause as pause_queues
+from qdo.ops.holds import resume_hold
+from qdo.ops.unblock import Decision, check_store
+from qdo.ops.unblock import unblock as unblock_queue
+from qdo.sending.connections import Connections, noted_in_action_log
+from qdo.text import pluralize, printable
+
+LASTING = {"": None, "15m": 900.0, "1h": 3600.0, "4h": 14400.0, "1d": 86400.0}
+"""How long a pause may last."""
+_DECISIONS: dict[str, Decision] = {
+    "retry": "retry",
+    "skip": "skip",
+    "dead-letter": "dead-letter",
+}
+
+_log = logging.getLogger(__name__)
+actions = Blueprint("actions", __name__, url_prefix="/actions")
+
+
+@actions.before_request
+def _only_operators() -> None:
+    if not may_act():
+        abort(403, "only operators may act, and only if the dashboard allows actions")
+
+
+@actions.post("/pause")
+def pause() -> str | Response:
+    """Pause the queues that match a glob."""
+    glob = request.form.get("glob", "").strip()
+    if not glob.strip("*"):
+        raise UsageError(reason="a pause of all queues needs the command: qdo pause --all '*'")
+    lasting = request.form.get("lasting", "")
+    if lasting not in LASTING:
+        raise UsageError(reason=f"a pause must last {', '.join(LASTING)}, got {lasting!r}")
+    hold = new_hold([glob], _reason(), LASTING[lasting])
+    takes = held_queues([hold])
+    reading = board().reading()
+    names = [] if reading is None or takes is None else list(filter(takes, reading.by_name))
+    what = f"Pause {pluralize(len(names), 'queue')}: {printable(glob)}"
+    if not _confirmed(len(names)):
+        return _ask(what, names, len(names), glob=glob, lasting=lasting)
+    by = operator_name()
+
+    def change(connections: Connections) -> None:
+        pause_queues(*_coordinator(connections), replace(hold, who=by), by)
+
+    _do(what, change)
+    return redirect(url_for("pages.holds"))
+
+
+@actions.post("/resume")
+def resume() -> str | Response:
+    """End a hold."""
+    id = request.form.get("id", "")
+    what = f"Resume the queues of hold {printable(id)}"
+    if not _confirmed(1):
+        return _ask(what, [], 1, id=id)
+    reason, by = _reason(), operator_name()
+    _do(what, lambda opened: resume_hold(*_coordinator(opened), id, reason, by))
+    return redirect(url_for("pages.holds"))
+
+
+@actions.post("/unblock")
+def unblock() -> str | Response:
+    """Decide about one failing message of a queue, named by its position."""
+    queue, position = request.form.get("queue", ""), request.form.get("position", "")
+    decision = _DECISIONS.get(request.form.get("decision", ""))
+    if decision is None or not position.isascii() or not position.isdecimal():
+        raise UsageError(reason="choose a message, and one of retry, skip and dead-letter")
+    if decision == "dead-letter":
+        check_store(board().settings.broker)
+    words = {"retry": "Retry", "skip": "Skip", "dead-letter": "Make a dead letter of"}
+    what = f"{words[decision]} message {position} of queue {printable(queue)}"
+    if not _confirmed(1):
+        return _ask(what, [], 1, queue=queue, position=position, decision=decision)
+    reason, by = _reason(), operator_name()
+
+    def change(connections: Connections) -> None:
+        client, layout = _coordinator(connections)
+        unblock_queue(client, layout, queue, decision, int(position), reason, by)
+
+    _do(what, change)
+    return redirect(url_for("queues.queue", name=queue))
+
+
+@actions.post("/letters")
+def dead_letters() -> str | Response:
+    """Retry or discard selected dead letters."""
+    what = request.form.get("what", "")
+    if what not in ("retry", "discard"):
+        raise UsageError(reason=f"choose retry or discard, got {what!r}")
+    named = request.form.getlist("letter")
+    chosen = _letters(named)
+    if not chosen:
+        raise NotFoundError(what="dead letter", name="that is selected and still exists")
+    title = f"{what.capitalize()} {pluralize(len(chosen), 'dead letter')}"
+    if not _confirmed(len(chosen)):
+        shown = [f"{each.entry.queue} {each.id}" for each in chosen]
+        return _ask(title, shown, len(chosen), what=what, letter=named)
+    function = ops.retry if what == "retry" else ops.discard
+
+    def change(connections: Connections) -> int:
+        if connections.broker is None:
+            return 0
+        return sum(each.done for each in function(connections.broker, chosen))
+
+    done = _do(title, change)
+    if done:
+        _note(f"dead-letters {what}", chosen, done)
+    if done < len(chosen):
+        flash(f"{len(chosen) - done} of them were gone: another operator was faster.")
+    return redirect(url_for("queues.dead_letters"))
+
+
+def _letters(named: Sequence[str]) -> list[Letter]:
+    """Return the dead letters that a form names by position and queue."""
+    wanted = {tuple(each.split(" ", 1)[::-1]) for each in named}
+    queues = {each[0] for each in wanted}
+    found: list[Letter] = []
+    if queues:
+        found = [each for each in letters(board()) if each.entry.queue in queues]
+    return [each for each in found if (each.entry.queue, str(each.entry.position)) in wanted]
+
+
+def _note(command: str, chosen: Sequence[Letter], done: int) -> None:
+    reason, by = _reason(), operator_name()
+
+    def trail(client: Client, layout: Layout) -> AuditTrail:
+        return AuditTrail(client, layout, command, reason, by)
+
+    queues = sorted({each.entry.queue for each in chosen})
+    word = {"dead-letters retry": "retried"}.get(command, "discarded")
+    fault = noted_in_action_log(
+        board().settings, trail, " ".join(queues), {"dead_letters": len(chosen)}, {word: done}
+    )
+    if fault is not None:
+        flash(f"This change has no entry in the action log: {fault}")
+
+
+def _coordinator(connections: Connections) -> tuple[Client, Layout]:
+    if connections.client is None:
+        raise NotFoundError(what="coordinator", name=board().settings.coordinator)
+    return connections.client, connections.layout
+
+
+def _reason() -> str:
+    reason = " ".join(request.form.get("reason", "").split())
+    if len(reason) > MAX_TEXT:
+        raise UsageError(reason=f"a reason must have at most {MAX_TEXT} characters; shorten it")
+    return reason
+
+
+def _confirmed(count: int) -> bool:
+    """Return whether the operator has seen this number, and given a reason."""
+    return request.form.get("confirmed") == str(count) and bool(_reason())
+
+
+def _ask(what: str, names: Sequence[str], count: int, **fields: str | Sequence[str]) -> str:
+    """Show what an action changes, and ask for the reason."""
+    repeated: Mapping[str, Sequence[str]] = {
+        name: [value] if isinstance(value, str) else value for name, value in fields.items()
+    }
+    return page(
+        "confirm.html",
+        what=what,
+        names=names,
+        count=count,
+        fields=repeated,
+        reason=_reason(),
+        again="confirmed" in request.form,
+    )
+
+
+def _do(what: str, change: Callable[[Connections], Any]) -> Any:
+    """Carry out an action, and tell it to its operator and the log."""
+    result = board().direct.run(change)
+    board().reader.look_again()
+    _log.info("dashboard: %s: %s", session.get("name") or session.get("role"), what)
+    flash(f"Done: {what}.")
+    return result

@@ -1,0 +1,88 @@
+"""Chromium for tests: a real browser, headless, with what it reports about a page."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WIDTHS = (380, 800, 1400)
+SCHEMES = ("light", "dark")
+_HEIGHT = 900
+
+
+class Browser:
+    """One headless Chromium.
+
+    :param folder: for its profile.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+
+        options = webdriver.ChromeOptions()
+        options.binary_location = shutil.which("chromium") or ""
+        # Its sandbox needs another user than root; it only ever loads our own pages.
+        for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+            options.add_argument(f"--{flag}")
+        for flag in ("disable-background-networking", "no-first-run", "disable-component-update"):
+            options.add_argument(f"--{flag}")
+        options.add_argument(f"--user-data-dir={folder}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        service = Service(shutil.which("chromedriver") or "chromedriver")
+        self.driver = webdriver.Chrome(options=options, service=service)
+        self.driver.set_page_load_timeout(30)
+
+    def close(self) -> None:
+        self.driver.quit()
+
+    def look(self, width: int, scheme: str = "light") -> None:
+        """Choose the width of the window, and a light or dark scheme."""
+        self._devtools(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=_HEIGHT,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self._devtools("Emulation.setEmulatedMedia", features=[feature])
+
+    def picture(self, path: Path) -> None:
+        """Write a picture of the whole page."""
+        size = self._devtools("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 4000)}
+        answer = self._devtools(
+            "Page.captureScreenshot", captureBeyondViewport=True, clip={**clip, "scale": 1}
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    def complaints(self) -> list[str]:
+        """Return what the browser reported since the last call: errors, refused content."""
+        return [each["message"] for each in self.driver.get_log("browser")]
+
+    def overflow(self) -> int:
+        """Return by how many pixels the page is wider than the window."""
+        script = (
+            "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        return int(self.driver.execute_script(script))
+
+    def _devtools(self, command: str, **arguments: Any) -> Any:
+        return self.driver.execute_cdp_cmd(command, arguments)
+
+
+def require_chromium() -> None:
+    """Skip a test, or fail it if the Makefile runs it, where there is no Chromium."""
+    import os
+
+    if shutil.which("chromium") and shutil.which("chromedriver"):
+        return
+    if os.environ.get("QDO_TEST_REQUIRE_CHROMIUM"):
+        pytest.fail("chromium and chromedriver must be installed; run `make browser`")
+    pytest.skip("chromium is not installed")
