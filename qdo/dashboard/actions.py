@@ -183,14 +183,14 @@ def _confirmed(count: int) -> bool:
     return request.form.get("confirmed") == str(count) and bool(_reason())
 
 
-def _ask(what: str, names: Sequence[str], count: int, **fields: str | Sequence[str]) -> str:
+def _ask(title: str, names: Sequence[str], count: int, **fields: str | Sequence[str]) -> str:
     """Show what an action changes, and ask for the reason."""
     repeated: Mapping[str, Sequence[str]] = {
         name: [value] if isinstance(value, str) else value for name, value in fields.items()
     }
     return page(
         "confirm.html",
-        what=what,
+        what=title,
         names=names,
         count=count,
         fields=repeated,

@@ -104,7 +104,7 @@ def audit_of(board: Board, queue: str) -> list[Item]:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveSettings:
+class ShownSettings:
     """The live settings in force.
 
     :ivar workers: how many workers there are.
@@ -117,16 +117,16 @@ class LiveSettings:
     late: int
 
 
-def live_settings(board: Board) -> LiveSettings:
+def live_settings(board: Board) -> ShownSettings:
     """Return the live settings, with items of qdo.settings/1."""
 
-    def read(connections: Connections) -> LiveSettings:
+    def read(connections: Connections) -> ShownSettings:
         client, layout = connections.client, connections.layout
         node = read_settings(client, layout) if client else SettingsNode()
         answers = read_answers(client, layout) if client else []
         uses = [0 if each.report is None else each.report.uses for each in answers]
         late = sum(each < node.number for each in uses)
-        return LiveSettings(node.number, live_items(node, answers), len(answers), late)
+        return ShownSettings(node.number, live_items(node, answers), len(answers), late)
 
     return board.direct.get("settings", read)
 
@@ -137,7 +137,7 @@ def config(board: Board) -> list[Item]:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueHistory:
+class ShownHistory:
     """What the history database has about a queue.
 
     :ivar fault: why nothing could be read, None if something could.
@@ -148,21 +148,21 @@ class QueueHistory:
     fault: str | None = None
 
 
-def history(board: Board, queue: str) -> QueueHistory | None:
+def history(board: Board, queue: str) -> ShownHistory | None:
     """Return what the history has about a queue; None without the setting `history`."""
     url = board.settings.history
     if not url:
         return None
 
-    def read(connections: Connections) -> QueueHistory:
+    def read(connections: Connections) -> ShownHistory:
         now = time.time()
         try:
             minutes = minute_reports(url, board.app, queue, now - 60 * MINUTES, limit=MINUTES)
             exact = globs.escape(queue)
             failed = failures(url, board.app, now - DAY_SECONDS, exact, limit=FAILURES)
         except QdoError as error:
-            return QueueHistory(fault=str(error))
-        return QueueHistory(minutes, failed)
+            return ShownHistory(fault=str(error))
+        return ShownHistory(minutes, failed)
 
     return board.direct.get(("history", queue), read)
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from fnmatch import fnmatchcase
+from glob import escape
 from typing import Any
 
 from flask import Blueprint, request
@@ -80,6 +81,7 @@ def queue() -> str | tuple[str, int]:
         "queue.html",
         reading=reading,
         name=name,
+        name_glob=escape(name),
         status=status,
         verdict=verdict,
         item=queue_item(status, verdict),

@@ -30,13 +30,14 @@ LAYERS = (
     {"app"},
     {"loading", "outbox", "tracing"},
     {"worker"},
+    {"dashboard"},
     {"cli", "testing"},
     {"__main__"},
 )
 """A file or folder of qdo/ imports only from the layers before its own, or from its own folder."""
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
-FACADES = {"__init__.py", "settings/__init__.py", "testing/__init__.py"}
+FACADES = {"__init__.py", "settings/__init__.py", "testing/__init__.py", "dashboard/__init__.py"}
 """The packages that users import from. The `__init__.py` of every other package is empty."""
 ALLOWED = {
     "kazoo": ("coordination/",),
@@ -44,6 +45,7 @@ ALLOWED = {
     "boto3": ("brokers/aws/",),
     "botocore": ("brokers/aws/",),
     "click": ("cli/",),
+    "flask": ("dashboard/",),
     "rich": ("cli/", "demo/"),
     "prometheus_client": ("worker/metrics/",),
 }

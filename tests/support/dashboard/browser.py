@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,6 @@ class Browser:
 
 def require_chromium() -> None:
     """Skip a test, or fail it if the Makefile runs it, where there is no Chromium."""
-    import os
-
     if shutil.which("chromium") and shutil.which("chromedriver"):
         return
     if os.environ.get("QDO_TEST_REQUIRE_CHROMIUM"):
