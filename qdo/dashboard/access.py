@@ -163,7 +163,7 @@ def leave() -> BaseResponse:
 
 def _login_page(fault: str = "") -> str:
     target = request.form.get("next", "") or request.args.get("next", "")
-    return render_template("login.html", fault=fault, next=target)
+    return render_template("login.html", wrong=fault, next=target)
 
 
 def _role_of(options: DashboardOptions, token: str) -> str | None:
