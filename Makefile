@@ -26,7 +26,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test smoke soak audit bench docs lint types clean python zookeeper postgresql deployment
+.PHONY: help demo check test smoke soak audit bench docs lint types clean python zookeeper postgresql deployment browser
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -48,8 +48,8 @@ check: $(STAMP)
 
 # The tests come last, so that their own summary closes the output. Three processes run them, the
 # longest first: two leave half of two processors idle, and four starve tests that start processes.
-test: zookeeper postgresql deployment lint docs
-	QDO_REQUIRE_ZOOKEEPER=1 QDO_REQUIRE_POSTGRESQL=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder \
+test: zookeeper postgresql deployment browser lint docs
+	QDO_REQUIRE_ZOOKEEPER=1 QDO_REQUIRE_POSTGRESQL=1 QDO_REQUIRE_CHROMIUM=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder \
 		--durations 20
 
 # PYTHONS="3.10 3.13" runs these only, and fails without one of them.
@@ -104,5 +104,8 @@ postgresql:
 deployment:
 	@bash .ci/prepare deployment
 
+browser:
+	@bash .ci/prepare browser
+
 clean:
-	rm -rf $(VENV) .audit .smoke build dist docs/_build *.egg-info .pytest_cache .mypy_cache .dmypy.json .ruff_cache .hypothesis
+	rm -rf $(VENV) .audit .smoke build dist docs/_build tests/screenshots *.egg-info .pytest_cache .mypy_cache .dmypy.json .ruff_cache .hypothesis

@@ -45,9 +45,11 @@ SASL = ["pure-sasl>=0.6.2,<1"]
 SQL = ["sqlalchemy>=2.0.40,<2.2"]
 POSTGRESQL = ["psycopg[binary]>=3.3,<3.4"]
 TRACING = ["opentelemetry-api>=1.30,<2"]
+DASHBOARD = ["flask>=3.1,<3.2"]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     *AWS,
+    *DASHBOARD,
     *ENCRYPTION,  # makes certificates for servers of tests, too
     *HTTP,
     *METRICS,
@@ -66,6 +68,7 @@ TEST = [
     "pytest>=9.2,<10",
     "pytest-timeout>=2.4,<3",
     "pytest-xdist>=3.8,<4",  # two test files at once: most of them wait for processes and clocks
+    "selenium>=4.51,<5",  # looks at the dashboard in Chromium
     "hypothesis>=6.168,<7",
     "objgraph>=3.6,<4",  # for kazoo's own tests
     "mypy>=2.4,<2.5",
@@ -86,10 +89,15 @@ setup(
     # Nothing but qdo: other projects have a package `workers`, too. The folder of that name is
     # installed as qdo.programs, to which the link qdo/programs points.
     packages=find_packages(include=["qdo", "qdo.*"]),
-    package_data={"qdo": ["py.typed"], "qdo.brokers.postgresql": ["schema.sql"]},
+    package_data={
+        "qdo": ["py.typed"],
+        "qdo.brokers.postgresql": ["schema.sql"],
+        "qdo.dashboard": ["templates/*.html", "static/*"],
+    },
     install_requires=REQUIRES,
     extras_require={
         "aws": AWS,
+        "dashboard": DASHBOARD,
         "encryption": ENCRYPTION,
         "http": HTTP,
         "metrics": METRICS,

@@ -14,7 +14,7 @@ from qdo.errors import NotFoundError, QdoError, UnreachableError, UsageError
 from qdo.fleet_errors import UnreadError
 from qdo.ops.items import QUEUE_SORTS, component_item, queue_item, worker_item
 from qdo.ops.overview import overview
-from qdo.ops.verdicts import QueueHealth
+from qdo.ops.queue_health import QueueHealth
 
 MOST_ITEMS = 1000
 """In one answer; `page` has the next ones."""

@@ -15,7 +15,7 @@ from qdo.fleet.components import skew
 from qdo.ops.items import component_item, worker_item
 from qdo.ops.overview import overview as overview_of
 from qdo.ops.overview import silent
-from qdo.ops.verdicts import QueueHealth
+from qdo.ops.queue_health import QueueHealth
 
 WORST = 20
 AUDIT_ROWS = 100

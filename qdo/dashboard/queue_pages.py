@@ -18,7 +18,7 @@ from qdo.dashboard.fleet_reader import Reading
 from qdo.dashboard.pages import page
 from qdo.dashboard.paging import paged
 from qdo.ops.items import QUEUE_SORTS, queue_item
-from qdo.ops.verdicts import QueueHealth
+from qdo.ops.queue_health import QueueHealth
 
 ROWS = 50
 LETTER_ROWS = 50

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from qdo.dashboard.access import csrf_token, may_act
 from qdo.dashboard.board import board
-from qdo.ops.verdicts import QueueHealth
+from qdo.ops.queue_health import QueueHealth
 from qdo.text import iso_time, pluralize, printable, printable_lines, short_duration, shorten
 
 LEVELS = {

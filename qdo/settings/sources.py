@@ -29,6 +29,7 @@ SPECIAL_VARIABLES = frozenset(
         "QDO_CHURN_DB",  # database with the totals of qdo.programs.churn
         "QDO_REQUIRE_ZOOKEEPER",  # without ZooKeeper tests fail instead of being skipped
         "QDO_REQUIRE_POSTGRESQL",  # likewise without PostgreSQL
+        "QDO_REQUIRE_CHROMIUM",  # likewise without Chromium
     }
 )
 """Variables with qdo's prefix that are not settings."""

@@ -1,0 +1,32 @@
+"""An app and its dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.dashboard.shop import Shop
+
+
+@pytest.fixture
+def shop(tmp_path: Path, coordinator_url: str) -> Iterator[Shop]:
+    """An app with queues in several states, on each kind of coordinator."""
+    made = Shop(tmp_path, coordinator_url)
+    try:
+        made.fill()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def local_shop(tmp_path: Path, embedded_url: str) -> Iterator[Shop]:
+    """The same on the embedded coordinator, where the kind does not matter."""
+    made = Shop(tmp_path, embedded_url)
+    try:
+        made.fill()
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,190 @@
+"""The pages and the JSON of the dashboard, over both coordinators."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo import App
+from qdo.cli.framework import run
+from qdo.cli.main import qdo
+from qdo.fleet.holds import new_hold
+from qdo.ops.holds import pause
+from tests.support.dashboard.shop import BLOCKED_ERROR, LAYOUT, Shop
+from tests.support.processes import wait_until
+
+PAGES = (
+    *("/", "/queues", "/queue?name=blocked", "/queue?name=dead", "/workers", "/dead-letters"),
+    *("/dead-letters?list=1", "/holds", "/audit", "/settings"),
+)
+SAME = {
+    "/api/status": ("status",),
+    "/api/queues": ("queues",),
+    "/api/queues?glob=f*&state=ok&state=no-worker": (
+        *("queues", "f*", "--state", "ok", "--state", "no-worker"),
+    ),
+    "/api/queues?sort=state": ("queues", "--sort", "state"),
+    "/api/workers": ("workers",),
+    "/api/components": ("components",),
+    "/api/holds": ("holds",),
+    "/api/limits": ("limits", "list"),
+    "/api/audit": ("audit",),
+    "/api/settings": ("settings", "show"),
+}
+"""Addresses of JSON, and the commands that write the same."""
+MOVING = ("behind_seconds", "reported", "reason", "origin", "eta_seconds")
+"""Keys whose values change from moment to moment."""
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_has_its_parts(shop: Shop, path: str) -> None:
+    """A heading, landmarks, a title, and tables with scopes."""
+    text = shop.visitor().page(path)
+    assert text.count("<h1") == 1
+    assert text.count("<main") == text.count('<nav aria-label="Pages">') == 1
+    assert text.count("<th>") == 0
+    assert "- shop - qdo</title>" in text
+    assert "<style" not in text
+    assert " style=" not in text
+    assert "<script>" not in text
+
+
+def test_the_overview_names_the_worst_queues(shop: Shop) -> None:
+    """The reason, and the command to run next."""
+    text = shop.visitor().page("/")
+    assert BLOCKED_ERROR in text
+    assert "qdo unblock blocked" in text
+    assert text.index(">blocked</a>") < text.index(">fine</a>")
+
+
+def test_queues_are_filtered_sorted_and_cut(shop: Shop) -> None:
+    """On the server: a browser gets one page of the list."""
+    shop.app.send_many([(f"many-{number:03}", number) for number in range(120)])
+    visitor = shop.visitor()
+    first = visitor.page("/queues?glob=many&sort=name")
+    assert "many-000" in first
+    assert "many-049" in first
+    assert "many-050" not in first
+    assert "120 queues" in first
+    assert "many-119" in visitor.page("/queues?glob=many-*&sort=name&page=3")
+    assert "many-119" in visitor.page("/queues?glob=many-*&sort=name&page=999")
+    only = visitor.page("/queues?state=blocked")
+    assert "name=blocked" in only
+    assert "name=fine" not in only
+
+
+def test_a_queue_shows_error_traceback_and_history(shop: Shop) -> None:
+    """What is at its head, and what failed before."""
+    shop.record("dead", "OSError: the disk")
+    visitor = shop.visitor()
+    assert BLOCKED_ERROR in visitor.page("/queue?name=blocked")
+    text = visitor.page("/queue?name=dead")
+    assert "Traceback (most recent call last)" in text
+    assert "OSError" in text
+    assert '<rect class="failed"' in text
+    first = visitor.reader.number
+    wait_until(lambda: bool(visitor.reader.look()) and visitor.reader.number > first, "read again")
+    assert '<path class="line"' in visitor.page("/queue?name=dead")
+
+
+def test_a_queue_shows_its_holds_and_changes(shop: Shop) -> None:
+    """Those whose glob matches its name, and no others."""
+    pause(shop.client, LAYOUT, new_hold(["ord*"], "the customer moves"))
+    pause(shop.client, LAYOUT, new_hold(["other*"], "another reason"))
+    text = shop.visitor().page("/queue?name=orders-1")
+    assert text.count("the customer moves") >= 2
+    assert "another reason" not in text
+
+
+def test_dead_letters_are_grouped_by_error(shop: Shop) -> None:
+    """Errors that differ only in numbers are one kind; each kind leads to its letters."""
+    shop.bury("fine", 9, "TimeoutError: slow")
+    visitor = shop.visitor()
+    text = visitor.page("/dead-letters")
+    assert "LookupError: customer # is gone" in text
+    assert "TimeoutError: slow" in text
+    listed = visitor.page("/dead-letters?error=LookupError: customer %23 is gone")
+    assert "customer 2 is gone" in listed
+    assert "TimeoutError" not in listed
+
+
+def test_bodies_are_hidden_unless_allowed(shop: Shop) -> None:
+    """On the page of a dead letter, and in JSON."""
+    path = "/dead-letter?queue=dead&id=135471512647131001"
+    hidden = shop.visitor()
+    assert "secret" not in hidden.page(path)
+    assert not {"body", "key", "headers"} & hidden.items("/api/dead-letters")[0].keys()
+    shown = shop.visitor(show_bodies=True)
+    assert "secret" in shown.page(path)
+    assert shown.items("/api/dead-letters")[0]["body"] == {"secret": 1}
+
+
+@pytest.mark.parametrize("path", SAME)
+def test_json_is_that_of_the_command(
+    shop: Shop, path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same schema, items, keys and values."""
+    monkeypatch.setenv("QDO_APP", "shop")
+    for name in ("broker", "coordinator"):
+        monkeypatch.setenv(f"QDO_{name.upper()}", shop.places[name])
+    pause(shop.client, LAYOUT, new_hold(["x*"], "why"))
+    with shop.app.lock("anything"):
+        pass
+    answer = shop.visitor().get(path).get_json()
+    capsys.readouterr()
+    assert run(qdo, "qdo", [*SAME[path], "-o", "json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert _still(answer) == _still(written)
+    assert answer["schema"] == written["schema"]
+
+
+def test_json_of_settings_is_that_of_the_command(
+    local_shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for the origins: the dashboard of this test has its settings from code."""
+    items = local_shop.visitor().items("/api/config")
+    assert run(qdo, "qdo", ["config", "--app", "shop", "-o", "json"]) == 0
+    written = json.loads(capsys.readouterr().out)["items"]
+    assert [each["setting"] for each in items] == [each["setting"] for each in written]
+    assert items[0].keys() == written[0].keys()
+
+
+def _still(value: Any) -> Any:
+    """Return a value without what changes from moment to moment."""
+    if isinstance(value, dict):
+        return {name: _still(each) for name, each in value.items() if name not in MOVING}
+    return [_still(each) for each in value] if isinstance(value, list) else value
+
+
+def test_wrong_parameters_are_refused_or_ignored(local_shop: Shop) -> None:
+    """Pages take the nearest sense; JSON says what is wrong."""
+    visitor = local_shop.visitor()
+    for query in ("page=-1", "page=x", "page=" + "9" * 400, "sort=evil", "state=evil", "glob=["):
+        visitor.page(f"/queues?{query}")
+    for query in ("sort=evil", "state=evil", "page=0", "page=x"):
+        assert visitor.get(f"/api/queues?{query}").status_code == 400
+    assert visitor.get("/api/queue?name=none").status_code == 404
+    assert visitor.get("/queue?name=none").status_code == 404
+    assert visitor.get("/dead-letter?queue=none&id=1").status_code == 404
+
+
+def test_an_app_that_nobody_used_yet_has_pages(tmp_path: Path) -> None:
+    """Neither file exists; looking creates none."""
+    with App(
+        "empty",
+        broker=f"sqlite:{tmp_path / 'none.db'}",
+        coordinator=f"sqlite:{tmp_path / 'no.db'}",
+    ) as app:
+        settings = app.settings
+    made = Shop.__new__(Shop)
+    made.app, made._dashboards = app, []
+    assert settings.app == "empty"
+    visitor = made.visitor()
+    for path in PAGES:
+        if "name=" not in path:
+            visitor.page(path)
+    visitor.flask.extensions["qdo"].close()
+    assert list(tmp_path.iterdir()) == []
