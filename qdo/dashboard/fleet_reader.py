@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import cast
 
 from qdo.dashboard.connected_thread import ConnectedThread
 from qdo.dashboard.samples import QueueSamples
@@ -20,6 +21,7 @@ from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
+from qdo.text import describe
 
 SHARE = 20
 """The pause after a read is this many times as long as the read: reading takes at most 5 % of one
@@ -64,6 +66,11 @@ class Reading:
         return self._sorted[sort]
 
 
+def describe_fault(error: BaseException) -> str:
+    """Return why a reading failed."""
+    return str(error) if isinstance(error, QdoError) else describe(error)
+
+
 class FleetReader:
     """The last reading, and a thread that makes the next one when somebody looks.
 
@@ -93,6 +100,7 @@ class FleetReader:
             due = clock() >= self._due
             if due and (self._pending is None or self._pending.done()):
                 self._pending = self._thread.submit(self._read)
+                self._pending.add_done_callback(self._ended)
             pending = self._pending
         if due and wait_seconds and pending is not None:
             wait([pending], wait_seconds)
@@ -115,24 +123,24 @@ class FleetReader:
 
     def _read(self, connections: Connections) -> None:
         began = clock()
-        pause = self._shortest
-        try:
-            client, layout = connections.client, connections.layout
-            statuses = queue_statuses(client, layout, connections.broker)
-            workers = worker_statuses(client, layout) if client else []
-            processes = read_components(client, layout) if client else []
-            judged = judge_all([*self._earlier(statuses), statuses], self._rules)
-            self.samples.add(statuses)
-            seconds = clock() - began
-            pause = max(pause, min(SHARE * seconds, LONGEST_PAUSE_SECONDS))
-            number = self.number + 1
-            self._reading = Reading(number, statuses, judged, workers, processes, seconds, pause)
-            self.fault = None
-        except QdoError as error:
-            self.fault = str(error)
-            raise
-        finally:
-            self._due = clock() + pause
+        client, layout = connections.client, connections.layout
+        statuses = queue_statuses(client, layout, connections.broker)
+        workers = worker_statuses(client, layout) if client else []
+        processes = read_components(client, layout) if client else []
+        judged = judge_all([*self._earlier(statuses), statuses], self._rules)
+        self.samples.add(statuses)
+        seconds = clock() - began
+        pause = max(self._shortest, min(SHARE * seconds, LONGEST_PAUSE_SECONDS))
+        number = self.number + 1
+        self._reading = Reading(number, statuses, judged, workers, processes, seconds, pause)
+
+    def _ended(self, reading: Future[None]) -> None:
+        """Note the result of a reading, or why there is none: the connections may be refused."""
+        error = reading.exception()
+        failed = error is not None or self._reading is None
+        pause = self._shortest if failed else cast(Reading, self._reading).pause_seconds
+        self._due = clock() + pause
+        self.fault = None if error is None else describe_fault(error)
 
     def _earlier(self, statuses: Statuses) -> list[Statuses]:
         before = self._reading

@@ -1,0 +1,144 @@
+"""What operators change through the dashboard, and that nobody else changes anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.fleet.audit import read_entries
+from qdo.fleet.holds import new_hold, read_holds
+from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.ops.holds import pause
+from tests.support.dashboard.shop import LAYOUT, POSITION, VIEWER, Shop, Visitor
+from tests.support.processes import wait_until
+
+LETTER = f"{POSITION + 1} dead"
+
+
+def entries(shop: Shop) -> list[AuditEntry]:
+    """Return the action log, newest first."""
+    return read_entries(shop.client, LAYOUT, limit=10)
+
+
+def read(visitor: Visitor) -> None:
+    """Wait until the dashboard knows the app."""
+    wait_until(lambda: visitor.reader.look(1.0) is not None, "the app is read")
+
+
+def test_a_pause_is_confirmed_with_its_number(shop: Shop) -> None:
+    """The same hold as that of the command, with reason and operator."""
+    operator = shop.operator()
+    read(operator)
+    asked = operator.post("/actions/pause", glob="ord*", lasting="1h")
+    assert "Pause 1 queue: ord*?" in asked.text
+    assert read_holds(shop.client, LAYOUT).node.holds == ()
+    answer = operator.act("/actions/pause", "they move", 1, glob="ord*", lasting="1h")
+    assert answer.status_code == 302
+    [hold] = read_holds(shop.client, LAYOUT).node.holds
+    assert (hold.queues, hold.why) == (("ord*",), "they move")
+    assert hold.until is not None
+    assert hold.who.startswith("Grace (dashboard, ")
+    [entry] = entries(shop)
+    assert (entry.command, entry.target, entry.reason) == ("pause", "ord*", "they move")
+    assert entry.by == hold.who
+    assert "Done: Pause 1 queue" in operator.page("/holds")
+
+
+def test_a_number_that_changed_is_asked_again(local_shop: Shop) -> None:
+    """The operator confirmed one queue, and now there are two."""
+    operator = local_shop.operator()
+    read(operator)
+    local_shop.app.send("orders-2", 1)
+    wait_until(lambda: "orders-2" in operator.page("/queues"), "the new queue is read")
+    answer = operator.act("/actions/pause", "why", 1, glob="ord*", lasting="")
+    assert "Pause 2 queues" in answer.text
+    assert read_holds(local_shop.client, LAYOUT).node.holds == ()
+
+
+def test_a_change_needs_a_reason(local_shop: Shop) -> None:
+    """Spaces are not a reason."""
+    operator = local_shop.operator()
+    read(operator)
+    for reason in ("", "   "):
+        answer = operator.act("/actions/pause", reason, 1, glob="orders-1", lasting="")
+        assert "Give a reason" in answer.text
+    assert (
+        operator.act("/actions/pause", "x" * 600, 1, glob="orders-1", lasting="").status_code == 409
+    )
+    assert entries(local_shop) == []
+
+
+def test_a_hold_is_ended_by_its_id(shop: Shop) -> None:
+    """Twice is once."""
+    hold = new_hold(["x*"], "why")
+    pause(shop.client, LAYOUT, hold)
+    operator = shop.operator()
+    assert operator.act("/actions/resume", "over", 1, id=hold.id).status_code == 302
+    assert read_holds(shop.client, LAYOUT).node.holds == ()
+    assert entries(shop)[0].command == "resume"
+    assert operator.act("/actions/resume", "over", 1, id=hold.id).status_code == 409
+
+
+@pytest.mark.parametrize("decision", ["retry", "skip", "dead-letter"])
+def test_a_decision_names_its_message(shop: Shop, decision: str) -> None:
+    """The node gets what `qdo unblock` writes; another message is left alone."""
+    operator = shop.operator()
+    other = {"queue": "blocked", "position": str(POSITION + 1), "decision": decision}
+    assert operator.act("/actions/unblock", "why", 1, **other).status_code == 409
+    fields = {**other, "position": str(POSITION)}
+    assert operator.act("/actions/unblock", "why", 1, **fields).status_code == 302
+    node = QueueNode.parse(shop.client.get(LAYOUT.queue("blocked"))[0])
+    if decision == "retry":
+        assert node.failure is None or node.failure.attempts == 0
+    else:
+        assert node.failure is not None
+        assert node.failure.decision == decision
+    [entry] = entries(shop)
+    assert (entry.command, entry.target) == ("unblock", "blocked")
+    assert entry.by.startswith("Grace")
+
+
+@pytest.mark.parametrize(("what", "word"), [("retry", "retried"), ("discard", "discarded")])
+def test_selected_dead_letters_are_retried_or_discarded(shop: Shop, what: str, word: str) -> None:
+    """Those that were selected, and no others; once."""
+    operator = shop.operator()
+    chosen = [LETTER, f"{POSITION + 2} dead"]
+    asked = operator.post("/actions/letters", what=what, letter=chosen)
+    assert f"{what.capitalize()} 2 dead letters?" in asked.text
+    assert shop.app.broker.dead_letters.counts()["dead"] == 3
+    answer = operator.act("/actions/letters", "data is fixed", 2, what=what, letter=chosen)
+    assert answer.status_code == 302
+    assert shop.app.broker.dead_letters.counts()["dead"] == 1
+    [entry] = entries(shop)
+    assert (entry.command, entry.target, dict(entry.after or {})) == (
+        f"dead-letters {what}",
+        "dead",
+        {word: 2},
+    )
+    again = operator.act("/actions/letters", "again", 2, what=what, letter=chosen)
+    assert again.status_code == 409
+
+
+def test_nobody_else_changes_anything(local_shop: Shop) -> None:
+    """Viewers, operators of a dashboard without actions, and forms that make no sense."""
+    fields: dict[str, str] = {"queue": "blocked", "position": str(POSITION), "decision": "retry"}
+    tokens = {"viewer_token": VIEWER, "operator_token": "o" * 20}
+    viewer = local_shop.visitor(**tokens, allow_actions=True)
+    viewer.log_in(VIEWER)
+    reader = local_shop.operator(allow_actions=False)
+    for visitor in (viewer, reader):
+        assert visitor.act("/actions/unblock", "why", 1, **fields).status_code == 403
+        assert "/actions/" not in visitor.page("/queue?name=blocked")
+    operator = local_shop.operator()
+    for path, wrong in (
+        ("pause", {"glob": "*", "lasting": ""}),
+        ("pause", {"glob": "x", "lasting": "forever"}),
+        ("pause", {"glob": "a/b", "lasting": ""}),
+        ("unblock", {**fields, "decision": "delete"}),
+        ("unblock", {**fields, "position": "first"}),
+        ("unblock", {**fields, "queue": "../x"}),
+        ("letters", {"what": "discard", "letter": ["x", "1 none", ""]}),
+        ("letters", {"what": "export", "letter": [LETTER]}),
+    ):
+        assert operator.act(f"/actions/{path}", "why", 1, **wrong).status_code == 409, (path, wrong)
+    assert entries(local_shop) == []

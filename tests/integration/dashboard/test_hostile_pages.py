@@ -1,0 +1,100 @@
+"""Text of other parties on every page: it neither becomes HTML nor hides or reorders a part."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from urllib.parse import quote
+
+import pytest
+
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.values import encode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.fleet.hold_node import Hold, HoldNode
+from qdo.queues import QueueFilter
+from tests.support.dashboard.html_check import PageCheck
+from tests.support.dashboard.shop import LAYOUT, POSITION, Shop, Visitor
+from tests.support.fakes.hostile_text import HOSTILE_NAME, TEXT, unsafe
+
+ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'><svg onload=alert(1)>{{7*7}}"
+NAME = f"{HOSTILE_NAME}<img src=x onerror='x'>\"&{{{{7*7}}}}"
+LONG = f"{ATTACK}{TEXT}" + "E" * 200_000
+PAGES = (
+    *("/", "/queues", f"/queues?glob={quote(NAME)}", f"/queue?name={quote(NAME)}", "/workers"),
+    *("/dead-letters", "/dead-letters?list=1", f"/dead-letters?error={quote(ATTACK)}", "/holds"),
+    *("/audit", f"/audit?glob={quote(ATTACK)}", "/settings"),
+    f"/dead-letter?queue={quote(NAME)}&id={POSITION}",
+)
+
+
+@pytest.fixture
+def hostile(local_shop: Shop) -> Shop:
+    """An app that other parties filled."""
+    client = local_shop.client
+    local_shop.app.send(NAME, {"n": ATTACK})
+    local_shop.block(NAME, ATTACK + TEXT)
+    local_shop.bury(NAME, 0, LONG, body=json.dumps({"n": LONG}).encode())
+    local_shop.record(NAME, ATTACK)
+    client.create(LAYOUT.queue("bytes"), b"\xff\xfe<script>")
+    client.create(LAYOUT.queue("owned"), QueueNode(last=7, owner=ATTACK).encode())
+    hold = HoldNode((Hold("a" * 8, (NAME,), ATTACK + TEXT, ATTACK),))
+    client.set(LAYOUT.fleet.holds, hold.encode())
+    takes = QueueFilter((ATTACK,), (ATTACK,), (ATTACK,))
+    worker = WorkerNode((NAME,), (), False, takes)
+    client.create(f"{LAYOUT.workers}/worker-", worker.encode(), ephemeral=True, sequence=True)
+    texts = dict.fromkeys(("host", "pid", "state", "started", "version", "zone"), ATTACK + TEXT)
+    for kind in ("worker", "web"):
+        path = f"{LAYOUT.components}/{kind}/host-"
+        client.create(path, encode(texts), ephemeral=True, sequence=True, makepath=True)
+    names = ("by", "account", "command", "target", "reason")
+    entry = {**dict.fromkeys(names, ATTACK + TEXT), "from": {ATTACK: TEXT}, "to": {"a": [ATTACK]}}
+    client.create(LAYOUT.fleet.log_entry("1000-x"), encode(entry), makepath=True)
+    limit = {"max": 1, "reason": ATTACK + TEXT, "permits": [[ATTACK, 1, 1]]}
+    client.create(LAYOUT.fleet.limit(HOSTILE_NAME), encode(limit), makepath=True)
+    return local_shop
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+@pytest.mark.parametrize("path", PAGES)
+def test_no_page_is_changed_by_hostile_text(hostile: Shop, path: str, role: str) -> None:
+    """With bodies, and with the forms of operators."""
+    visitor = hostile.operator(show_bodies=True)
+    if role == "viewer":
+        visitor = hostile.visitor(show_bodies=True)
+    text = visitor.page(path)
+    assert PageCheck(text).faults == []
+    assert "<script>" not in text
+    # A value of a field is what was typed: a browser shows it, and sends it back as it is.
+    shown = re.sub(r'value="[^"]*"', "", text)
+    assert unsafe(shown) == set()
+    assert len(text) < 400_000
+
+
+def test_names_lead_to_their_pages(hostile: Shop) -> None:
+    """Every link of a hostile name is that of its queue."""
+    visitor = hostile.visitor()
+    links = re.findall(r'href="(/queue\?name=[^"]+)"', visitor.page("/queues"))
+    pages = [visitor.page(html.unescape(each)) for each in links]
+    assert len(pages) >= 6
+    assert any("onerror" in each and "<img" not in each for each in pages)
+
+
+def test_an_operator_acts_on_a_hostile_name(hostile: Shop) -> None:
+    """The name comes back as it is, and nothing else does."""
+    visitor: Visitor = hostile.operator()
+    text = visitor.page(f"/queue?name={quote(NAME)}")
+    found = re.search(r'name="queue" value="([^"]*)"', text)
+    assert found is not None
+    assert html.unescape(found[1]) == NAME
+    fields = {"queue": NAME, "position": str(POSITION), "decision": "skip"}
+    assert visitor.act("/actions/unblock", ATTACK, 1, **fields).status_code == 302
+    assert "<script>" not in visitor.page("/audit")
+
+
+def test_json_has_each_text_exactly(hostile: Shop) -> None:
+    """With escapes of its own."""
+    answer = hostile.visitor().get(f"/api/queue?name={quote(NAME)}")
+    assert answer.get_json()["items"][0]["queue"] == NAME
+    assert answer.content_type == "application/json"

@@ -1,0 +1,275 @@
+"""`qdo dashboard` as a process: its server, slow and rude clients, events, and its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+
+from qdo.dashboard import close_app, create_app
+from qdo.errors import DatabaseError
+from tests.support.cli import QDO, command
+from tests.support.dashboard.shop import OPERATOR, VIEWER, Shop, Visitor
+from tests.support.processes import Proc, wait_until
+
+_URL = re.compile(r"dashboard: http://127\.0\.0\.1:(\d+)/")
+
+
+class Served:
+    """A dashboard process."""
+
+    def __init__(self, shop: Shop, *options: str, port: int = 0, **variables: str) -> None:
+        settings = {f"QDO_{name.upper()}": value for name, value in shop.places.items()}
+        environment = {"QDO_APP": "shop", **settings, **variables}
+        listen = ("--listen", f"127.0.0.1:{port}")
+        argv = (*QDO, "dashboard", *listen, *options)
+        self.proc = Proc.python(*argv, env=environment, cwd=shop.folder)
+        wait_until(lambda: _URL.search(self.proc.output) is not None, "the dashboard listens")
+        found = _URL.search(self.proc.output)
+        self.port = int(found[1]) if found else 0
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return status and text of an answer."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as client:
+            client.request("GET", path)
+            answer = client.getresponse()
+            return answer.status, answer.read().decode()
+
+    def send(self, request: bytes) -> bytes:
+        """Return everything that the server answers to bytes."""
+        with closing(self.connect()) as client:
+            client.sendall(request)
+            answer = b""
+            with suppress(ConnectionResetError):  # it does not read the rest of a long request
+                while data := client.recv(65536):
+                    answer += data
+            return answer
+
+    def events(self, known: str = "") -> Events:
+        return Events(self.connect(), known)
+
+
+class Events:
+    """A stream of events."""
+
+    def __init__(self, client: socket.socket, known: str) -> None:
+        self._client = client
+        text = f"GET /events HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: {known}\r\n\r\n"
+        client.sendall(text.encode())
+        self.text = ""
+
+    def read_until(self, pattern: str) -> str:
+        """Read until the stream has a text; return what matches."""
+        while not (found := re.search(pattern, self.text)):
+            data = self._client.recv(65536)
+            assert data, self.text
+            self.text += data.decode()
+        self.text = self.text[found.end() :]
+        return found[0]
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as kept:
+        yield kept
+
+
+def served(stack: ExitStack, shop: Shop, *options: str, **variables: str) -> Served:
+    """Start a dashboard, to be killed after the test."""
+    found = Served(shop, *options, **variables)
+    stack.enter_context(found.proc)
+    return found
+
+
+def test_the_dashboard_serves_and_ends(stack: ExitStack, shop: Shop) -> None:
+    """Pages, files and JSON; SIGTERM ends it with success."""
+    server = served(stack, shop)
+    wait_until(lambda: "Worst queues" in server.get("/")[1], "the app is read")
+    assert server.get("/api/queue?name=blocked")[0] == 200
+    for name in ("dashboard.css", "dashboard.js", "icon.svg"):
+        assert server.get(f"/static/{name}")[0] == 200
+    server.proc.send(signal.SIGTERM)
+    assert server.proc.wait() == 0
+
+
+def test_events_tell_of_each_reading(stack: ExitStack, local_shop: Shop) -> None:
+    """A page that is open keeps the readings going; nobody's page makes none."""
+    server = served(stack, local_shop)
+    events = server.events()
+    stack.callback(events.close)
+    first = events.read_until(r"id: [1-9][\d.]+\nevent: reading\ndata: .*\n")
+    assert json.loads(first.rpartition("data: ")[2])["fault"] is False
+    second = events.read_until(r"id: [1-9][\d.]+\nevent: reading")
+    assert first.partition("\n")[0] != second.partition("\n")[0]
+
+
+def test_events_survive_a_restart_of_the_dashboard(stack: ExitStack, local_shop: Shop) -> None:
+    """A browser connects again with the id of its last event, and gets a new reading."""
+    server = served(stack, local_shop)
+    events = server.events()
+    id = events.read_until(r"id: [1-9][\d.]+\n")[4:-1]
+    server.proc.send(signal.SIGKILL)
+    server.proc.wait()
+    events.close()
+    again = Served(local_shop, port=server.port)
+    stack.enter_context(again.proc)
+    events = again.events(known=id)
+    stack.callback(events.close)
+    assert events.read_until(r"id: [1-9][\d.]+\n")[4:-1] != id
+
+
+def test_slow_clients_hold_up_nobody(stack: ExitStack, local_shop: Shop) -> None:
+    """Half requests, half forms, and readers that do not read."""
+    server = served(stack, local_shop)
+    halves = (
+        b"GET / HTTP/1.1\r\nHost: loc",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\ncsrf",
+        b"",
+        b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    )
+    for half in halves * 15:
+        client = stack.enter_context(closing(server.connect()))
+        client.sendall(half)
+    wait_until(lambda: "Worst queues" in server.get("/")[1], "the app is read")
+    began = time.monotonic()
+    for path in ("/", "/queues", "/settings", "/api/status"):
+        assert server.get(path)[0] == 200
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\nx",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET //evil.example/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+        b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n",
+    ],
+)
+def test_rude_requests_are_refused(stack: ExitStack, local_shop: Shop, request_: bytes) -> None:
+    """Without waiting for the rest of them, and without a traceback."""
+    server = served(stack, local_shop)
+    answer = server.send(request_)
+    assert not answer or answer.split(b" ")[1][:1] in (b"3", b"4")
+    assert b"root:" not in answer
+    assert b"Location: //" not in answer
+    assert "Traceback" not in server.proc.output
+
+
+def test_streams_are_bounded(local_shop: Shop) -> None:
+    """Others are told to come again."""
+    visitor = local_shop.visitor(streams=1)
+    first = visitor.get("/events", buffered=False)
+    second = visitor.get("/events")
+    assert (first.status_code, second.status_code) == (200, 503)
+    assert second.headers["Retry-After"]
+    first.close()
+    third = visitor.get("/events", buffered=False)
+    assert third.status_code == 200
+    third.close()
+
+
+def test_tokens_come_from_closed_files(local_shop: Shop, tmp_path: Path) -> None:
+    """A file that others may read, or an empty one, is rejected; so is a second address."""
+    path = tmp_path / "token"
+    path.write_text(VIEWER)
+    wrong: list[tuple[str, ...]] = [("--token-file", str(path)), ("--listen", "0.0.0.0:0")]
+    wrong += [("--token-file", str(tmp_path / "none")), ("--listen", "x"), ("--tls-cert", "x")]
+    wrong += [("--allow-actions",), ("--listen", "[::]:99999")]
+    path.chmod(0o644)
+    for options in wrong:
+        ended = command(*QDO, "dashboard", "--app", "shop", *options, cwd=tmp_path)
+        assert ended.code == 2, (options, ended)
+        assert VIEWER not in ended.err
+
+
+def test_a_token_of_a_file_lets_in(stack: ExitStack, local_shop: Shop, tmp_path: Path) -> None:
+    """And that of a variable lets in operators; neither is in the log."""
+    path = tmp_path / "token"
+    path.touch(0o600)
+    path.write_text(f"{VIEWER}\n")
+    options = ("--token-file", str(path), "--allow-actions")
+    server = served(stack, local_shop, *options, QDO_DASHBOARD_OPERATOR_TOKEN=OPERATOR)
+    for token in (VIEWER, OPERATOR):
+        assert _logs_in(server, token)
+    assert not _logs_in(server, "x" * 20)
+    assert VIEWER not in server.proc.output
+    assert OPERATOR not in server.proc.output
+
+
+def _logs_in(server: Served, token: str) -> bool:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as client:
+        client.request("GET", "/login")
+        page = client.getresponse()
+        csrf = re.search('name="csrf" value="([^"]+)"', page.read().decode())
+        assert csrf is not None
+        host = f"127.0.0.1:{server.port}"
+        headers = {
+            "Cookie": (page.headers["Set-Cookie"] or "").partition(";")[0],
+            "Origin": f"http://{host}",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        client.request("POST", "/login", f"csrf={csrf[1]}&token={token}", headers)
+        return client.getresponse().status == 302
+
+
+def test_a_lost_broker_is_told_and_found_again(local_shop: Shop) -> None:
+    """The last reading stays, with the reason; later it goes on by itself."""
+    visitor = local_shop.visitor()
+    visitor.page("/")
+    reader = visitor.reader
+    database = local_shop.folder / "messages.db"
+    local_shop.app.close()
+    files = list(local_shop.folder.glob("messages.db*"))
+    for file in files:
+        file.rename(f"{file}.kept")
+    database.mkdir()
+    reader._thread.submit(_fail)  # it would go on with the file that it has opened
+    wait_until(lambda: bool(reader.look(1.0)) and reader.fault is not None, "the broker is lost")
+    text = visitor.get("/").text
+    assert "The app cannot be read" in text
+    assert "qdo unblock blocked" in text
+    database.rmdir()
+    for file in files:
+        file.with_name(f"{file.name}.kept").rename(file)
+    wait_until(lambda: bool(reader.look(1.0)) and reader.fault is None, "it is back")
+
+
+def test_a_broker_that_never_answered_is_told(local_shop: Shop) -> None:
+    """On a page that loads again by itself; in JSON with a code for programs."""
+    settings = local_shop.app.settings.merged(
+        {"broker": "postgresql://nobody@127.0.0.1:1/none"}, "a test"
+    )
+    flask = create_app(settings, anonymous=True, pause_seconds=0.05)
+    try:
+        visitor = Visitor(flask)
+        reader = visitor.reader
+        wait_until(lambda: reader.look(1.0) is None and reader.fault is not None, "it is told")
+        text = visitor.get("/").text
+        assert "The app cannot be read" in text
+        assert 'http-equiv="refresh"' in text
+        assert visitor.get("/api/status").status_code == 503
+    finally:
+        close_app(flask)
+
+
+def _fail(connections: object) -> None:
+    raise DatabaseError(path="messages.db", reason="cut")
