@@ -48,6 +48,7 @@ CALLS = {
     "top": [("top",), ("top", "--every", HOSTILE)],
     "events": [("events", HOSTILE, "--for", "0s"), ("events", "--every", HOSTILE)],
     "components": [("components",)],
+    "dashboard": [("dashboard", "--listen", HOSTILE), ("dashboard", "--token-file", TEXT[2:])],
     "dead-letters": [
         ("dead-letters",),
         ("dead-letters", "show", HOSTILE_NAME, str(POSITION)),

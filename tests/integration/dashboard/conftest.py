@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dashboard.shop import Shop
+from tests.support.dashboard.shop import FilledShop
 
 
 @pytest.fixture
-def shop(tmp_path: Path, coordinator_url: str) -> Iterator[Shop]:
+def shop(tmp_path: Path, coordinator_url: str) -> Iterator[FilledShop]:
     """An app with queues in several states, on each kind of coordinator."""
-    made = Shop(tmp_path, coordinator_url)
+    made = FilledShop(tmp_path, coordinator_url)
     try:
         made.fill()
         yield made
@@ -22,9 +22,9 @@ def shop(tmp_path: Path, coordinator_url: str) -> Iterator[Shop]:
 
 
 @pytest.fixture
-def local_shop(tmp_path: Path, embedded_url: str) -> Iterator[Shop]:
+def local_shop(tmp_path: Path, embedded_url: str) -> Iterator[FilledShop]:
     """The same on the embedded coordinator, where the kind does not matter."""
-    made = Shop(tmp_path, embedded_url)
+    made = FilledShop(tmp_path, embedded_url)
     try:
         made.fill()
         yield made

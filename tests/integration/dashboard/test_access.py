@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qdo.fleet_errors import DashboardUnsafeError
-from tests.support.dashboard.shop import BASE, OPERATOR, VIEWER, Shop, Visitor
+from tests.support.dashboard.shop import BASE, OPERATOR, VIEWER, FilledShop, Visitor
 
 ADDRESSES = (
     *("/", "/queues", "/queue?name=fine", "/workers", "/dead-letters", "/holds", "/audit"),
@@ -19,7 +19,7 @@ ACTIONS = ("pause", "resume", "unblock", "letters")
 
 
 @pytest.fixture
-def guarded(local_shop: Shop) -> Visitor:
+def guarded(local_shop: FilledShop) -> Visitor:
     """A stranger before a dashboard with tokens."""
     return local_shop.visitor(viewer_token=VIEWER, operator_token=OPERATOR, allow_actions=True)
 
@@ -69,7 +69,7 @@ def test_a_wrong_token_is_refused(guarded: Visitor, token: str) -> None:
     assert guarded.get("/").status_code == 302
 
 
-def test_a_session_survives_a_restart_and_ends_with_its_token(local_shop: Shop) -> None:
+def test_a_session_survives_a_restart_and_ends_with_its_token(local_shop: FilledShop) -> None:
     """Its cookie is signed with a key that is derived from the tokens."""
     first = local_shop.visitor(viewer_token=VIEWER)
     first.log_in(VIEWER)
@@ -104,7 +104,7 @@ def test_a_forged_session_is_refused(guarded: Visitor) -> None:
 )
 @pytest.mark.parametrize("path", ["/login", "/logout", *(f"/actions/{each}" for each in ACTIONS)])
 def test_forms_of_other_sites_are_refused(
-    local_shop: Shop, path: str, headers: dict[str, str], csrf: str | None
+    local_shop: FilledShop, path: str, headers: dict[str, str], csrf: str | None
 ) -> None:
     """Without the origin, or without the token of the session."""
     operator = local_shop.operator()
@@ -117,7 +117,7 @@ def test_forms_of_other_sites_are_refused(
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "a b", "x@y"]
 )
-def test_other_host_names_are_refused(local_shop: Shop, host: str) -> None:
+def test_other_host_names_are_refused(local_shop: FilledShop, host: str) -> None:
     """A name that an attacker points at this machine shows nothing."""
     visitor = local_shop.visitor()
     for path in ("/api/config", "/", "/static/dashboard.js"):
@@ -128,14 +128,14 @@ def test_other_host_names_are_refused(local_shop: Shop, host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["localhost:8520", "127.0.0.1", "127.0.0.1:1", "[::1]:8520", "Ops.Example", "10.1.2.3"]
 )
-def test_own_host_names_are_served(local_shop: Shop, host: str) -> None:
+def test_own_host_names_are_served(local_shop: FilledShop, host: str) -> None:
     """Names that were given, localhost, and addresses."""
     visitor = local_shop.visitor(hosts=("ops.example",))
     assert visitor.http.get("/api/config", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/api/queues", "/login", "/nothing", "/queue?name=none"])
-def test_every_answer_is_secured(local_shop: Shop, path: str) -> None:
+def test_every_answer_is_secured(local_shop: FilledShop, path: str) -> None:
     """Errors as well."""
     headers = local_shop.visitor().get(path).headers
     policy = headers["Content-Security-Policy"]
@@ -155,7 +155,7 @@ def test_login_leads_to_pages_of_the_dashboard_only(guarded: Visitor) -> None:
     assert answer.headers["Location"] == "/queue?name=a%20b"
 
 
-def test_a_link_of_another_site_does_not_log_out(local_shop: Shop) -> None:
+def test_a_link_of_another_site_does_not_log_out(local_shop: FilledShop) -> None:
     """The browser keeps back the cookie of such a visit; the page asks again."""
     stranger = local_shop.visitor(viewer_token=VIEWER)
     answer = stranger.get("/queues", headers={"Sec-Fetch-Site": "cross-site"})
@@ -172,7 +172,7 @@ def test_a_link_of_another_site_does_not_log_out(local_shop: Shop) -> None:
         "/queue?name=../../etc/passwd",
     ],
 )
-def test_path_tricks_lead_nowhere(local_shop: Shop, path: str) -> None:
+def test_path_tricks_lead_nowhere(local_shop: FilledShop, path: str) -> None:
     """Files are those of the folder `static`, queues are names."""
     answer = local_shop.visitor().get(path)
     assert answer.status_code in (301, 302, 308, 400, 404)
@@ -190,7 +190,7 @@ def test_path_tricks_lead_nowhere(local_shop: Shop, path: str) -> None:
         {"viewer_token": VIEWER, "allow_actions": True},
     ],
 )
-def test_unsafe_options_are_rejected(local_shop: Shop, options: dict[str, Any]) -> None:
+def test_unsafe_options_are_rejected(local_shop: FilledShop, options: dict[str, Any]) -> None:
     """No dashboard that others reach is open by mistake."""
     with pytest.raises(DashboardUnsafeError):
         local_shop.dashboard(**{"anonymous": False, **options})

@@ -9,13 +9,13 @@ from qdo.fleet.audit import read_entries
 from qdo.fleet.holds import new_hold, read_holds
 from qdo.fleet.protocol.audit_entries import AuditEntry
 from qdo.ops.holds import pause
-from tests.support.dashboard.shop import LAYOUT, POSITION, VIEWER, Shop, Visitor
+from tests.support.dashboard.shop import LAYOUT, POSITION, VIEWER, FilledShop, Visitor
 from tests.support.processes import wait_until
 
 LETTER = f"{POSITION + 1} dead"
 
 
-def entries(shop: Shop) -> list[AuditEntry]:
+def entries(shop: FilledShop) -> list[AuditEntry]:
     """Return the action log, newest first."""
     return read_entries(shop.client, LAYOUT, limit=10)
 
@@ -25,7 +25,7 @@ def read(visitor: Visitor) -> None:
     wait_until(lambda: visitor.reader.look(1.0) is not None, "the app is read")
 
 
-def test_a_pause_is_confirmed_with_its_number(shop: Shop) -> None:
+def test_a_pause_is_confirmed_with_its_number(shop: FilledShop) -> None:
     """The same hold as that of the command, with reason and operator."""
     operator = shop.operator()
     read(operator)
@@ -44,7 +44,7 @@ def test_a_pause_is_confirmed_with_its_number(shop: Shop) -> None:
     assert "Done: Pause 1 queue" in operator.page("/holds")
 
 
-def test_a_number_that_changed_is_asked_again(local_shop: Shop) -> None:
+def test_a_number_that_changed_is_asked_again(local_shop: FilledShop) -> None:
     """The operator confirmed one queue, and now there are two."""
     operator = local_shop.operator()
     read(operator)
@@ -55,7 +55,7 @@ def test_a_number_that_changed_is_asked_again(local_shop: Shop) -> None:
     assert read_holds(local_shop.client, LAYOUT).node.holds == ()
 
 
-def test_a_change_needs_a_reason(local_shop: Shop) -> None:
+def test_a_change_needs_a_reason(local_shop: FilledShop) -> None:
     """Spaces are not a reason."""
     operator = local_shop.operator()
     read(operator)
@@ -68,7 +68,7 @@ def test_a_change_needs_a_reason(local_shop: Shop) -> None:
     assert entries(local_shop) == []
 
 
-def test_a_hold_is_ended_by_its_id(shop: Shop) -> None:
+def test_a_hold_is_ended_by_its_id(shop: FilledShop) -> None:
     """Twice is once."""
     hold = new_hold(["x*"], "why")
     pause(shop.client, LAYOUT, hold)
@@ -80,7 +80,7 @@ def test_a_hold_is_ended_by_its_id(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("decision", ["retry", "skip", "dead-letter"])
-def test_a_decision_names_its_message(shop: Shop, decision: str) -> None:
+def test_a_decision_names_its_message(shop: FilledShop, decision: str) -> None:
     """The node gets what `qdo unblock` writes; another message is left alone."""
     operator = shop.operator()
     other = {"queue": "blocked", "position": str(POSITION + 1), "decision": decision}
@@ -99,7 +99,9 @@ def test_a_decision_names_its_message(shop: Shop, decision: str) -> None:
 
 
 @pytest.mark.parametrize(("what", "word"), [("retry", "retried"), ("discard", "discarded")])
-def test_selected_dead_letters_are_retried_or_discarded(shop: Shop, what: str, word: str) -> None:
+def test_selected_dead_letters_are_retried_or_discarded(
+    shop: FilledShop, what: str, word: str
+) -> None:
     """Those that were selected, and no others; once."""
     operator = shop.operator()
     chosen = [LETTER, f"{POSITION + 2} dead"]
@@ -119,7 +121,7 @@ def test_selected_dead_letters_are_retried_or_discarded(shop: Shop, what: str, w
     assert again.status_code == 409
 
 
-def test_nobody_else_changes_anything(local_shop: Shop) -> None:
+def test_nobody_else_changes_anything(local_shop: FilledShop) -> None:
     """Viewers, operators of a dashboard without actions, and forms that make no sense."""
     fields: dict[str, str] = {"queue": "blocked", "position": str(POSITION), "decision": "retry"}
     tokens = {"viewer_token": VIEWER, "operator_token": "o" * 20}

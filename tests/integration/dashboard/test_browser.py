@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.dashboard.test_server import Served
 from tests.support.dashboard.browser import SCHEMES, WIDTHS, Browser, require_chromium
-from tests.support.dashboard.shop import OPERATOR, POSITION, VIEWER, Shop
+from tests.support.dashboard.shop import OPERATOR, POSITION, VIEWER, FilledShop
 from tests.support.paths import ROOT
 from tests.support.processes import wait_until
 
@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def served(local_shop: Shop) -> Iterator[str]:
+def served(local_shop: FilledShop) -> Iterator[str]:
     """A dashboard process, with names that are hard to lay out."""
     local_shop.app.send_many([(f"tenant-{'x' * 150}", 1), ("<img src=x onerror=alert(1)>", 2)])
     local_shop.record("blocked", "OSError")
@@ -86,7 +86,9 @@ def test_every_page_is_shown_without_complaint(browser: Browser, served: str) ->
                 assert browser.unnamed() == [], path
 
 
-def test_an_open_page_follows_the_app(browser: Browser, served: str, local_shop: Shop) -> None:
+def test_an_open_page_follows_the_app(
+    browser: Browser, served: str, local_shop: FilledShop
+) -> None:
     """Without a reload, and without a complaint."""
     browser.look(1400)
     log_in(browser, served)

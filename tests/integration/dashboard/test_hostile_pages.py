@@ -15,7 +15,7 @@ from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.fleet.hold_node import Hold, HoldNode
 from qdo.queues import QueueFilter
 from tests.support.dashboard.html_check import PageCheck
-from tests.support.dashboard.shop import LAYOUT, POSITION, Shop, Visitor
+from tests.support.dashboard.shop import LAYOUT, POSITION, FilledShop, Visitor
 from tests.support.fakes.hostile_text import HOSTILE_NAME, TEXT, unsafe
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'><svg onload=alert(1)>{{7*7}}"
@@ -30,7 +30,7 @@ PAGES = (
 
 
 @pytest.fixture
-def hostile(local_shop: Shop) -> Shop:
+def hostile(local_shop: FilledShop) -> FilledShop:
     """An app that other parties filled."""
     client = local_shop.client
     local_shop.app.send(NAME, {"n": ATTACK})
@@ -58,7 +58,7 @@ def hostile(local_shop: Shop) -> Shop:
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])
 @pytest.mark.parametrize("path", PAGES)
-def test_no_page_is_changed_by_hostile_text(hostile: Shop, path: str, role: str) -> None:
+def test_no_page_is_changed_by_hostile_text(hostile: FilledShop, path: str, role: str) -> None:
     """With bodies, and with the forms of operators."""
     visitor = hostile.operator(show_bodies=True)
     if role == "viewer":
@@ -72,7 +72,7 @@ def test_no_page_is_changed_by_hostile_text(hostile: Shop, path: str, role: str)
     assert len(text) < 400_000
 
 
-def test_names_lead_to_their_pages(hostile: Shop) -> None:
+def test_names_lead_to_their_pages(hostile: FilledShop) -> None:
     """Every link of a hostile name is that of its queue."""
     visitor = hostile.visitor()
     links = re.findall(r'href="(/queue\?name=[^"]+)"', visitor.page("/queues"))
@@ -81,7 +81,7 @@ def test_names_lead_to_their_pages(hostile: Shop) -> None:
     assert any("onerror" in each and "<img" not in each for each in pages)
 
 
-def test_an_operator_acts_on_a_hostile_name(hostile: Shop) -> None:
+def test_an_operator_acts_on_a_hostile_name(hostile: FilledShop) -> None:
     """The name comes back as it is, and nothing else does."""
     visitor: Visitor = hostile.operator()
     text = visitor.page(f"/queue?name={quote(NAME)}")
@@ -93,7 +93,7 @@ def test_an_operator_acts_on_a_hostile_name(hostile: Shop) -> None:
     assert "<script>" not in visitor.page("/audit")
 
 
-def test_json_has_each_text_exactly(hostile: Shop) -> None:
+def test_json_has_each_text_exactly(hostile: FilledShop) -> None:
     """With escapes of its own."""
     answer = hostile.visitor().get(f"/api/queue?name={quote(NAME)}")
     assert answer.get_json()["items"][0]["queue"] == NAME

@@ -13,7 +13,7 @@ from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.fleet.holds import new_hold
 from qdo.ops.holds import pause
-from tests.support.dashboard.shop import BLOCKED_ERROR, LAYOUT, Shop
+from tests.support.dashboard.shop import BLOCKED_ERROR, LAYOUT, FilledShop
 from tests.support.processes import wait_until
 
 PAGES = (
@@ -40,7 +40,7 @@ MOVING = ("behind_seconds", "reported", "reason", "origin", "eta_seconds")
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_every_page_has_its_parts(shop: Shop, path: str) -> None:
+def test_every_page_has_its_parts(shop: FilledShop, path: str) -> None:
     """A heading, landmarks, a title, and tables with scopes."""
     text = shop.visitor().page(path)
     assert text.count("<h1") == 1
@@ -52,7 +52,7 @@ def test_every_page_has_its_parts(shop: Shop, path: str) -> None:
     assert "<script>" not in text
 
 
-def test_the_overview_names_the_worst_queues(shop: Shop) -> None:
+def test_the_overview_names_the_worst_queues(shop: FilledShop) -> None:
     """The reason, and the command to run next."""
     text = shop.visitor().page("/")
     assert BLOCKED_ERROR in text
@@ -60,7 +60,7 @@ def test_the_overview_names_the_worst_queues(shop: Shop) -> None:
     assert text.index(">blocked</a>") < text.index(">fine</a>")
 
 
-def test_queues_are_filtered_sorted_and_cut(shop: Shop) -> None:
+def test_queues_are_filtered_sorted_and_cut(shop: FilledShop) -> None:
     """On the server: a browser gets one page of the list."""
     shop.app.send_many([(f"many-{number:03}", number) for number in range(120)])
     visitor = shop.visitor()
@@ -76,7 +76,7 @@ def test_queues_are_filtered_sorted_and_cut(shop: Shop) -> None:
     assert "name=fine" not in only
 
 
-def test_a_queue_shows_error_traceback_and_history(shop: Shop) -> None:
+def test_a_queue_shows_error_traceback_and_history(shop: FilledShop) -> None:
     """What is at its head, and what failed before."""
     shop.record("dead", "OSError: the disk")
     visitor = shop.visitor()
@@ -90,7 +90,7 @@ def test_a_queue_shows_error_traceback_and_history(shop: Shop) -> None:
     assert '<path class="line"' in visitor.page("/queue?name=dead")
 
 
-def test_a_queue_shows_its_holds_and_changes(shop: Shop) -> None:
+def test_a_queue_shows_its_holds_and_changes(shop: FilledShop) -> None:
     """Those whose glob matches its name, and no others."""
     pause(shop.client, LAYOUT, new_hold(["ord*"], "the customer moves"))
     pause(shop.client, LAYOUT, new_hold(["other*"], "another reason"))
@@ -99,7 +99,7 @@ def test_a_queue_shows_its_holds_and_changes(shop: Shop) -> None:
     assert "another reason" not in text
 
 
-def test_dead_letters_are_grouped_by_error(shop: Shop) -> None:
+def test_dead_letters_are_grouped_by_error(shop: FilledShop) -> None:
     """Errors that differ only in numbers are one kind; each kind leads to its letters."""
     shop.bury("fine", 9, "TimeoutError: slow")
     visitor = shop.visitor()
@@ -111,7 +111,7 @@ def test_dead_letters_are_grouped_by_error(shop: Shop) -> None:
     assert "TimeoutError" not in listed
 
 
-def test_bodies_are_hidden_unless_allowed(shop: Shop) -> None:
+def test_bodies_are_hidden_unless_allowed(shop: FilledShop) -> None:
     """On the page of a dead letter, and in JSON."""
     path = "/dead-letter?queue=dead&id=135471512647131001"
     hidden = shop.visitor()
@@ -124,7 +124,7 @@ def test_bodies_are_hidden_unless_allowed(shop: Shop) -> None:
 
 @pytest.mark.parametrize("path", SAME)
 def test_json_is_that_of_the_command(
-    shop: Shop, path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    shop: FilledShop, path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same schema, items, keys and values."""
     monkeypatch.setenv("QDO_APP", "shop")
@@ -142,7 +142,7 @@ def test_json_is_that_of_the_command(
 
 
 def test_json_of_settings_is_that_of_the_command(
-    local_shop: Shop, capsys: pytest.CaptureFixture[str]
+    local_shop: FilledShop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """But for the origins: the dashboard of this test has its settings from code."""
     items = local_shop.visitor().items("/api/config")
@@ -159,7 +159,7 @@ def _still(value: Any) -> Any:
     return [_still(each) for each in value] if isinstance(value, list) else value
 
 
-def test_wrong_parameters_are_refused_or_ignored(local_shop: Shop) -> None:
+def test_wrong_parameters_are_refused_or_ignored(local_shop: FilledShop) -> None:
     """Pages take the nearest sense; JSON says what is wrong."""
     visitor = local_shop.visitor()
     for query in ("page=-1", "page=x", "page=" + "9" * 400, "sort=evil", "state=evil", "glob=["):
@@ -179,7 +179,7 @@ def test_an_app_that_nobody_used_yet_has_pages(tmp_path: Path) -> None:
         coordinator=f"sqlite:{tmp_path / 'no.db'}",
     ) as app:
         settings = app.settings
-    made = Shop.__new__(Shop)
+    made = FilledShop.__new__(FilledShop)
     made.app, made._dashboards = app, []
     assert settings.app == "empty"
     visitor = made.visitor()

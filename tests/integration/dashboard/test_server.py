@@ -17,7 +17,7 @@ import pytest
 from qdo.dashboard import close_app, create_app
 from qdo.errors import DatabaseError
 from tests.support.cli import QDO, command
-from tests.support.dashboard.shop import OPERATOR, VIEWER, Shop, Visitor
+from tests.support.dashboard.shop import OPERATOR, VIEWER, FilledShop, Visitor
 from tests.support.processes import Proc, wait_until
 
 _URL = re.compile(r"dashboard: http://127\.0\.0\.1:(\d+)/")
@@ -26,7 +26,7 @@ _URL = re.compile(r"dashboard: http://127\.0\.0\.1:(\d+)/")
 class Served:
     """A dashboard process."""
 
-    def __init__(self, shop: Shop, *options: str, port: int = 0, **variables: str) -> None:
+    def __init__(self, shop: FilledShop, *options: str, port: int = 0, **variables: str) -> None:
         settings = {f"QDO_{name.upper()}": value for name, value in shop.places.items()}
         environment = {"QDO_APP": "shop", **settings, **variables}
         listen = ("--listen", f"127.0.0.1:{port}")
@@ -88,14 +88,14 @@ def stack() -> Iterator[ExitStack]:
         yield kept
 
 
-def served(stack: ExitStack, shop: Shop, *options: str, **variables: str) -> Served:
+def served(stack: ExitStack, shop: FilledShop, *options: str, **variables: str) -> Served:
     """Start a dashboard, to be killed after the test."""
     found = Served(shop, *options, **variables)
     stack.enter_context(found.proc)
     return found
 
 
-def test_the_dashboard_serves_and_ends(stack: ExitStack, shop: Shop) -> None:
+def test_the_dashboard_serves_and_ends(stack: ExitStack, shop: FilledShop) -> None:
     """Pages, files and JSON; SIGTERM ends it with success."""
     server = served(stack, shop)
     wait_until(lambda: "Worst queues" in server.get("/")[1], "the app is read")
@@ -106,7 +106,7 @@ def test_the_dashboard_serves_and_ends(stack: ExitStack, shop: Shop) -> None:
     assert server.proc.wait() == 0
 
 
-def test_events_tell_of_each_reading(stack: ExitStack, local_shop: Shop) -> None:
+def test_events_tell_of_each_reading(stack: ExitStack, local_shop: FilledShop) -> None:
     """A page that is open keeps the readings going; nobody's page makes none."""
     server = served(stack, local_shop)
     events = server.events()
@@ -117,7 +117,9 @@ def test_events_tell_of_each_reading(stack: ExitStack, local_shop: Shop) -> None
     assert first.partition("\n")[0] != second.partition("\n")[0]
 
 
-def test_events_survive_a_restart_of_the_dashboard(stack: ExitStack, local_shop: Shop) -> None:
+def test_events_survive_a_restart_of_the_dashboard(
+    stack: ExitStack, local_shop: FilledShop
+) -> None:
     """A browser connects again with the id of its last event, and gets a new reading."""
     server = served(stack, local_shop)
     events = server.events()
@@ -132,7 +134,7 @@ def test_events_survive_a_restart_of_the_dashboard(stack: ExitStack, local_shop:
     assert events.read_until(r"id: [1-9][\d.]+\n")[4:-1] != id
 
 
-def test_slow_clients_hold_up_nobody(stack: ExitStack, local_shop: Shop) -> None:
+def test_slow_clients_hold_up_nobody(stack: ExitStack, local_shop: FilledShop) -> None:
     """Half requests, half forms, and readers that do not read."""
     server = served(stack, local_shop)
     halves = (
@@ -164,7 +166,9 @@ def test_slow_clients_hold_up_nobody(stack: ExitStack, local_shop: Shop) -> None
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n",
     ],
 )
-def test_rude_requests_are_refused(stack: ExitStack, local_shop: Shop, request_: bytes) -> None:
+def test_rude_requests_are_refused(
+    stack: ExitStack, local_shop: FilledShop, request_: bytes
+) -> None:
     """Without waiting for the rest of them, and without a traceback."""
     server = served(stack, local_shop)
     answer = server.send(request_)
@@ -174,7 +178,7 @@ def test_rude_requests_are_refused(stack: ExitStack, local_shop: Shop, request_:
     assert "Traceback" not in server.proc.output
 
 
-def test_streams_are_bounded(local_shop: Shop) -> None:
+def test_streams_are_bounded(local_shop: FilledShop) -> None:
     """Others are told to come again."""
     visitor = local_shop.visitor(streams=1)
     first = visitor.get("/events", buffered=False)
@@ -187,7 +191,7 @@ def test_streams_are_bounded(local_shop: Shop) -> None:
     third.close()
 
 
-def test_tokens_come_from_closed_files(local_shop: Shop, tmp_path: Path) -> None:
+def test_tokens_come_from_closed_files(local_shop: FilledShop, tmp_path: Path) -> None:
     """A file that others may read, or an empty one, is rejected; so is a second address."""
     path = tmp_path / "token"
     path.write_text(VIEWER)
@@ -201,7 +205,9 @@ def test_tokens_come_from_closed_files(local_shop: Shop, tmp_path: Path) -> None
         assert VIEWER not in ended.err
 
 
-def test_a_token_of_a_file_lets_in(stack: ExitStack, local_shop: Shop, tmp_path: Path) -> None:
+def test_a_token_of_a_file_lets_in(
+    stack: ExitStack, local_shop: FilledShop, tmp_path: Path
+) -> None:
     """And that of a variable lets in operators; neither is in the log."""
     path = tmp_path / "token"
     path.touch(0o600)
@@ -231,7 +237,7 @@ def _logs_in(server: Served, token: str) -> bool:
         return client.getresponse().status == 302
 
 
-def test_a_lost_broker_is_told_and_found_again(local_shop: Shop) -> None:
+def test_a_lost_broker_is_told_and_found_again(local_shop: FilledShop) -> None:
     """The last reading stays, with the reason; later it goes on by itself."""
     visitor = local_shop.visitor()
     visitor.page("/")
@@ -253,7 +259,7 @@ def test_a_lost_broker_is_told_and_found_again(local_shop: Shop) -> None:
     wait_until(lambda: bool(reader.look(1.0)) and reader.fault is None, "it is back")
 
 
-def test_a_broker_that_never_answered_is_told(local_shop: Shop) -> None:
+def test_a_broker_that_never_answered_is_told(local_shop: FilledShop) -> None:
     """On a page that loads again by itself; in JSON with a code for programs."""
     settings = local_shop.app.settings.merged(
         {"broker": "postgresql://nobody@127.0.0.1:1/none"}, "a test"

@@ -32,7 +32,7 @@ LAYOUT = Layout.of("shop")
 BLOCKED_ERROR = "ValueError: no vase"
 
 
-class Shop:
+class FilledShop:
     """An app with a broker and a coordinator, and dashboards of it."""
 
     def __init__(self, folder: Path, coordinator: str) -> None:
