@@ -22,12 +22,11 @@ from qdo.dashboard.pages import page
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.hold_node import held_queues
-from qdo.fleet.holds import new_hold
+from qdo.fleet.holds import new_hold, resume_hold
+from qdo.fleet.holds import pause as pause_queues
 from qdo.fleet.protocol.audit_entries import MAX_TEXT
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Letter
-from qdo.ops.holds import pause as pause_queues
-from qdo.ops.holds import resume_hold
 from qdo.ops.unblock import Decision, check_store
 from qdo.ops.unblock import unblock as unblock_queue
 from qdo.sending.connections import Connections, noted_in_action_log

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from qdo.coordination.bulk_reads import read_children, read_nodes
@@ -17,10 +18,12 @@ from qdo.coordination.protocol.machine import CreateOp, NodeRead, Op, SetOp
 from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout, is_worker_name
 from qdo.coordination.znodes.worker_node import WorkerNode
-from qdo.errors import QueueNameError, UsageError
+from qdo.errors import NotFoundError, QueueNameError, UsageError
+from qdo.fleet.audit import AuditTrail
 from qdo.fleet.globs import overlap
 from qdo.fleet.hold_node import MAX_HOLDS, MAX_REASON_CHARACTERS, Hold, HoldNode
 from qdo.fleet.names import writer
+from qdo.fleet.protocol.audit_entries import Values
 from qdo.fleet_errors import (
     HoldNotObeyedError,
     HoldsUnreadableError,
@@ -268,3 +271,45 @@ def _writing(path: str, node: Node, holds: Iterable[Hold]) -> list[Op]:
     if isinstance(node, NodeRead):
         return [SetOp(path, data, node.version)]
     return [SetOp(path, data, 0)]
+
+
+# --- with an entry in the action log ---
+
+
+def pause(client: Client, layout: Layout, hold: Hold, by: str = "") -> int:
+    """Let the queues of a hold stand still; return its place, see `add_hold`.
+
+    :param by: who does it, if that is not the user of this process.
+    """
+    with recorded(client, layout, "pause", hold.queues, hold.why, by) as record:
+        return add_hold(client, layout, hold, record=record)
+
+
+def resume_hold(client: Client, layout: Layout, id: str, reason: str, by: str = "") -> list[Hold]:
+    """End a hold; return it.
+
+    :raises NotFoundError: there is no such hold.
+    """
+    with recorded(client, layout, "resume", (id,), reason, by) as record:
+        ended = end_holds(client, layout, [id], record=record)
+    if not ended:
+        raise NotFoundError(what="hold", name=id)
+    return ended
+
+
+@contextmanager
+def recorded(
+    client: Client,
+    layout: Layout,
+    command: str,
+    globs: Sequence[str],
+    reason: str,
+    by: str = "",
+) -> Iterator[Record]:
+    """Return what makes the entry of a change in the action log."""
+    with AuditTrail(client, layout, command, reason, by).change(" ".join(globs)) as entry:
+        yield lambda before, after: entry(_logged(before), _logged(after))
+
+
+def _logged(holds: Sequence[Hold]) -> Values:
+    return {hold.id[:8]: " ".join(hold.queues) for hold in holds}

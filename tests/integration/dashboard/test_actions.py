@@ -6,9 +6,8 @@ import pytest
 
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.audit import read_entries
-from qdo.fleet.holds import new_hold, read_holds
+from qdo.fleet.holds import new_hold, pause, read_holds
 from qdo.fleet.protocol.audit_entries import AuditEntry
-from qdo.ops.holds import pause
 from tests.support.dashboard.shop import LAYOUT, POSITION, VIEWER, FilledShop, Visitor
 from tests.support.processes import wait_until
 

@@ -11,8 +11,7 @@ import pytest
 from qdo import App
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
-from qdo.fleet.holds import new_hold
-from qdo.ops.holds import pause
+from qdo.fleet.holds import new_hold, pause
 from tests.support.dashboard.shop import BLOCKED_ERROR, LAYOUT, FilledShop
 from tests.support.processes import wait_until
 

@@ -20,8 +20,6 @@ from qdo.errors import NotFoundError, UsageError
 from qdo.fleet import holds as fleet
 from qdo.fleet.hold_node import Hold, held_queues
 from qdo.fleet_errors import HoldsUnreadableError
-from qdo.ops.holds import pause as pause_queues
-from qdo.ops.holds import recorded, resume_hold
 from qdo.ops.items import hold_item
 from qdo.sending.locks import open_locks
 from qdo.settings.settings import Settings
@@ -74,7 +72,7 @@ def pause(
         if client is None:
             raise NotFoundError(what="coordinator", name=settings.coordinator)
         count = _check_globs(client, layout, hold, everything=everything, allow_none=allow_none)
-        zxid = pause_queues(client, layout, hold)
+        zxid = fleet.pause(client, layout, hold)
         workers = None
         if not no_wait:
             try:
@@ -116,9 +114,9 @@ def resume(
         ended: list[Hold] = []
         if client is not None:
             if id is not None:
-                ended = resume_hold(client, layout, id, reason)
+                ended = fleet.resume_hold(client, layout, id, reason)
             else:
-                with recorded(client, layout, "resume", globs or ("*",), reason) as record:
+                with fleet.recorded(client, layout, "resume", globs or ("*",), reason) as record:
                     if everything:
                         ended = fleet.end_all(client, layout, record=record)
                     else:
@@ -187,7 +185,7 @@ def hold(
     with closing(open_locks(app, settings)) as locks:
         client, layout = locks.connection.client, locks.layout
         _check_globs(client, layout, wanted, everything=everything, allow_none=allow_none)
-        with recorded(client, layout, "hold", globs, reason) as record:
+        with fleet.recorded(client, layout, "hold", globs, reason) as record:
             section, end = locks.hold(
                 globs, reason, timeout_seconds, record=record, on_wait=_report_waiting
             )
