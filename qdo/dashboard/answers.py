@@ -40,6 +40,11 @@ def select(
     reading: Reading, glob: str = "*", states: Collection[str] = (), sort: str = "name"
 ) -> Judged:
     """Return the queues that match a glob and have one of the states, as `qdo queues` does."""
+    key = ("selected", glob, tuple(states), sort)
+    return reading.once(key, lambda: _selected(reading, glob, states, sort))
+
+
+def _selected(reading: Reading, glob: str, states: Collection[str], sort: str) -> Judged:
     found = reading.in_order(sort)
     if glob != "*":
         matches = re.compile(fnmatch.translate(glob)).match

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from qdo.dashboard.connected_thread import ConnectedThread
 from qdo.dashboard.samples import QueueSamples
@@ -31,6 +31,11 @@ JUDGED_SECONDS = 300.0
 """An older reading tells nothing about whether a queue catches up now."""
 
 
+MOST_KEPT = 32
+"""Results for one reading: lists of queues that different clients filter and sort."""
+_Result = TypeVar("_Result")
+
+
 @dataclass(frozen=True)
 class Reading:
     """The app at one time.
@@ -47,7 +52,7 @@ class Reading:
     processes: Sequence[ProcessDescription]
     seconds: float
     pause_seconds: float
-    _sorted: dict[str, Judged] = field(default_factory=dict)
+    _kept: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def at(self) -> float:
@@ -60,10 +65,17 @@ class Reading:
         return {each[0].queue: each for each in self.judged}
 
     def in_order(self, sort: str) -> Judged:
-        """Return the queues in an order of `QUEUE_SORTS`; each is sorted once."""
-        if sort not in self._sorted:
-            self._sorted[sort] = sorted(self.judged, key=QUEUE_SORTS[sort])
-        return self._sorted[sort]
+        """Return the queues in an order of `QUEUE_SORTS`."""
+        return self.once(("sorted", sort), lambda: sorted(self.judged, key=QUEUE_SORTS[sort]))
+
+    def once(self, key: Hashable, compute: Callable[[], _Result]) -> _Result:
+        """Return what a function returns, computed once for all clients that ask for the same."""
+        if key not in self._kept:
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = compute()
+        kept: _Result = self._kept[key]
+        return kept
 
 
 def describe_fault(error: BaseException) -> str:

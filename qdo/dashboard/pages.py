@@ -10,6 +10,7 @@ from flask import Blueprint, render_template, request
 
 from qdo.dashboard import answers
 from qdo.dashboard.board import board
+from qdo.dashboard.fleet_reader import Reading
 from qdo.dashboard.paging import paged
 from qdo.fleet.components import skew
 from qdo.ops.items import component_item, worker_item
@@ -38,20 +39,21 @@ def overview() -> str:
     reading = board().reading()
     if reading is None:
         return page("waiting.html")
-    item = overview_of(board().app, reading.workers, reading.judged, WORST)
+    content = reading.once("overview", lambda: _overview(reading))
+    return page("overview.html", reading=reading, **content)
+
+
+def _overview(reading: Reading) -> dict[str, Any]:
     ages = [each.behind_seconds for each, verdict in reading.judged if _counts(verdict.state)]
-    known = [each for each in ages if each is not None]
     backlogs = [each.backlog for each, _ in reading.judged if each.backlog is not None]
-    return page(
-        "overview.html",
-        reading=reading,
-        item=item,
-        oldest=max(known, default=None),
-        waiting=sum(backlogs) if backlogs or not reading.judged else None,
-        approximate=any(each.approximate for each, _ in reading.judged),
-        skew=skew(list(reading.processes)),
-        unread=reading.statuses.unread,
-    )
+    return {
+        "item": overview_of(board().app, reading.workers, reading.judged, WORST),
+        "oldest": max((each for each in ages if each is not None), default=None),
+        "waiting": sum(backlogs) if backlogs or not reading.judged else None,
+        "approximate": any(each.approximate for each, _ in reading.judged),
+        "skew": skew(list(reading.processes)),
+        "unread": reading.statuses.unread,
+    }
 
 
 def _counts(state: QueueHealth) -> bool:

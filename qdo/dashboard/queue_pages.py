@@ -60,7 +60,7 @@ def queues() -> str:
 
 def glob_of(text: str) -> str:
     """Return the glob of a text that was typed into a filter: plain text matches anywhere."""
-    return text if set(text) & set("*?[") else f"*{text}*"
+    return f"*{text}*" if text and not set(text) & set("*?[") else text or "*"
 
 
 @queue_pages.get("/queue")

@@ -1,0 +1,127 @@
+"""How often the dashboard reads: once for all clients, and only while somebody looks."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from qdo.dashboard import fleet_reader
+from qdo.dashboard.connected_thread import ConnectedThread
+from qdo.errors import DatabaseError
+from tests.support.dashboard.shop import FilledShop, Visitor
+from tests.support.processes import wait_until
+
+CLIENTS = 10
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the reader has read."""
+    found: list[Any] = []
+    real = fleet_reader.queue_statuses
+
+    def counted(*arguments: Any) -> Any:
+        found.append(real(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(fleet_reader, "queue_statuses", counted)
+    return found
+
+
+def all_at_once(visitor: Visitor, path: str) -> list[int]:
+    """Let many clients ask for a page at the same time; return the codes of the answers."""
+    gate = threading.Barrier(CLIENTS)
+
+    def ask(number: int) -> int:
+        client = Visitor(visitor.flask)
+        gate.wait()
+        return int(client.get(path).status_code)
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        return list(pool.map(ask, range(CLIENTS)))
+
+
+def test_all_clients_share_one_reading(local_shop: FilledShop, reads: list[Any]) -> None:
+    """Ten browsers at once, on three pages and in JSON."""
+    visitor = local_shop.visitor(pause_seconds=3600.0)
+    for path in ("/", "/queues", "/workers", "/api/queues", "/api/status"):
+        assert all_at_once(visitor, path) == [200] * CLIENTS
+    assert len(reads) == 1
+
+
+def test_nothing_is_read_while_nobody_looks(local_shop: FilledShop, reads: list[Any]) -> None:
+    """Neither before the first visitor nor after the last; the next one gets a new reading."""
+    visitor = local_shop.visitor(pause_seconds=0.01)
+    assert reads == []
+    visitor.page("/")
+    reader = visitor.reader
+    wait_until(lambda: reader._pending is None or reader._pending.done(), "the reading ends")
+    before = len(reads)
+    threading.Event().wait(0.3)  # thirty pauses
+    assert len(reads) == before
+    local_shop.app.send("came-later", 1)
+    assert "came-later" in visitor.page("/queues")
+
+
+def test_a_long_reading_is_followed_by_a_longer_pause(
+    local_shop: FilledShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading takes a bounded share of the time, however many queues there are."""
+    now = [0.0]
+    monkeypatch.setattr(fleet_reader, "clock", lambda: now[0])
+
+    def slow(*arguments: Any) -> list[Any]:
+        now[0] += 2.0
+        return []
+
+    monkeypatch.setattr(fleet_reader, "read_components", slow)
+    monkeypatch.setattr(fleet_reader, "worker_statuses", lambda *arguments: [])
+    reader = local_shop.visitor(pause_seconds=5.0).reader
+    wait_until(lambda: reader.look(1.0) is not None, "the app is read")
+    wait_until(lambda: reader._due > 2.0, "the reading has ended")
+    reading = reader.look()
+    assert reading is not None
+    assert reading.pause_seconds == fleet_reader.SHARE * 2.0
+    now[0] += fleet_reader.SHARE * 2.0 - 0.1
+    reader.look(1.0)
+    assert reader.number == 1
+    now[0] += 0.2
+    wait_until(lambda: reader.look(1.0) is not None and reader.number == 2, "it is read again")
+
+
+def test_clients_share_the_other_reads_too(local_shop: FilledShop) -> None:
+    """Holds, limits and the action log, for some seconds."""
+    visitor = local_shop.visitor()
+    direct = visitor.flask.extensions["qdo"].direct
+    calls: list[int] = []
+    real = direct._thread.submit
+
+    def counted(function: Any) -> Any:
+        calls.append(1)
+        return real(function)
+
+    direct._thread.submit = counted
+    for path in ("/holds", "/holds", "/audit", "/queue?name=fine", "/api/holds", "/api/audit"):
+        visitor.get(path)
+    assert all_at_once(visitor, "/holds") == [200] * CLIENTS
+    assert len(calls) <= 5  # holds, limits, the log, the history and dead letters of one queue
+
+
+def test_a_thread_opens_again_after_an_error(local_shop: FilledShop) -> None:
+    """The one who waits gets the error; the next one gets new connections."""
+    thread = ConnectedThread(local_shop.app.settings, "test")
+
+    def fail(connections: Any) -> None:
+        raise DatabaseError(path="x", reason="cut")
+
+    first = thread.submit(lambda opened: opened).result(10)
+    assert thread.submit(lambda opened: opened).result(10) is first
+    with pytest.raises(DatabaseError):
+        thread.submit(fail).result(10)
+    assert thread.submit(lambda opened: opened).result(10) is not first
+    thread.close()
+    with pytest.raises(RuntimeError):
+        thread.submit(lambda opened: opened).result(10)

@@ -1,0 +1,109 @@
+"""Charts, samples and pages of lists: pure functions."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdo.dashboard.charts import HEIGHT, WIDTH, bars, line_chart
+from qdo.dashboard.letters import error_kind_of
+from qdo.dashboard.paging import paged
+from qdo.dashboard.queue_pages import glob_of
+from qdo.dashboard.samples import MOST_VALUES, QueueSamples
+from qdo.ops.status import QueueStatus, Statuses
+
+
+def status(queue: str, age: float | None, backlog: int | None) -> QueueStatus:
+    return QueueStatus(
+        queue=queue,
+        owner=None,
+        owner_gone=False,
+        last=0,
+        backlog=backlog,
+        oldest=None,
+        dead_letters=0,
+        fault=None,
+        behind_seconds=age,
+    )
+
+
+def test_a_line_goes_through_its_points() -> None:
+    """From the left edge to the right one; zero is at the bottom."""
+    chart = line_chart([(0.0, 0.0), (10.0, 50.0), (20.0, 100.0)])
+    assert chart is not None
+    assert chart.line == f"M0 {HEIGHT:g}L{WIDTH / 2:g} {HEIGHT / 2:g}L{WIDTH:g} 0"
+    assert (chart.top, chart.last, chart.most) == (100.0, 100.0, 100.0)
+
+
+def test_unknown_values_and_gaps_interrupt_a_line() -> None:
+    """Unknown is not zero, and the time in which nobody looked is not a slope."""
+    values = [(0.0, 1.0), (1.0, 1.0), (2.0, None), (3.0, 1.0), (4.0, 1.0), (100.0, 1.0)]
+    chart = line_chart(values)
+    assert chart is not None
+    assert chart.line.count("M") == 3
+
+
+@pytest.mark.parametrize("points", [[], [(1.0, 2.0)], [(1.0, None), (2.0, 3.0)], [(1.0, 1.0)] * 2])
+def test_too_few_points_have_no_line(points: list[tuple[float, float | None]]) -> None:
+    assert line_chart(points) is None
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1e12)), min_size=2, max_size=30))
+def test_a_line_stays_within_its_drawing(values: list[float | None]) -> None:
+    chart = line_chart([(float(at), value) for at, value in enumerate(values)])
+    if chart is None:
+        return
+    numbers = [float(each) for each in re.findall(r"-?[\d.]+(?:e[-+]?\d+)?", chart.line)]
+    assert all(0 <= each <= WIDTH for each in numbers[::2])
+    assert all(0 <= each <= HEIGHT for each in numbers[1::2])
+
+
+def test_bars_stand_on_each_other() -> None:
+    """The failed attempts of a minute above those that are done."""
+    done, failed = bars([(60.0, 3, 1), (600.0, 9, 9)], 0.0, 120.0)
+    assert (done.kind, failed.kind) == ("done", "failed")
+    assert done.y + done.height == HEIGHT
+    assert failed.y + failed.height == done.y
+    assert done.x == WIDTH / 2
+    assert bars([(60.0, 0, 0)], 0.0, 120.0) == []
+
+
+def test_samples_keep_each_queue_in_bounded_memory() -> None:
+    """Unknown stays unknown; queues may come and go."""
+    samples = QueueSamples()
+    samples.add(Statuses([status("a", 1.5, 3), status("b", None, None)], at=1.0))
+    samples.add(Statuses([status("b", 2.0, 4)], at=2.0))
+    assert [(each.at, each.age_seconds, each.backlog) for each in samples.of("b")] == [
+        (1.0, None, None),
+        (2.0, 2.0, 4),
+    ]
+    assert len(samples.of("a")) == 1
+    assert samples.of("c") == []
+    many = [status(f"q{number}", 0.0, 0) for number in range(MOST_VALUES // 4)]
+    for at in range(10):
+        samples.add(Statuses(many, at=float(at)))
+    assert len(samples.of("q1")) == 4
+
+
+@given(st.integers(0, 200), st.one_of(st.none(), st.text(max_size=5)), st.integers(1, 60))
+def test_any_number_of_a_page_shows_a_page(total: int, number: str | None, size: int) -> None:
+    part = paged(range(total), number, size)
+    assert 1 <= part.number <= part.pages
+    assert len(part.items) == (part.last - part.first + 1 if total else 0)
+    assert len(part.items) <= size
+    assert bool(part.items) == bool(total)
+
+
+def test_errors_of_one_kind_differ_in_numbers_only() -> None:
+    first = error_kind_of("KeyError: order 17 at 0x7f00aa of 78c68382-e806-11f1-8000-1d7025e3dc44")
+    second = error_kind_of("KeyError: order 4 at 0x11 of 11c68382-e806-11f1-8000-1d7025e3dc44")
+    assert first == second == "KeyError: order # at # of #"
+    assert error_kind_of("KeyError: other") != first
+
+
+@pytest.mark.parametrize(("text", "glob"), [("", "*"), ("eu", "*eu*"), ("eu-*", "eu-*")])
+def test_plain_text_of_a_filter_matches_anywhere(text: str, glob: str) -> None:
+    assert glob_of(text) == glob
