@@ -101,7 +101,7 @@ COMMANDS = {
         "List every setting with its value and origin.",
     ),
     "dashboard": (
-        "qdo.cli.commands.dashboard",
+        "qdo.cli.commands.fleet.dashboard",
         "dashboard",
         "Serve pages that show queues, workers and dead letters.",
     ),

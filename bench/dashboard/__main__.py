@@ -165,7 +165,7 @@ def fill(url: str, folder: Path, queues: int, each: int, blocked: int = 0) -> di
         create(client, names, blocked)
         client.stop()
         client.close()
-    places = {"QDO_BROKER": broker, "QDO_COORDINATOR": url, "QDO_APP": "bench.apps.counted:app"}
+    places = {"QDO_BROKER": broker, "QDO_COORDINATOR": url, "QDO_APP": "bench.dashboard.app:app"}
     return clean_environment(places)
 
 
