@@ -98,7 +98,7 @@ MANY, MANY_GOAL_SECONDS, MANY_GOAL_MIB = 100_000, 5.0, 300.0
 
 
 @dataclass(frozen=True)
-class Place:
+class Scene:
     """The files and servers of a fleet.
 
     :ivar environment: the settings of commands and workers.
@@ -131,12 +131,12 @@ class Place:
         return time.perf_counter() - began, used.ru_maxrss / 1024
 
 
-def fill(place: Place, queues: int) -> int:
+def fill(scene: Scene, queues: int) -> int:
     """Send the messages that the workers will fail at, and others; return the number of queues."""
     names = [f"{kind}-{number}" for kind in STATES if kind != "ok" for number in range(FAULTY)]
     names += [f"ok-{number}" for number in range(queues - len(names))]
     late = [f"late-{number}" for number in range(FAULTY) for _ in range(LATE_MESSAGES)]
-    with App("bench", broker=place.environment["QDO_BROKER"]) as app:
+    with App("bench", broker=scene.environment["QDO_BROKER"]) as app:
         app.send_many([(name, 1) for name in [*names, *late]])
     return len(names)
 
@@ -151,10 +151,10 @@ def wrong(statuses: Statuses) -> dict[str, int]:
     return found
 
 
-def seconds_to_verdicts(place: Place, queues: int, program: Program) -> dict[str, float]:
+def seconds_to_verdicts(scene: Scene, queues: int, program: Program) -> dict[str, float]:
     """Return for each kind of queue how long it took until the last verdict was right."""
-    client = connect(place.coordinator)
-    broker = open_broker(place.environment["QDO_BROKER"], "bench")
+    client = connect(scene.coordinator)
+    broker = open_broker(scene.environment["QDO_BROKER"], "bench")
     began, right = time.monotonic(), dict[str, float]()
     client.open()
     try:
@@ -178,22 +178,22 @@ def measure_fleet(url: str, queues: int, times: int) -> dict[str, Any]:
     """Measure one coordinator with three workers."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-ops-")))
-        place = Place(folder, url or f"sqlite:{folder / 'coordination.db'}")
+        scene = Scene(folder, url or f"sqlite:{folder / 'coordination.db'}")
         (folder / "app.py").write_text(APP)
-        count = fill(place, queues)
-        place.run("pause", "paused-*", "--allow-none", "--reason", "bench")
+        count = fill(scene, queues)
+        scene.run("pause", "paused-*", "--allow-none", "--reason", "bench")
         argv = [sys.executable, "-m", "qdo.cli.worker", "app:app", "--processes", "3"]
         program = stack.enter_context(
             Program(
                 [*argv, "--exclude", "excluded-*"],
-                environment=place.environment | {"PYTHONPATH": os.getcwd()},
+                environment=scene.environment | {"PYTHONPATH": os.getcwd()},
                 folder=folder,
             )
         )
-        verdicts = seconds_to_verdicts(place, count, program)
+        verdicts = seconds_to_verdicts(scene, count, program)
         commands = {}
         for command in COMMANDS:
-            seconds = [place.run(*command)[0] for _ in range(times)]
+            seconds = [scene.run(*command)[0] for _ in range(times)]
             commands[" ".join(command)] = statistics.median(seconds)
         return {"queues": count, "verdicts": verdicts, "commands": commands}
 
@@ -201,10 +201,10 @@ def measure_fleet(url: str, queues: int, times: int) -> dict[str, Any]:
 def measure_many(queues: int) -> dict[str, float]:
     """Measure `qdo queues` for many queues in files, without a worker."""
     with tempfile.TemporaryDirectory(prefix="bench-ops-") as name:
-        place = Place(Path(name), f"sqlite:{Path(name) / 'coordination.db'}")
-        with App("bench", broker=place.environment["QDO_BROKER"]) as app:
+        scene = Scene(Path(name), f"sqlite:{Path(name) / 'coordination.db'}")
+        with App("bench", broker=scene.environment["QDO_BROKER"]) as app:
             app.send_many([(f"tenant-{number}", 1) for number in range(queues)])
-        found = [place.run("queues") for _ in range(3)]
+        found = [scene.run("queues") for _ in range(3)]
     return {
         "seconds": statistics.median(seconds for seconds, _ in found),
         "memory_mib": max(memory for _, memory in found),
