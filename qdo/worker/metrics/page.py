@@ -65,8 +65,7 @@ class ChildMetrics:
         """Return the latest values that the child has written, None before its first ones."""
         with self._using:
             if self.fd >= 0:
-                with contextlib.suppress(ValueError, RecursionError):
-                    self._last = _read(self.fd) or self._last
+                self._last = _read(self.fd) or self._last
             return self._last
 
     def close(self) -> None:
@@ -78,6 +77,7 @@ class ChildMetrics:
 
 
 def _read(fd: int) -> Any:
+    """Return the content of the half that was written last, or else of the other one."""
     found = []
     for start in (0, HALF_BYTES):
         data = os.pread(fd, HALF_BYTES, start)
@@ -87,4 +87,7 @@ def _read(fd: int) -> Any:
         content = data[_HEADER.size : _HEADER.size + length]
         if number and len(content) == length and zlib.crc32(content) == checksum:
             found.append((number, content))
-    return json.loads(max(found)[1]) if found else None
+    for _, content in sorted(found, reverse=True):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(content)
+    return None
