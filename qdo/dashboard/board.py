@@ -40,6 +40,13 @@ class Board:
         """Return the last reading of the app, None if there is none yet."""
         return self.reader.look(wait_seconds)
 
+    @property
+    def reading_id(self) -> str:
+        """Names what a page shows now. It has a time, so a restart gives other ids."""
+        reading = self.reader.look()
+        at = 0.0 if reading is None else reading.at
+        return f"{at:.3f}{'-fault' if self.reader.fault else ''}"
+
     def close(self) -> None:
         """End the threads."""
         self.reader.close()

@@ -72,12 +72,9 @@ class EventStreams:
 
 
 def _event_of(shown: Board) -> tuple[str, str]:
-    """Return the event of the last reading, and its id. A restart gives other ids."""
-    reading = shown.reading(0)
-    fault = shown.reader.fault
-    at = 0.0 if reading is None else reading.at
-    id = f"{at:.3f}{'-fault' if fault else ''}"
-    data = {"at": at, "fault": fault is not None}
+    """Return the event of the last reading, and its id."""
+    id = shown.reading_id
+    data = {"fault": shown.reader.fault is not None}
     return f"id: {id}\nevent: reading\ndata: {json.dumps(data)}\n\n", id
 
 

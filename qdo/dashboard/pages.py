@@ -26,11 +26,10 @@ pages = Blueprint("pages", __name__)
 
 def page(template: str, **content: Any) -> str:
     """Return a page with the state of the reader, which every page shows."""
-    reader = board().reader
-    reading = content.pop("reading", None) or board().reading(0)
-    return render_template(
-        template, reading=reading, fault=reader.fault, now=time.time(), **content
-    )
+    shown = board()
+    content["reading"] = content.get("reading") or shown.reading(0)
+    content |= {"fault": shown.reader.fault, "reading_id": shown.reading_id, "now": time.time()}
+    return render_template(template, **content)
 
 
 @pages.get("/")

@@ -38,6 +38,7 @@
   };
 
   const show = (fresh) => {
+    body.dataset.reading = fresh.body.dataset.reading || "";
     for (const part of document.querySelectorAll("[data-live]")) {
       const next = fresh.getElementById(part.id);
       if (!next || isInUse(part) || part.innerHTML === next.innerHTML) continue;
@@ -84,14 +85,11 @@
 
   const open = () => {
     close();
-    source = new EventSource(body.dataset.events);
-    let first = true;
-    source.addEventListener("reading", () => {
-      say("");
-      if (!first || document.wasHidden) refresh();
-      first = false;
-      document.wasHidden = false;
-    });
+    // The first event comes at once if there is a newer reading than the one on the page.
+    const known = encodeURIComponent(body.dataset.reading || "");
+    source = new EventSource(`${body.dataset.events}?known=${known}`);
+    source.addEventListener("open", () => say(""));
+    source.addEventListener("reading", refresh);
     source.onerror = () => {
       say("not connected, trying again");
       if (source && source.readyState === EventSource.CLOSED) {
@@ -99,8 +97,6 @@
         close();
         poll = setInterval(() => { refresh().then(() => say("")); }, POLL_MS);
         setTimeout(() => { if (!document.hidden) open(); }, 2 * POLL_MS);
-      } else {
-        first = false;  // what was missed meanwhile is shown with the next event
       }
     };
   };
@@ -145,7 +141,6 @@
     open();
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) {
-        document.wasHidden = true;
         close();
       } else {
         open();
