@@ -116,6 +116,15 @@ class QueueLimitError(UsageError):
     raise max_queues, or delete queues with `qdo delete`"""
 
 
+class CheckpointFileError(UsageError):
+    """{where} is damaged: {reason}; nothing was changed; use another copy of the file"""
+
+
+class CheckpointOriginError(UsageError):
+    """{source} has checkpoints of app {app!r} with a {broker} broker, and this is app {own_app!r}
+    with a {own_broker} broker, whose positions differ; nothing was changed; name that app"""
+
+
 class CoordinatorAccountError(UsageError):
     """the coordinator {url} rejects {account}; correct coordinator_auth and the password in
     coordinator_password_file or QDO_COORDINATOR_PASSWORD, or add the account to the servers"""

@@ -36,6 +36,11 @@ COMMANDS = {
         "List, show, retry, discard and export dead letters.",
     ),
     "seek": ("qdo.cli.commands.seek", "seek", "Move a queue to another position."),
+    "checkpoints": (
+        "qdo.cli.commands.fleet.checkpoints",
+        "checkpoints",
+        "Save the positions of queues in a file, or import them.",
+    ),
     "unblock": ("qdo.cli.commands.unblock", "unblock_queue", "Resume a blocked queue."),
     "delete": ("qdo.cli.commands.delete", "delete_queues", "Delete queues."),
     "pause": (

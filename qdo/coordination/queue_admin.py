@@ -71,10 +71,10 @@ def seek(
 
     def change(node: QueueNode) -> QueueNode:
         if finished is not None and node.position == finished:
-            node = _unmarked(node)
+            node = without_marks(node)
         return with_seek(node, last, position)
 
-    return _change(client, layout, queue, change, record=record)
+    return change_node(client, layout, queue, change, record=record)
 
 
 def with_seek(node: QueueNode, last: int, position: str | None = None) -> QueueNode:
@@ -104,7 +104,7 @@ def unblock(
     def change(node: QueueNode) -> QueueNode:
         return with_unblock(node, queue, verdict, which)
 
-    node = _change(client, layout, queue, change, record=record)
+    node = change_node(client, layout, queue, change, record=record)
     return chosen(node, queue, verdict, which)
 
 
@@ -156,17 +156,17 @@ def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
 
     :raises CorruptNodeError: the node cannot be read; writing it would lose its content.
     """
-    return _change(client, layout, queue, _deleted(queue))
+    return change_node(client, layout, queue, _deleted(queue))
 
 
 def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
     """Restore a queue that was marked as deleted, from its beginning."""
-    return _change(
+    return change_node(
         client,
         layout,
         queue,
         lambda node: replace(
-            _unmarked(node), last=0, position=None, fault=None, failure=None, out_of_order=None
+            without_marks(node), last=0, position=None, fault=None, failure=None, out_of_order=None
         ),
     )
 
@@ -184,7 +184,7 @@ def retire(
     def change(node: QueueNode) -> QueueNode:
         return node if node.deleted else _marked(queue, node, ((RETIRED, True),))
 
-    return _change(client, layout, queue, change, sought=0, record=record)
+    return change_node(client, layout, queue, change, sought=0, record=record)
 
 
 def mark_finished(client: Client, layout: Layout, queue: str, finished: str) -> QueueNode:
@@ -197,7 +197,7 @@ def mark_finished(client: Client, layout: Layout, queue: str, finished: str) -> 
         over = node.position == finished and not node.deleted
         return _marked(queue, node, ()) if over else node
 
-    return _change(client, layout, queue, change, sought=0)
+    return change_node(client, layout, queue, change, sought=0)
 
 
 def restore(
@@ -206,9 +206,9 @@ def restore(
     """Undo `retire`; return the node before the change."""
 
     def change(node: QueueNode) -> QueueNode:
-        return _unmarked(node) if is_deleted(node) else node
+        return without_marks(node) if is_deleted(node) else node
 
-    return _change(client, layout, queue, change, sought=0, record=record)
+    return change_node(client, layout, queue, change, sought=0, record=record)
 
 
 def remove(
@@ -246,14 +246,15 @@ def is_deleted(node: QueueNode) -> bool:
     return node.deleted and any(name == RETIRED for name, _ in node.extra)
 
 
-def _unmarked(node: QueueNode) -> QueueNode:
+def without_marks(node: QueueNode) -> QueueNode:
+    """Return a node that is not marked as deleted."""
     extra = tuple(each for each in node.extra if each[0] != RETIRED)
     return replace(node, deleted=False, extra=extra)
 
 
 def _marked(queue: str, node: QueueNode, extra: tuple[tuple[str, bool], ...]) -> QueueNode:
     deleted = _deleted(queue)(node)
-    return replace(deleted, extra=(*_unmarked(deleted).extra, *extra))
+    return replace(deleted, extra=(*without_marks(deleted).extra, *extra))
 
 
 def _deleted(queue: str) -> Change:
@@ -265,7 +266,7 @@ def _deleted(queue: str) -> Change:
     return change
 
 
-def _change(
+def change_node(
     client: Client,
     layout: Layout,
     queue: str,
@@ -274,7 +275,10 @@ def _change(
     sought: int = 1,
     record: Record | None = None,
 ) -> QueueNode:
-    """Change a node and notify its owner; return the node before the change."""
+    """Change a node and notify its owner; return the node before the change.
+
+    :param sought: 1 if the owner must follow the node, 0 if its own later progress counts.
+    """
     path = layout.queue(queue)
     refusing = ""
     before = QueueNode()

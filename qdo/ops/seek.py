@@ -120,14 +120,14 @@ def execute(client: Client, layout: Layout, seek: SeekPlan, reason: str = "") ->
     with AuditTrail(client, layout, "seek", reason).change(seek.queue) as entry:
 
         def record(before: QueueNode, after: QueueNode) -> CreateOp:
-            return entry(_recorded(before), _recorded(after))
+            return entry(recorded(before), recorded(after))
 
         operator.seek(
             client, layout, seek.queue, after.last, after.position, seek.finished, record=record
         )
 
 
-def _recorded(node: QueueNode) -> Values:
+def recorded(node: QueueNode) -> Values:
     """Return a node's position for the action log."""
     if node.fault is not None:
         return {"fault": node.fault}

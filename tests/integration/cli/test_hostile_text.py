@@ -57,6 +57,12 @@ CALLS = {
         ("dead-letters", "export"),
     ],
     "seek": [("seek", HOSTILE_NAME, "earliest"), ("seek", "q", HOSTILE)],
+    "checkpoints": [
+        ("checkpoints", "export", "--file", "saved.jsonl"),
+        ("checkpoints", "import", "saved.jsonl", "--dry-run"),
+        ("checkpoints", "export", HOSTILE, "--file", HOSTILE),
+        ("checkpoints", "import", HOSTILE_NAME),
+    ],
     "unblock": [
         ("unblock", HOSTILE_NAME, "--skip"),
         ("unblock", HOSTILE_NAME, "--retry", "--message", HOSTILE),
