@@ -199,6 +199,18 @@ class ActionsFailedError(QdoError):
     exit_code = 4
 
 
+class MoveRefusedError(QdoError):
+    """queue {queue!r} cannot be moved to {worker}: {reason}; `qdo workers` lists the workers and
+    what they take"""
+
+    exit_code = 5
+
+
+class MoveUnfinishedError(QdoError):
+    """queue {queue!r} {state} after {seconds:g} s; {worker} gets it when its owner has finished its
+    message, and the leader has assigned it; see `qdo ps` and `qdo status`"""
+
+
 class HistoryUnreadableError(UnreachableError):
     """cannot read the history at {address}: {reason}; check the address, the rights of this user
     and the server"""

@@ -36,6 +36,12 @@ COMMANDS = {
         "List, show, retry, discard and export dead letters.",
     ),
     "seek": ("qdo.cli.commands.seek", "seek", "Move a queue to another position."),
+    "move": ("qdo.cli.commands.fleet.placement", "move", "Hand a queue to a certain worker."),
+    "rebalance": (
+        "qdo.cli.commands.fleet.placement",
+        "rebalance",
+        "Show which queues the leader would move now, and why.",
+    ),
     "checkpoints": (
         "qdo.cli.commands.fleet.checkpoints",
         "checkpoints",

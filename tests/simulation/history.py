@@ -9,6 +9,7 @@ from types import ModuleType
 from qdo.coordination import machine_loop, member
 from qdo.coordination.protocol import checkpoints, ownership
 from qdo.fleet.protocol import actions
+from tests.simulation import operators
 from tests.simulation.faults import FAULTS, lose_answers, write_garbage
 from tests.simulation.invariants import Violation
 from tests.simulation.switches import Switches
@@ -81,6 +82,9 @@ def tell(world: World) -> None:
         world.schedule.at(random.random() * duration, world.befall, random.choice(FAULTS))
     for _ in range(random.randint(1, 4)):
         world.schedule.at(random.random() * duration, world.send)
+    if world.switches.moves:
+        for _ in range(random.randint(1, 6)):
+            world.schedule.at(random.random() * duration, world.befall, operators.move)
     if world.limits is not None:
         for _ in range(random.randint(0, 4)):
             world.schedule.at(random.random() * duration, world.change_max)

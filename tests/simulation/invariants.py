@@ -22,13 +22,14 @@ assignments; "liveness": nothing is stuck.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.machine import NodeRead
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.coordination.znodes.worker_node import WorkerNode, parse_moves
 from qdo.queues import QueueFilter
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.coordinator import Coordinator, LogEntry
@@ -346,16 +347,38 @@ class Checks:
 
     # --- the end --------------------------------------------------------------------
 
+    def _check_moved(
+        self, queues: Iterable[str], workers: Mapping[str, QueueFilter]
+    ) -> dict[str, str]:
+        """Return the moves that count; each of them must have been carried out."""
+        folder = self.coordinator.node(self._assignments[:-1])
+        values = {name: self._value(self.coordinator.node(self._queues + name)) for name in queues}
+        moves = {
+            queue: worker
+            for queue, worker in parse_moves(folder.data if folder else None).items()
+            if queue in values and worker in workers and workers[worker].takes(queue)
+        }
+        for queue, worker in moves.items():
+            value = values[queue]
+            if not value.get("deleted") and value.get("owner") != worker:
+                raise Violation("moves", f"{queue} was moved to {worker}, and is {value}")
+        return moves
+
     def check_healed(self) -> None:
         """When all faults are over everything is owned, balanced and processed."""
         workers = self.coordinator.names(self._workers[:-1]) or ()
         grants = [self._listed(self.coordinator.node(self._assignments + w)) for w in workers]
         kinds = [self._takes(self._worker_node(worker)) for worker in workers]
-        for kind in set(kinds):
-            loads = [len(share) for share, each in zip(grants, kinds, strict=True) if each == kind]
-            if max(loads) - min(loads) > 1:
-                raise Violation("6", f"the load is out of balance: {loads}")
         names = self.coordinator.names(self._queues[:-1]) or ()
+        moves = self._check_moved(names, dict(zip(workers, kinds, strict=True)))
+        for kind in set(kinds):
+            loads = [
+                len(share)
+                for name, share, each in zip(workers, grants, kinds, strict=True)
+                if each == kind and name not in moves.values()
+            ]
+            if loads and max(loads) - min(loads) > 1:
+                raise Violation("6", f"the load is out of balance: {loads}")
         taken = [queue for queue in names if any(kind.takes(queue) for kind in kinds)]
         if sorted(queue for share in grants for queue in share) != sorted(taken):
             raise Violation("liveness", f"queues are granted twice, or not at all: {grants}")

@@ -9,7 +9,7 @@ from functools import partial
 
 from qdo.coordination.protocol.machine import CreateOp, DeleteOp, Op, Rejected, SetOp
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.coordination.znodes.worker_node import WorkerNode, parse_moves, with_moves
 from tests.simulation.invariants import OPERATOR
 from tests.simulation.world import TIMEOUT, World
 
@@ -71,6 +71,19 @@ def _remove(world: World, queue: str) -> None:
         last = 10 * random.randint(0, world.broker.end(queue) // 10)
         create = CreateOp(path, QueueNode(last=last).encode())
         world.schedule.after(random.random() * 0.3, coordinator.commit, OPERATOR, (create,))
+
+
+def move(world: World) -> None:
+    """Hand a queue to a worker, which may be gone by then, or not take it."""
+    workers = world.coordinator.names(world.layout.workers)
+    folder = world.coordinator.node(world.layout.assignments)
+    if not workers or folder is None or world.coordinator.down:
+        return
+    queue, worker = world.random.choice(world.queues()), world.random.choice(sorted(workers))
+    moves = {**parse_moves(folder.data), queue: worker}
+    data = with_moves(folder.data, moves)
+    world.schedule.note("an operator moves %s to %s", queue, worker)
+    world.coordinator.commit(OPERATOR, (SetOp(world.layout.assignments, data, folder.version),))
 
 
 def spoil(world: World) -> None:

@@ -18,6 +18,7 @@ class Switches:
     :ivar careless_threads: the threads of a blocked process start messages without a lease.
     :ivar filters: workers take only some queues; nothing is wrong with that world either.
     :ivar actions: operators ask workers for actions; nothing is wrong with that world either.
+    :ivar moves: operators hand queues to workers; nothing is wrong with that world either.
     :ivar limits: jobs need permits of a limit; nothing is wrong with that world either.
     """
 
@@ -31,3 +32,4 @@ class Switches:
     filters: bool = False
     actions: bool = False
     limits: bool = False
+    moves: bool = False

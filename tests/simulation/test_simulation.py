@@ -32,6 +32,7 @@ HISTORIES = 2000
 FILTER_HISTORIES = 500
 LIMIT_HISTORIES = 500
 ACTION_HISTORIES = 500
+MOVE_HISTORIES = 500
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -72,6 +73,16 @@ def test_no_history_with_limits_violates_an_invariant(histories: int | None) -> 
     assert run.stdout, run.stderr
     found = json.loads(run.stdout)
     text = f"{found}; python -m tests.simulation --switch limits --seed {found['seed']}"
+    assert found["invariant"] == "", text
+
+
+def test_no_history_with_moves_violates_an_invariant(histories: int | None) -> None:
+    """The same with operators who hand queues to workers: at the end each has the queues that were
+    moved to it, all others are balanced, and no queue ever had two owners."""
+    run = _run("--histories", str(histories or MOVE_HISTORIES), "--switch", "moves", "--json")
+    assert run.stdout, run.stderr
+    found = json.loads(run.stdout)
+    text = f"{found}; python -m tests.simulation --switch moves --seed {found['seed']}"
     assert found["invariant"] == "", text
 
 

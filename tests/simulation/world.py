@@ -120,6 +120,7 @@ class World:
         registered = set(self.coordinator.names(self.layout.workers) or ())
         if (
             self.switches.filters
+            or self.switches.moves
             or any(self.checks.is_deleted(queue) for queue in self.queues())
             or any(process.draining for process in living)
             or registered != {process.member.name for process in living}

@@ -133,12 +133,7 @@ class Assignments:
 
     def current(self, workers: Mapping[str, WorkerNode]) -> dict[str, list[str]]:
         """Return the assignment of each worker; without one, the queues in its node."""
-        assigned = {name for name in workers if name in self._assigned}
-        current = {name: sorted(self._assigned[name][0]) for name in assigned}
-        taken = {queue for name in assigned for queue in self._assigned[name][0]}
-        for name in workers.keys() - assigned:
-            current[name] = [queue for queue in workers[name].queues if queue not in taken]
-        return current
+        return present_shares({name: found[0] for name, found in self._assigned.items()}, workers)
 
     # --- writing ----------------------------------------------------------------------
 
@@ -234,6 +229,22 @@ class Assignments:
             reason,
             worker,
         )
+
+
+def present_shares(
+    assigned: Mapping[str, frozenset[str]], workers: Mapping[str, WorkerNode]
+) -> dict[str, list[str]]:
+    """Return the present queues of each worker, for the planner.
+
+    :param assigned: the assignments that can be read. A worker without one has the queues in its
+        node, unless they are assigned to another worker.
+    """
+    known = {name for name in workers if name in assigned}
+    current = {name: sorted(assigned[name]) for name in known}
+    taken = {queue for name in known for queue in assigned[name]}
+    for name in workers.keys() - known:
+        current[name] = [queue for queue in workers[name].queues if queue not in taken]
+    return current
 
 
 def _fitting(

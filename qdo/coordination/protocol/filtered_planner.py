@@ -1,8 +1,9 @@
 """The plan if workers take only some of the queues.
 
 Workers with equal filters are a group; all filters that take every queue are equal. Queues that
-match the same groups are a class. First each class is distributed over the groups, then each group
-over its workers (`planner.plan`).
+match the same groups are a class. A worker that an operator moved queues to is a group by itself,
+and those queues are a class that only this group takes. So they stay, and count as its load.
+First each class is distributed over the groups, then each group over its workers (`planner.plan`).
 
 The shares of the groups are an optimal semi-matching (Harvey, Ladner, Lovasz, Tamir: Semi-
 matchings for bipartite graphs and load balancing, 2006). As long as a queue can be passed on, from
@@ -17,7 +18,7 @@ fewer queues to another group (Ahuja, Magnanti, Orlin: Network flows, 1993, chap
 Properties of a plan:
 
 1. A worker gets only queues that match its filter. Every queue that matches a filter has one
-   worker. Workers with equal filters differ by at most one queue.
+   worker. Workers with equal filters differ by at most one queue, but for moved queues.
 2. No plan has a smaller sum of squared loads.
 3. Of those plans, none moves fewer queues to another group.
 4. Inside a group the fewest queues move, given the queues that it has. Of a class that must leave,
@@ -44,16 +45,24 @@ def plan_filtered(
     queues: Iterable[str],
     workers: Mapping[str, QueueFilter],
     current: Mapping[str, Iterable[str]],
+    moves: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Return the queues of each worker, and those that match no worker's filter.
 
     :param workers: the filter of each worker.
     :param current: the present queues of each worker; see `planner.plan`.
+    :param moves: the worker of each queue that an operator moved. A move counts while that worker
+        is among `workers` and takes the queue.
     """
-    if all(each.everything for each in workers.values()):
+    moves = {
+        queue: worker
+        for queue, worker in (moves or {}).items()
+        if worker in workers and workers[worker].takes(queue)
+    }
+    if not moves and all(each.everything for each in workers.values()):
         names = list(queues)
         return plan(names, workers, current), [] if workers else names
-    groups, classes = _sorted_out(queues, workers)
+    groups, classes = _sorted_out(queues, workers, moves)
     untaken = classes.pop((), _Class(())).queues
     taken = list(classes.values())
     homes = _homes(taken, groups, current)
@@ -72,16 +81,25 @@ class _Class:
 
 
 def _sorted_out(
-    queues: Iterable[str], workers: Mapping[str, QueueFilter]
+    queues: Iterable[str], workers: Mapping[str, QueueFilter], moves: Mapping[str, str]
 ) -> tuple[list[list[str]], dict[tuple[int, ...], _Class]]:
     """Return the workers of each group, and the classes by the groups that take them."""
-    groups: dict[QueueFilter, list[str]] = {}
+    alone = frozenset(moves.values())
+    groups: dict[tuple[QueueFilter, str], list[str]] = {}
     for name in sorted(workers):
-        groups.setdefault(workers[name].canonical(), []).append(name)
-    matchers = [each.matcher() for each in groups]
+        key = workers[name].canonical(), name if name in alone else ""
+        groups.setdefault(key, []).append(name)
+    number_of = {names[0]: number for number, names in enumerate(groups.values())}
+    numbers: dict[QueueFilter, list[int]] = {}  # equal filters are matched once
+    for number, (takes, _) in enumerate(groups):
+        numbers.setdefault(takes, []).append(number)
+    matchers = [(each.matcher(), found) for each, found in numbers.items()]
     classes: dict[tuple[int, ...], _Class] = {}
     for queue in dict.fromkeys(queues):
-        takers = tuple(group for group, takes in enumerate(matchers) if takes(queue))
+        if queue in moves:
+            takers: tuple[int, ...] = (number_of[moves[queue]],)
+        else:
+            takers = tuple(sorted(n for takes, found in matchers if takes(queue) for n in found))
         if takers not in classes:
             classes[takers] = _Class(takers)
         classes[takers].queues[queue] = None

@@ -8,7 +8,7 @@ checks that the folder still has the version that it had before the queue nodes 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from qdo.coordination.protocol.assignments import FencedCommit
 from qdo.coordination.protocol.machine import (
@@ -35,10 +35,12 @@ class QueueNodes:
     """The queue nodes as last listed, and those that are being created.
 
     :ivar listed: the names of all queue nodes, None while they are unknown.
+    :ivar deleted: the names of those marked as deleted, None while they are unknown.
     """
 
     def __init__(self, layout: Layout, commit: FencedCommit) -> None:
         self.listed: tuple[str, ...] | None = None
+        self.deleted: frozenset[str] | None = None
         self._layout = layout
         self._commit = commit
         self._missing: dict[str, int] = {}
@@ -61,6 +63,18 @@ class QueueNodes:
         self.listed = names
         self._created(names)
         self.create_missing()
+
+    def planned(self, assigned: Callable[[], Container[str]]) -> Sequence[str]:
+        """Return the queues to distribute: deleted ones bring no work, but would count as load.
+
+        :param assigned: returns the queues that are already assigned: no others are planned while
+            it is unknown which are deleted.
+        """
+        listed, deleted = self.listed or (), self.deleted
+        if deleted is None:
+            known = assigned()
+            return [queue for queue in listed if queue in known]
+        return [queue for queue in listed if queue not in deleted] if deleted else listed
 
     def want(self, names: Iterable[str], last: int) -> None:
         """Record queues that must have nodes."""

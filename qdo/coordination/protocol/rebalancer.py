@@ -11,7 +11,7 @@ after becoming leader, after every reconnection and once a minute, in case it mi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from qdo.coordination.protocol.assignments import RETRY_SECONDS, Assignments
 from qdo.coordination.protocol.filtered_planner import plan_filtered
@@ -25,6 +25,7 @@ from qdo.coordination.protocol.machine import (
     Get,
     Machine,
     NodeMissing,
+    NodeRead,
     NoResponse,
     Op,
     Refused,
@@ -35,7 +36,8 @@ from qdo.coordination.protocol.machine import (
 from qdo.coordination.protocol.queue_nodes import QueueNodes
 from qdo.coordination.protocol.worker_roll import WorkerRoll
 from qdo.coordination.znodes.layout import Layout, is_worker_name
-from qdo.text import join_some, pluralize
+from qdo.coordination.znodes.worker_node import parse_moves
+from qdo.text import pluralize
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,6 @@ MAX_SETTLE_SECONDS = 1.0
 RELIST_SECONDS = 0.05
 """Shortest time between two listings of all queues."""
 RECONCILE_SECONDS = 60.0
-NAMES_SHOWN = 20
 
 
 class Rebalancer(Machine):
@@ -67,14 +68,13 @@ class Rebalancer(Machine):
     ) -> None:
         super().__init__()
         self._wait_for_deleted = wait_for_deleted
-        self._deleted: frozenset[str] | None = None
         self._layout = layout
         self._clock = clock
         self._resign = resign
         self._up = False
         self._fence: int | None = None
         self._term = 0
-        self._unmatched: list[str] = []
+        self._moves: dict[str, str] = {}
         self._assignments = Assignments(
             layout, commit=self._fenced, observe=self._observe, on_conflict=self._reconcile
         )
@@ -97,14 +97,13 @@ class Rebalancer(Machine):
     def leadership_acquired(self, fence: int) -> None:
         """Begin; `fence` is the version of the rebalancer node after becoming leader."""
         self._fence = fence
-        self._deleted = None if self._wait_for_deleted else frozenset()
+        self._queue_nodes.deleted = None if self._wait_for_deleted else frozenset()
         self._reconcile()
 
     def leadership_lost(self) -> None:
         """Stop, and forget all observations."""
         self._fence = None
         self._term += 1
-        self._unmatched = []
         self._roll.end_term()
         self._assignments.end_term()
         self._queue_nodes.end_term()
@@ -151,6 +150,8 @@ class Rebalancer(Machine):
             self._relist_at = min(self._relist_at, self._clock() + RELIST_SECONDS)
         elif path.startswith(f"{self._layout.workers}/"):
             self._read_worker(path.rpartition("/")[2])
+        elif path == self._layout.assignments:
+            self._read_moves()
         elif path.startswith(f"{self._layout.assignments}/"):
             self._assignments.check(path.rpartition("/")[2])
 
@@ -182,6 +183,7 @@ class Rebalancer(Machine):
         self._list_queues()
         self._unread += 1
         self._observe(Children(self._layout.assignments), self._assignments_listed)
+        self._read_moves()
 
     def _list_workers(self) -> None:
         self._unread += 1
@@ -242,6 +244,18 @@ class Rebalancer(Machine):
     def _assignment_read(self) -> None:
         self._unread -= 1
 
+    def _read_moves(self) -> None:
+        """Read the queues that operators moved, and watch them."""
+        self._unread += 1
+        self._observe(Get(self._layout.assignments, watch=True), self._moves_read)
+
+    def _moves_read(self, answer: Response) -> None:
+        self._unread -= 1
+        found = parse_moves(answer.data) if isinstance(answer, NodeRead) else {}
+        if found != self._moves:
+            self._moves = found
+            self._plan_soon(0.0)
+
     def _recreate(self, path: str) -> None:
         """Create a deleted folder again: without it no queue can be assigned."""
         log.warning("rebalancer: %s was deleted; recreating it to assign queues again", path)
@@ -275,38 +289,15 @@ class Rebalancer(Machine):
         able = self._roll.able(self._assignments.writable)
         if not able:
             return
-        queues = self._planned(self._queue_nodes.listed)
-        wanted, unmatched = plan_filtered(queues, able, current)
-        self._report_unmatched(sorted(unmatched))
+        queues = self._queue_nodes.planned(self._assignments.queues)
+        wanted, unmatched = plan_filtered(queues, able, current, self._moves)
+        self._roll.report_unmatched(sorted(unmatched))
         changes = self._assignments.changes(workers, wanted)
         if changes:
             sizes = pluralize(len(queues), "queue"), pluralize(len(able), "worker")
             changed = pluralize(len(changes), "changed assignment")
             log.info("rebalancer: %s over %s, with %s", *sizes, changed)
             self._assignments.write(changes)
-
-    def _planned(self, queues: Sequence[str]) -> Sequence[str]:
-        """Return the queues to distribute: deleted ones bring no work, but would count as load."""
-        deleted = self._deleted
-        if deleted is None:
-            assigned = self._assignments.queues()
-            return [queue for queue in queues if queue in assigned]
-        return [queue for queue in queues if queue not in deleted] if deleted else queues
-
-    def _report_unmatched(self, unmatched: list[str]) -> None:
-        """Log the queues that no worker takes, whenever they change."""
-        if unmatched == self._unmatched:
-            return
-        if unmatched:
-            log.warning(
-                "rebalancer: no worker takes %s (no job, --queues or --exclude), and their messages"
-                " wait; start a worker that has a job for them: %s",
-                pluralize(len(unmatched), "queue"),
-                join_some(unmatched, NAMES_SHOWN),
-            )
-        else:
-            log.info("rebalancer: every queue has a worker that takes it")
-        self._unmatched = unmatched
 
     # --- publishing -------------------------------------------------------------------
 
@@ -335,8 +326,8 @@ class Rebalancer(Machine):
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
         """Assign exactly these queues to no worker; ignored unless leading."""
-        if self.leading and names != self._deleted:
-            self._deleted = names
+        if self.leading and names != self._queue_nodes.deleted:
+            self._queue_nodes.deleted = names
             self._plan_soon(0.0)
 
     def create_queues(self, names: Iterable[str], last: int = 0) -> None:

@@ -14,7 +14,7 @@ from qdo.coordination.protocol.machine import NodeRead, Refused, Response
 from qdo.coordination.znodes.layout import is_worker_name
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.queues import QueueFilter
-from qdo.text import pluralize
+from qdo.text import join_some, pluralize
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ JUDGE_SECONDS = 2.0
 IDLE_SECONDS = 10.0
 """A worker that claims none of its queues for so long gets none for `ASIDE_SECONDS`."""
 ASIDE_SECONDS = 300.0
+NAMES_SHOWN = 20
 
 
 class WorkerRoll:
@@ -40,6 +41,7 @@ class WorkerRoll:
         self._unable: dict[str, str] = {}
         self._idle_since: dict[str, float] = {}
         self._aside_until: dict[str, float] = {}
+        self._unmatched: list[str] = []
         self.judge_at = 0.0
 
     def clear(self) -> None:
@@ -54,6 +56,7 @@ class WorkerRoll:
         self._unable = {}
         self._idle_since = {}
         self._aside_until = {}
+        self._unmatched = []
 
     def record(self, names: Iterable[str]) -> tuple[list[str], bool]:
         """Record a listing; return the nodes to read, and whether a worker is gone."""
@@ -96,6 +99,21 @@ class WorkerRoll:
                 path,
                 reason,
             )
+
+    def report_unmatched(self, unmatched: list[str]) -> None:
+        """Log the queues that no worker takes, whenever they change."""
+        if unmatched == self._unmatched:
+            return
+        if unmatched:
+            log.warning(
+                "rebalancer: no worker takes %s (no job, --queues or --exclude), and their messages"
+                " wait; start a worker that has a job for them: %s",
+                pluralize(len(unmatched), "queue"),
+                join_some(unmatched, NAMES_SHOWN),
+            )
+        else:
+            log.info("rebalancer: every queue has a worker that takes it")
+        self._unmatched = unmatched
 
     def _exclude(self, name: str, reason: str) -> None:
         if self._unable.get(name) != reason:

@@ -76,7 +76,10 @@ class NodeRights:
             return {WORKERS: Permissions.ALL, "": _READ | _CREATE}
         rights = {WORKERS: Permissions.ALL, OPERATORS: _READ, MONITORS: _READ}
         folder = path.rpartition("/")[0]
-        if folder in (layout.queues, layout.workers) or path == layout.fleet.holds:
+        if folder in (layout.queues, layout.workers) or path in (
+            layout.fleet.holds,
+            layout.assignments,
+        ):
             rights[OPERATORS] |= _WRITE
         elif path == layout.queues:
             rights[OPERATORS] |= _WRITE | _DELETE

@@ -1,13 +1,17 @@
-"""The values of worker and assignment nodes."""
+"""The values of worker and assignment nodes, and of the folder of assignments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qdo.coordination.znodes.values import encode_list, load_list, string_tuple
+from qdo.coordination.znodes.layout import is_worker_name
+from qdo.coordination.znodes.values import encode, encode_list, load, load_list, string_tuple
 from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
+
+MAX_MOVES = 1000
+"""Queues that operators have moved to a worker: each of those workers is planned for by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +95,27 @@ def parse_assignment(data: bytes | None) -> frozenset[str] | None:
 def encode_queues(queues: Iterable[str]) -> bytes:
     """Return the value of an assignment node."""
     return encode_list({"queues": sorted(queues)})
+
+
+def parse_moves(data: bytes | None) -> dict[str, str]:
+    """Return the worker of each queue that an operator moved, from the folder of assignments.
+
+    Other programs' values and those beyond `MAX_MOVES` are left out.
+    """
+    value, _ = load(data)
+    moves = value.get("moves")
+    if not isinstance(moves, dict):
+        return {}
+    found = {
+        queue: worker
+        for queue, worker in moves.items()
+        if isinstance(worker, str) and is_worker_name(worker) and is_path_part(queue)
+    }
+    return dict(sorted(found.items())[:MAX_MOVES])
+
+
+def with_moves(data: bytes | None, moves: Mapping[str, str]) -> bytes:
+    """Return the value of the folder of assignments with these moves; other keys stay."""
+    value, _ = load(data)
+    value.pop("moves", None)
+    return encode({**value, "moves": dict(moves)} if moves else value)

@@ -57,6 +57,13 @@ CALLS = {
         ("dead-letters", "export"),
     ],
     "seek": [("seek", HOSTILE_NAME, "earliest"), ("seek", "q", HOSTILE)],
+    "move": [
+        ("move", HOSTILE_NAME, "worker-0000000000"),
+        ("move", HOSTILE, HOSTILE),
+        ("move", HOSTILE_NAME, HOSTILE_NAME),
+        ("move", HOSTILE_NAME, "worker-0000000000", "--timeout", HOSTILE),
+    ],
+    "rebalance": [("rebalance", "--dry-run"), ("rebalance", "--dry-run", "--app", HOSTILE)],
     "checkpoints": [
         ("checkpoints", "export", "--file", "saved.jsonl"),
         ("checkpoints", "import", "saved.jsonl", "--dry-run"),

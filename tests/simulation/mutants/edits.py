@@ -489,4 +489,28 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         ("filters",),
     ),
+    Mutant(
+        "the rebalancer plans with the moves of operators",
+        "moves",
+        (_edit("rebalancer", "able, current, self._moves)", "able, current)"),),
+        ("moves",),
+    ),
+    Mutant(
+        "the rebalancer watches the moves of operators",
+        "moves",
+        (
+            _edit(
+                "rebalancer",
+                "Get(self._layout.assignments, watch=True)",
+                "Get(self._layout.assignments)",
+            ),
+        ),
+        ("moves",),
+    ),
+    Mutant(
+        "a plan puts a moved queue on its worker only",
+        "moves",
+        (_edit("filtered_planner", "if queue in moves:", "if False:"),),
+        ("moves",),
+    ),
 )

@@ -17,6 +17,7 @@ from qdo.queues import EVERYTHING, QueueFilter
 
 Holdings = dict[str, list[str]]
 Fleet = tuple[list[str], dict[str, QueueFilter], Holdings]
+MovedFleet = tuple[Fleet, dict[str, str]]
 
 FILTERS = st.builds(
     QueueFilter,
@@ -36,6 +37,25 @@ def fleets(draw: st.DrawFn, most_queues: int = 24, most_workers: int = 7) -> Fle
     workers = {name: draw(st.sampled_from(kinds)) for name in names}
     held = st.lists(name, unique=True, max_size=10)
     return queues, workers, {name: draw(held) for name in (*workers, "stranger")}
+
+
+@st.composite
+def moved_fleets(draw: st.DrawFn, most_queues: int = 24, most_workers: int = 7) -> MovedFleet:
+    """A fleet, and the workers that operators want for some queues."""
+    fleet = draw(fleets(most_queues=most_queues, most_workers=most_workers))
+    names = st.sampled_from([*fleet[1], "stranger"])
+    wishes = st.dictionaries(st.sampled_from([*fleet[0], "z0"]), names, max_size=5)
+    return fleet, draw(wishes)
+
+
+def effective(fleet: MovedFleet) -> dict[str, str]:
+    """Return the moves that count."""
+    (queues, workers, _), wishes = fleet
+    return {
+        queue: name
+        for queue, name in wishes.items()
+        if queue in queues and name in workers and workers[name].takes(queue)
+    }
 
 
 def owners(fleet: Fleet) -> dict[str, str]:
@@ -125,6 +145,46 @@ def test_planning_again_moves_nothing(fleet: Fleet, chance: random.Random) -> No
     queues, workers, _ = fleet
     planned, _ = plan_filtered(*fleet)
     again, _ = plan_filtered(chance.sample(queues, len(queues)), workers, planned)
+    assert moves(planned, again) == 0
+
+
+@given(moved_fleets())
+def test_a_moved_queue_stays_with_its_worker(fleet: MovedFleet) -> None:
+    """As long as that worker is there and takes it; otherwise the move counts for nothing."""
+    (queues, workers, current), wishes = fleet
+    planned, untaken = plan_filtered(queues, workers, current, wishes)
+    found = by_queue(planned)
+    kept = effective(fleet)
+    assert {queue: found[queue] for queue in kept} == kept
+    assert sorted([*found, *untaken]) == sorted(queues)
+    assert all(workers[name].takes(queue) for queue, name in found.items())
+    assert plan_filtered(queues, workers, current, kept) == (planned, untaken)
+
+
+@settings(max_examples=150)
+@given(moved_fleets(most_queues=6, most_workers=4))
+def test_no_plan_with_those_moves_is_more_even(fleet: MovedFleet) -> None:
+    """Against every plan there is."""
+    (queues, workers, current), wishes = fleet
+    planned, untaken = plan_filtered(queues, workers, current, wishes)
+    kept = effective(fleet)
+    taken = [queue for queue in queues if queue not in untaken]
+    choices = [
+        [kept[queue]] if queue in kept else [name for name in workers if workers[name].takes(queue)]
+        for queue in taken
+    ]
+    best = min(
+        squares(dict(zip(taken, chosen, strict=True))) for chosen in itertools.product(*choices)
+    )
+    assert squares(by_queue(planned)) == best
+
+
+@given(moved_fleets(), st.randoms(use_true_random=False))
+def test_planning_again_with_moves_moves_nothing(fleet: MovedFleet, chance: random.Random) -> None:
+    (queues, workers, current), wishes = fleet
+    planned, _ = plan_filtered(queues, workers, current, wishes)
+    listed = chance.sample(queues, len(queues))
+    again, _ = plan_filtered(listed, workers, planned, wishes)
     assert moves(planned, again) == 0
 
 
