@@ -30,6 +30,11 @@ COMMANDS = {
     "top": ("qdo.cli.commands.top", "top", "Show the worst queues and the workers, live."),
     "events": ("qdo.cli.commands.events", "follow_events", "Follow what changes."),
     "check": ("qdo.cli.commands.status", "check", "Check queues for a monitoring system."),
+    "doctor": (
+        "qdo.cli.commands.fleet.doctor",
+        "doctor",
+        "Check coordinator, broker, workers, jobs and this machine.",
+    ),
     "dead-letters": (
         "qdo.cli.commands.dead_letters",
         "dead_letters",

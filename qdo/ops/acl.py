@@ -31,8 +31,15 @@ def acl_differences(client: Client, layout: Layout) -> list[AclDifference]:
 
     :raises CoordinatorUnreachableError: the connection is lost.
     """
+    return differences_of(client, list(_paths(client, layout.root)))
+
+
+def differences_of(client: Client, paths: Sequence[str]) -> list[AclDifference]:
+    """Return those of these nodes whose list differs, in the same order.
+
+    :raises CoordinatorUnreachableError: the connection is lost.
+    """
     differences = []
-    paths = list(_paths(client, layout.root))
     for path, answer in pipelined(client, client.get_acls_async, paths):
         expected = client.access.acl_of(path)
         if isinstance(answer, Exception):

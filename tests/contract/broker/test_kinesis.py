@@ -24,7 +24,8 @@ from qdo.aws_errors import (
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.kinesis.broker import KinesisBroker
 from qdo.brokers.kinesis.codec import MAX_BODY_BYTES
-from qdo.brokers.kinesis.positions import sequence_of, time_in
+from qdo.brokers.kinesis.positions import FINISHED, sequence_of, time_in
+from qdo.coordination.znodes.layout import Layout
 from qdo.errors import (
     MessageTooLargeError,
     QueueNameError,
@@ -32,6 +33,9 @@ from qdo.errors import (
     UnsupportedError,
     UsageError,
 )
+from qdo.ops.checkpoints.importing import ImportStep, plan_import
+from qdo.ops.checkpoints.lines import Checkpoint
+from qdo.ops.seek import QueuePosition
 from qdo.positions import position_now, time_of_position
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy, proxying
@@ -346,6 +350,25 @@ def test_a_reader_goes_on_where_it_stopped(broker: KinesisBroker) -> None:
     broker.send(Outgoing(SHARD, b"new"))
     assert [row[1] for row in reader.fetch(4)] == [b"new"]
     reader.close()
+
+
+def test_only_positions_of_a_shard_can_be_imported(broker: KinesisBroker) -> None:
+    """Not a sequence number that it never had, nor the end of a shard that is open."""
+    broker.send_many(outgoing(SHARD, range(2)))
+    known = positions(broker, SHARD)
+    last, text = time_in(known[0]), broker.positions.to_text(known[0])
+    never = str(sequence_of(known[1]) * 2)
+    layout = Layout.of("a")
+
+    def plan(queue: str, position: str | None) -> ImportStep:
+        checkpoint = Checkpoint(queue, last, position)
+        return plan_import(None, layout, broker, [checkpoint], "id")[0]
+
+    found = plan(SHARD, text)
+    assert (found.outcome, found.after) == ("create", QueuePosition(last, text))
+    refused = [plan(SHARD, never), plan(SHARD, "x"), plan(SHARD, FINISHED), plan("nowhere", text)]
+    assert [(each.outcome, each.after) for each in refused] == [("skipped", None)] * 4
+    assert all(each.note for each in refused)
 
 
 def test_backlog_is_one_or_zero_and_has_an_age(

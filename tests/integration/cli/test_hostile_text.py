@@ -57,6 +57,7 @@ CALLS = {
         ("dead-letters", "export"),
     ],
     "seek": [("seek", HOSTILE_NAME, "earliest"), ("seek", "q", HOSTILE)],
+    "doctor": [("doctor",), ("doctor", "--app", HOSTILE), ("doctor", "-o", "csv")],
     "move": [
         ("move", HOSTILE_NAME, "worker-0000000000"),
         ("move", HOSTILE, HOSTILE),

@@ -16,7 +16,7 @@ from qdo.coordination.znodes.values import load
 from qdo.coordination.znodes.worker_node import WorkerNode, parse_moves
 from tests.support.app_runs import AppRuns
 from tests.support.cli import Ended, command
-from tests.support.processes import Proc, wait_until
+from tests.support.processes import Proc, freeze, wait_until
 
 JOBS = """
 import os
@@ -104,8 +104,8 @@ def leader(runs: AppRuns) -> str:
 
 
 @contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+def frozen(runs: AppRuns, pid: int) -> Iterator[None]:
+    freeze(pid, runs.coordinator)
     try:
         yield
     finally:
@@ -137,7 +137,7 @@ def test_a_queue_moves_and_stays(runs: AppRuns) -> None:
     entry = json.loads(runs.client.get(runs.layout.fleet.log_entry(names[-1]))[0])
     assert (entry["command"], entry["target"], entry["to"]) == ("move", "a", {"owner": target})
     assert rebalance(runs) == {}
-    with frozen(pid_of(runs, next(name for name in workers(runs) if name != leader(runs)))):
+    with frozen(runs, pid_of(runs, next(name for name in workers(runs) if name != leader(runs)))):
         runs.app.send("new", 1)  # the leader plans again
         wait_until(lambda: runs.client.exists(runs.layout.queue("new")), "the new queue")
     wait_until(lambda: len(runs.runs("new")) == 1, "its message")
@@ -204,7 +204,7 @@ def test_a_new_leader_carries_out_a_move(runs: AppRuns) -> None:
     queue = next(name for name in "abc" if owner(runs, name) != first)
     target = next(name for name in workers(runs) if name not in (first, owner(runs, queue)))
     pid = pid_of(runs, first)
-    with frozen(pid):
+    with frozen(runs, pid):
         ended = qdo(runs, "move", queue, target, "--timeout", "0s")
         assert ended.code == 0, ended.err
         assert owner(runs, queue) != target
@@ -221,7 +221,7 @@ def test_the_last_of_two_operators_wins(runs: AppRuns) -> None:
     first = leader(runs)
     queue = next(name for name in "abc" if owner(runs, name) != first)
     targets = [name for name in workers(runs) if name != owner(runs, queue)]
-    with frozen(pid_of(runs, first)):
+    with frozen(runs, pid_of(runs, first)):
         for target in targets:
             assert qdo(runs, "move", queue, target, "--timeout", "0s").code == 0
         assert moves(runs) == {queue: targets[-1]}
@@ -251,7 +251,7 @@ def test_a_draining_worker_gets_no_queue(runs: AppRuns) -> None:
     target = other(runs, "a")
     path = runs.layout.worker(target)
     node = WorkerNode.parse(runs.client.get(path)[0])
-    with frozen(pid_of(runs, target)):
+    with frozen(runs, pid_of(runs, target)):
         runs.client.set(path, WorkerNode(node.queues, draining=True).encode())
         assert qdo(runs, "move", "a", target).code == 5
     assert moves(runs) == {}
@@ -262,7 +262,7 @@ def test_a_dry_run_tells_what_the_leader_does_next(runs: AppRuns) -> None:
     started(runs, 1)
     first = leader(runs)
     assert rebalance(runs) == {}
-    with frozen(pid_of(runs, first)):
+    with frozen(runs, pid_of(runs, first)):
         runs.start(JOBS)
         wait_until(lambda: len(workers(runs)) == 2, "the second worker")
         joined = other(runs, "a")

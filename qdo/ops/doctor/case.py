@@ -1,0 +1,122 @@
+"""What the checks look at, read once, and what they find."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from qdo.brokers.base import Broker
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.fleet.components import ProcessDescription, read_components
+from qdo.jobs.job import Job
+from qdo.jobs.policy import Policy
+from qdo.ops.status import QueueStatus, Statuses, queue_statuses
+from qdo.ops.verdicts import Verdict, judge_all
+from qdo.ops.worker_status import WorkerStatus, worker_statuses
+
+BACKLOGS = 20
+"""Backlogs that are requested from brokers that need a request for each."""
+
+Status = Literal["ok", "warning", "failed", "unknown"]
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The result of a check.
+
+    :ivar text: one sentence.
+    :ivar remedy: what to do, None if there is nothing to do.
+    """
+
+    status: Status
+    text: str
+    remedy: str | None = None
+
+
+def ok(text: str) -> Diagnosis:
+    return Diagnosis("ok", text)
+
+
+def warning(text: str, remedy: str) -> Diagnosis:
+    return Diagnosis("warning", text, remedy)
+
+
+def failed(text: str, remedy: str) -> Diagnosis:
+    return Diagnosis("failed", text, remedy)
+
+
+def unknown(text: str, remedy: str | None = None) -> Diagnosis:
+    return Diagnosis("unknown", text, remedy)
+
+
+@dataclass(slots=True)
+class Case:
+    """An app and its services.
+
+    :ivar client: None if the coordinator cannot be reached, or is a file that does not exist.
+    :ivar broker: None for the same reasons.
+    :ivar faults: why "coordinator" or "broker" is None.
+    :ivar coordinator_url: its address.
+    :ivar broker_url: its address.
+    :ivar jobs: the jobs of the app, None if only its name is known.
+    :ivar policy_of: returns the failure policy of a queue.
+    """
+
+    client: Client | None
+    broker: Broker | None
+    layout: Layout
+    faults: Mapping[str, str]
+    coordinator_url: str
+    broker_url: str
+    jobs: Sequence[Job] | None = None
+    policy_of: Callable[[str], Policy] = lambda queue: Policy()
+    _read: dict[str, Any] = field(default_factory=dict)
+    _reading: Any = field(default_factory=threading.Lock)
+
+    def statuses(self) -> Statuses:
+        """Return the status of every queue."""
+        return self._once(
+            "statuses",
+            lambda: queue_statuses(self.client, self.layout, self.broker, "*", BACKLOGS),
+        )
+
+    def names(self) -> list[str]:
+        """Return the queues that the broker lists."""
+        return self._once("names", lambda: self.opened().catalog.names_to_show())
+
+    def judged(self) -> list[tuple[QueueStatus, Verdict]]:
+        """Return the queues with the verdicts on them."""
+        statuses = self.statuses()
+        return self._once("judged", lambda: judge_all([statuses]))
+
+    def workers(self) -> list[WorkerStatus]:
+        """Return the registered workers."""
+        return self._once("workers", lambda: worker_statuses(self.connected(), self.layout))
+
+    def processes(self) -> list[ProcessDescription]:
+        """Return the processes of the app, as they describe themselves."""
+        return self._once("processes", lambda: read_components(self.connected(), self.layout))
+
+    def connected(self) -> Client:
+        """Return the client, for checks that need the coordinator."""
+        if self.client is None:
+            raise LookupError("coordinator")
+        return self.client
+
+    def opened(self) -> Broker:
+        """Return the broker, for checks that need it."""
+        if self.broker is None:
+            raise LookupError("broker")
+        return self.broker
+
+    def _once(self, name: str, read: Callable[[], _Value]) -> _Value:
+        """Return what was read before, or read it. A check that was given up may still read."""
+        with self._reading:
+            if name not in self._read:
+                self._read[name] = read()
+        found: _Value = self._read[name]
+        return found

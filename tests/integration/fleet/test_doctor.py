@@ -1,0 +1,138 @@
+"""`qdo doctor` with real workers on both coordinators, and with services that are broken."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.coordination.znodes.values import encode
+from tests.support.app_runs import AppRuns
+from tests.support.cli import command
+from tests.support.processes import children, freeze, wait_until
+
+JOBS = """
+import os
+import qdo
+
+app = qdo.App("ill")
+
+@app.job("good-*")
+def job(message, context):
+    with open("out", "a") as out:
+        out.write(f"{message.queue} {message.body} {message.attempt} {os.getpid()}\\n")
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path, coordinator_url: str) -> Iterator[AppRuns]:
+    runs = AppRuns("ill", tmp_path, coordinator_url)
+    yield runs
+    runs.close()
+
+
+def doctor(
+    runs: AppRuns, code: int, app: str = "jobs:app", coordinator: str = ""
+) -> dict[str, dict[str, Any]]:
+    argv = ["-m", "qdo", "doctor", "-o", "json", "--app", app]
+    argv += ["--coordinator", coordinator or runs.coordinator]
+    argv += ["--broker", f"sqlite:{runs.folder / 'messages.db'}"]
+    began = time.monotonic()
+    ended = command(*argv, cwd=runs.folder)
+    assert time.monotonic() - began < 15.0  # 10 s, and the start of Python on a busy machine
+    assert ended.code == code, ended.out + ended.err
+    found = json.loads(ended.out)
+    assert found["schema"] == "qdo.doctor/1"
+    items = {each["check"]: each for each in found["items"]}
+    assert all(each["remedy"] for each in items.values() if each["status"] in ("failed", "warning"))
+    return items
+
+
+def statuses(found: dict[str, dict[str, Any]], *wanted: str) -> dict[str, str]:
+    return {name: each["status"] for name, each in found.items() if each["status"] in wanted}
+
+
+def test_a_healthy_fleet_is_healthy(runs: AppRuns) -> None:
+    """Each check has an answer; with a name instead of the app, those of its jobs have none."""
+    runs.app.send("good-1", 1)
+    runs.start(JOBS, "--processes", "2")
+    wait_until(lambda: runs.runs("good-1") == [("1", 1)], "the message")
+    wait_until(lambda: statuses(doctor(runs, 0), "warning", "failed") == {}, "the second worker")
+    found = doctor(runs, 0)
+    assert statuses(found, "unknown") == {}
+    if runs.coordinator.startswith("zookeeper"):
+        assert "standalone" in found["coordinator-servers"]["reason"]
+    named = doctor(runs, 0, app="ill")
+    assert statuses(named, "unknown") == {"jobs-without-queues": "unknown"}
+
+
+def test_each_fault_is_found(runs: AppRuns) -> None:
+    """A queue without a job, a job without a queue, a dead letter, a newer format, and a process
+    whose clock is ahead."""
+    runs.app.send("other", 1)
+    letter = DeadLetterRecord("other", 1, b"1", None, None, "no", "", 1, "w", 1, time.time())
+    runs.broker.dead_letters.store(letter)
+    runs.start(JOBS)
+    wait_until(lambda: runs.client.exists(runs.layout.queue("other")), "the queue")
+    client, layout = runs.client, runs.layout
+    client.set(layout.root, encode({"level": 9000}))
+    ahead = encode({"host": "late", "started": time.time() + 3600, "version": "0.0.1"})
+    client.create(f"{layout.components}/client/late-", ahead, ephemeral=True, makepath=True)
+    found = statuses(doctor(runs, 1), "failed", "warning")
+    assert found == {
+        "versions": "failed",
+        "clocks": "warning",
+        "dead-letters": "warning",
+        "queues": "failed",
+        "queues-without-jobs": "failed",
+        "jobs-without-queues": "warning",
+    }
+
+
+def test_a_fleet_without_workers_fails(runs: AppRuns) -> None:
+    """Also while the node still names the last leader."""
+    runs.client.create(
+        runs.layout.rebalancer, encode({"worker": "worker-0000000007"}), makepath=True
+    )
+    worker = f"{runs.layout.workers}/worker-"
+    (runs.folder / "jobs.py").write_text(JOBS)
+    found = doctor(runs, 1)
+    assert statuses(found, "failed") == {"leader": "failed", "workers": "failed"}
+    runs.client.create(worker, b"{}", ephemeral=True, sequence=True, makepath=True)
+    assert statuses(doctor(runs, 1), "failed") == {"leader": "failed"}
+
+
+def test_a_silent_worker_is_found(runs: AppRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A component that nobody writes any more, as of a frozen process with a long session."""
+    from qdo.ops.doctor import fleet
+    from qdo.ops.doctor.case import Case
+
+    monkeypatch.setattr("qdo.ops.overview.SILENT_SECONDS", 6.0)
+    proc = runs.start(JOBS, "--session-timeout-seconds", "12")  # reports every 4 s
+    case = Case(runs.client, runs.broker, runs.layout, {}, "", "")
+    wait_until(lambda: fleet.workers(fresh(case)).status == "ok", "the worker")
+    freeze(children(proc.pid)[0], runs.coordinator)
+    wait_until(lambda: fleet.workers(fresh(case)).status == "warning", "its silence")
+
+
+def fresh(case: Any) -> Any:
+    """Return the case without what was read."""
+    case._read.clear()
+    return case
+
+
+def test_services_that_do_not_answer_fail_in_time(runs: AppRuns) -> None:
+    """A port that refuses, and one that accepts and says nothing."""
+    (runs.folder / "jobs.py").write_text(JOBS)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        for port in (1, mute.getsockname()[1]):
+            found = doctor(runs, 1, coordinator=f"zookeeper://127.0.0.1:{port}")
+            assert found["coordinator"]["status"] == "failed"
+            assert found["leader"]["status"] == "unknown"
+            assert found["broker"]["status"] == found["disk"]["status"] == "ok"

@@ -1,0 +1,140 @@
+"""The decisions of `qdo doctor`, on made-up facts, and that it ends in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qdo.brokers.base import Broker
+from qdo.coordination.server_version import ServerReport, read_server
+from qdo.coordination.znodes.layout import Layout
+from qdo.errors import NodeRefusedError, UnreachableError
+from qdo.jobs.job import Job
+from qdo.ops.doctor import brokers
+from qdo.ops.doctor.case import Case, Diagnosis, ok
+from qdo.ops.doctor.checks import CHECKS, Check, diagnose
+from qdo.ops.doctor.coordinator import judge_servers
+from qdo.ops.status import QueueStatus, Statuses
+from qdo.testing.memory_broker import MemoryBroker, MemoryStore
+
+V = (3, 9, 4)
+EMPTY = QueueStatus(
+    queue="q", owner=None, owner_gone=False, last=0, backlog=0, oldest=None, dead_letters=0,
+    fault=None, delayed=0, marks=None, also_blocking=(), untaken=None,
+)  # fmt: skip
+
+
+def case_of(broker: Broker | None = None, **values: Any) -> Case:
+    return Case(None, broker, Layout.of("a"), {}, "sqlite:c.db", "sqlite:m.db", **values)
+
+
+@pytest.mark.parametrize(
+    ("reports", "status"),
+    [
+        ([ServerReport("a", V, "standalone")], "ok"),
+        ([ServerReport("a", V, "leader"), ServerReport("b", V, "follower")], "ok"),
+        ([ServerReport("a", V, "leader"), ServerReport("b", fault="refused")], "warning"),
+        ([ServerReport("a", V, "follower"), ServerReport("b", V, "follower")], "warning"),
+        ([ServerReport("a", (3, 9, 3), "leader"), ServerReport("b", V, "follower")], "warning"),
+        ([ServerReport("a", (3, 9, 3), "standalone")], "ok"),
+        ([ServerReport("a", (3, 5, 9), "standalone")], "failed"),
+        ([ServerReport("a", V, "standalone"), ServerReport("b", V, "standalone")], "failed"),
+        ([ServerReport("a", V, "leader"), ServerReport("b", V, "leader")], "failed"),
+        ([ServerReport("a"), ServerReport("b")], "unknown"),
+    ],
+)
+def test_servers_are_one_safe_ensemble(reports: list[ServerReport], status: str) -> None:
+    assert judge_servers(reports).status == status
+
+
+def test_a_server_that_refuses_has_a_fault() -> None:
+    assert read_server("127.0.0.1:1", 1.0).fault is not None
+
+
+def test_a_check_that_hangs_hides_no_other() -> None:
+    """It is unknown, and so are those that no time is left for."""
+    forever = threading.Event()
+
+    def hang(case: Case) -> Diagnosis:
+        forever.wait()
+        return ok("never")
+
+    checks = (Check("quick", lambda case: ok("fine")), Check("hangs", hang), Check("late", hang))
+    began = time.monotonic()
+    found = dict(diagnose(case_of(), 0.3, checks))
+    assert time.monotonic() - began < 3.0
+    assert {name: found[name].status for name in ("quick", "hangs", "late")} == {
+        "quick": "ok",
+        "hangs": "unknown",
+        "late": "unknown",
+    }
+    forever.set()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UnreachableError(what="it", reason="gone"), "failed"),
+        (NodeRefusedError(path="/x", account="nobody"), "unknown"),
+        (ZeroDivisionError(), "unknown"),
+    ],
+)
+def test_an_error_is_the_answer_of_its_check(error: Exception, status: str) -> None:
+    def broken(case: Case) -> Diagnosis:
+        raise error
+
+    assert dict(diagnose(case_of(), 5.0, (Check("broken", broken),)))["broken"].status == status
+
+
+def test_checks_without_their_service_are_unknown() -> None:
+    found = dict(diagnose(case_of()))
+    assert found["coordinator"].status == found["broker"].status == "failed"
+    assert {found[each.name].status for each in CHECKS if each.needs} == {"unknown"}
+    assert {each.remedy is not None for each in found.values() if each.status == "failed"} == {True}
+
+
+def job(timeout_seconds: float | None) -> Job:
+    return Job(lambda message, context: None, timeout_seconds=timeout_seconds)
+
+
+@pytest.mark.parametrize(
+    ("hold", "timeout", "status"),
+    [(None, 1e6, "ok"), (60.0, 30.0, "ok"), (60.0, None, "ok"), (60.0, 61.0, "failed")],
+)
+def test_a_job_ends_before_its_message_returns(
+    hold: float | None, timeout: float | None, status: str
+) -> None:
+    broker = MemoryBroker(MemoryStore(), "a")
+    broker.capabilities = replace(broker.capabilities, hold_seconds=hold)
+    assert brokers.deadlines(case_of(broker, jobs=[job(timeout)])).status == status
+    assert brokers.deadlines(case_of(broker)).status == ("unknown" if hold else "ok")
+
+
+@pytest.mark.parametrize(
+    ("facts", "status"),
+    [
+        ({"behind_seconds": 1e9}, "ok"),
+        ({"behind_seconds": 40.0, "retention_seconds": 100.0}, "ok"),
+        ({"behind_seconds": 60.0, "retention_seconds": 100.0}, "warning"),
+        ({"lost": True, "fault": "they have expired"}, "failed"),
+    ],
+)
+def test_old_messages_are_compared_with_retention(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], status: str
+) -> None:
+    case = case_of(MemoryBroker(MemoryStore(), "a"))
+    monkeypatch.setattr(Case, "statuses", lambda self: Statuses([replace(EMPTY, **facts)]))
+    assert brokers.retention(case).status == status
+
+
+def test_a_full_disk_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, status in ((50 << 20, "failed"), (500 << 20, "warning"), (50 << 30, "ok")):
+        monkeypatch.setattr(
+            "qdo.ops.doctor.brokers.shutil.disk_usage",
+            lambda path, free=free: type("Usage", (), {"free": free}),
+        )
+        assert brokers.disk(case_of()).status == status
