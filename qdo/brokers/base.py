@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from qdo.brokers.catalog import QueueCatalog
 from qdo.brokers.dead_letters import DeadLetterStore
+from qdo.brokers.delayed import DelayedMessages
 from qdo.brokers.subscription import Reader, ReceiptHandleStore, Subscription
 from qdo.errors import UnsupportedError
 from qdo.positions import TIME_POSITIONS, Positions
@@ -108,6 +109,7 @@ class Broker(abc.ABC):
 
     :ivar catalog: its queues.
     :ivar dead_letters: the messages that failed for the last time.
+    :ivar delayed: the delayed messages, for operators; only with `Capabilities.peek`.
     :ivar id_node: 48-bit node of the UUIDs made from positions (`message.message_id`).
     :ivar identity: random id of a broker that is a file: workers of an app with different files
         would not see each other's messages. "" if workers anywhere reach the same broker.
@@ -120,6 +122,7 @@ class Broker(abc.ABC):
     catalog: QueueCatalog
     dead_letters: DeadLetterStore
     id_node: int
+    delayed: DelayedMessages = DelayedMessages()
     identity: str = ""
     positions: Positions = TIME_POSITIONS
     on_sent: Callable[[Iterable[str]], None] | None = None

@@ -14,6 +14,7 @@ from qdo.brokers.base import Broker, Capabilities, Outgoing
 from qdo.brokers.embedded.catalog import EmbeddedCatalog
 from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.brokers.embedded.delayed import DelayScheduler, send_with_options
+from qdo.brokers.embedded.delayed_store import EmbeddedDelayedMessages
 from qdo.brokers.embedded.deletion import check_empty, delete
 from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.listener import LOOK_SECONDS, CommitListener
@@ -84,6 +85,7 @@ class EmbeddedBroker(Broker):
                     path, app, self._wakeups, clock, limit=lambda: self.max_queues
                 )
                 self.catalog = EmbeddedCatalog(self._reading, path, app)
+                self.delayed = EmbeddedDelayedMessages(self._reading, path, app, self._writer)
                 self.dead_letters = EmbeddedDeadLetters(
                     self._reading, path, app, self._writer, self.id_node
                 )

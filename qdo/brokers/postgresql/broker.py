@@ -13,6 +13,7 @@ from typing import Any
 from qdo.brokers.base import Broker, Capabilities, Outgoing
 from qdo.brokers.postgresql.catalog import PostgresqlCatalog
 from qdo.brokers.postgresql.dead_letters import PostgresqlDeadLetters
+from qdo.brokers.postgresql.delayed import PostgresqlDelayedMessages
 from qdo.brokers.postgresql.listener import NotificationListener
 from qdo.brokers.postgresql.reader import Fetches, PostgresqlReader
 from qdo.brokers.postgresql.sending import SendWork, StageWork, check_text
@@ -68,6 +69,7 @@ class PostgresqlBroker(Broker):
             raise
         self._writer = PostgresqlWriter(address, app, lambda: self.max_queues)
         self.catalog = PostgresqlCatalog(self._fetches, schema, app)
+        self.delayed = PostgresqlDelayedMessages(self._fetches, self._writer, schema, app)
         self.dead_letters = PostgresqlDeadLetters(
             self._fetches, self._writer, schema, app, self.id_node
         )

@@ -49,7 +49,8 @@ and at most two partitions."""
 _TABLES: dict[str, dict[str, str]] = {
     "sender": {"about": "SELECT"},
     "worker": {
-        **dict.fromkeys(("about", "queues", "messages", "delayed"), "SELECT"),
+        **dict.fromkeys(("about", "queues", "messages"), "SELECT"),
+        "delayed": "SELECT, DELETE",
         "dead_letters": "SELECT, UPDATE, DELETE",
     },
     "onlooker": dict.fromkeys(("about", "queues", "messages", "delayed", "dead_letters"), "SELECT"),

@@ -103,6 +103,7 @@ def work_all(roles: Roles, name: str) -> None:
     broker.dead_letters.discard([("a", rows[1][0])])
     broker.dead_letters.prune("a", keep=1, before=1.0)
     broker.trim("a", rows[0][0], 0.0)
+    broker.delayed.discard("a", broker.delayed.numbers("a"))
     broker.delete_queue("a", 0, with_messages=True)
     with roles.connect(name) as connection:
         connection.execute("SELECT qdo.drop_partitions()")
@@ -115,6 +116,7 @@ def read_all(broker: Broker) -> None:
     broker.reader("a", 0).fetch(10)
     broker.dead_letters.counts()
     broker.dead_letters.records("a")
+    broker.delayed.find("a", 10)
 
 
 def record(position: int) -> DeadLetterRecord:
@@ -155,7 +157,7 @@ def test_a_sender_sends_and_reads_nothing(roles: Roles) -> None:
 def test_a_worker_works(roles: Roles) -> None:
     name = roles.create("worker")
     work_all(roles, name)
-    assert denied(roles, name, "delete") == set(TABLES) - {"dead_letters"}
+    assert denied(roles, name, "delete") == set(TABLES) - {"dead_letters", "delayed"}
 
 
 def test_an_onlooker_changes_nothing(roles: Roles) -> None:
