@@ -192,8 +192,8 @@ def _unless_same(node: QueueNode, marked: QueueNode) -> QueueNode | None:
 
 
 def _is_done(node: QueueNode, position: int) -> bool:
-    ranges = () if node.out_of_order is None else node.out_of_order.done_ranges
-    return position <= node.last or any(first <= position <= newest for first, newest in ranges)
+    progress = node.out_of_order
+    return position <= node.last or (progress is not None and progress.is_done(position))
 
 
 def _counted(failure: FailureRecord, reason: str) -> FailureRecord:

@@ -3,9 +3,10 @@
 Operators seek, unblock, mark as deleted and reset. The leader retires, restores and marks finished.
 
 Each change is a read-modify-write at the version read, and keeps all other keys. An operator's
-change increments ``seek``: the owner then follows the node, and not its own later progress. The
-same transaction adds the queue to ``reread`` in its owner's worker node. Every worker watches its
-own node, so an idle owner notices too.
+change increments ``seek``: the owner then follows the node, and not its own later progress. One
+that does not move the queue back also increments ``onward``: the owner then keeps that progress.
+The same transaction adds the queue to ``reread`` in its owner's worker node. Every worker watches
+its own node, so an idle owner notices too.
 
 A queue node is deleted only while it is marked as deleted and has no owner, and together with a
 write of its folder: see `protocol.queue_nodes`.
@@ -57,6 +58,7 @@ def seek(
     position: str | None = None,
     finished: str | None = None,
     *,
+    onward: bool = False,
     record: Record | None = None,
 ) -> QueueNode:
     """Continue a queue after `last`; return the node before the change.
@@ -65,21 +67,29 @@ def seek(
 
     :param position: the broker's own position, which overrides `last`; None if it has none.
     :param finished: the position of a finished queue; a queue with this position is restored.
+    :param onward: the owner goes on from its own progress if that has got beyond `last`; a queue
+        whose node has got there is not changed. Only for a `last` that positions compare with.
     :raises NotFoundError: the queue has no node.
     :raises NodeRefusedError: the coordinator does not let this client read or write the node.
     """
 
     def change(node: QueueNode) -> QueueNode:
+        if onward and node.fault is None and node.last >= last:
+            return node
         if finished is not None and node.position == finished:
             node = without_marks(node)
         return with_seek(node, last, position)
 
-    return change_node(client, layout, queue, change, record=record)
+    return change_node(client, layout, queue, change, onward=onward, record=record)
 
 
 def with_seek(node: QueueNode, last: int, position: str | None = None) -> QueueNode:
-    """Return a node as changed by `seek`."""
-    return replace(node, last=last, position=position, fault=None, failure=None, out_of_order=None)
+    """Return a node as changed by `seek`: cancelled messages behind `last` stay cancelled."""
+    cancelled = () if node.out_of_order is None else node.out_of_order.cancelled
+    left = OutOfOrderProgress(cancelled=tuple(each for each in cancelled if each > last))
+    return replace(
+        node, last=last, position=position, fault=None, failure=None, out_of_order=left or None
+    )
 
 
 def unblock(
@@ -104,7 +114,7 @@ def unblock(
     def change(node: QueueNode) -> QueueNode:
         return with_unblock(node, queue, verdict, which)
 
-    node = change_node(client, layout, queue, change, record=record)
+    node = change_node(client, layout, queue, change, onward=True, record=record)
     return chosen(node, queue, verdict, which)
 
 
@@ -127,9 +137,8 @@ def with_unblock(node: QueueNode, queue: str, verdict: str, which: Which = "firs
         rest = tuple(each for each in rest if each is not following)
         rest += () if first is None else (first,)
         first = following
-    ranges = progress.done_ranges
-    left = OutOfOrderProgress(ranges, rest) if ranges or rest else None
-    return replace(node, failure=first, out_of_order=left)
+    left = replace(progress, other_failures=rest)
+    return replace(node, failure=first, out_of_order=left or None)
 
 
 def chosen(node: QueueNode, queue: str, verdict: str, which: Which) -> tuple[FailureRecord, ...]:
@@ -273,11 +282,13 @@ def change_node(
     change: Change,
     *,
     sought: int = 1,
+    onward: bool = False,
     record: Record | None = None,
 ) -> QueueNode:
     """Change a node and notify its owner; return the node before the change.
 
     :param sought: 1 if the owner must follow the node, 0 if its own later progress counts.
+    :param onward: the change does not move the queue back, so the owner keeps its progress.
     """
     path = layout.queue(queue)
     refusing = ""
@@ -292,9 +303,9 @@ def change_node(
         after = change(before)
         if after is before:
             return None
-        ops: list[Op] = [
-            SetOp(path, replace(after, seek=before.seek + sought).encode(), node.version)
-        ]
+        seek, kept = before.seek + sought, before.onward + (sought if onward else 0)
+        written = replace(after, seek=seek, onward=kept).encode()
+        ops: list[Op] = [SetOp(path, written, node.version)]
         if record is not None:
             entry = record(before, after)
             ops.append(entry)

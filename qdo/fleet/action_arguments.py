@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from qdo.fleet.protocol.action_results import UnfitError
+from qdo.fleet.protocol.audit_entries import MAX_TEXT, Values
+
+_NUMBER = re.compile("[0-9]{1,100}")
 
 PING, STACKS, LOG_LEVEL, DRAIN, RESTART, PROFILE, RELOAD = ACTIONS = (
     "ping",
@@ -26,6 +30,36 @@ MAX_LOG_LEVEL_SECONDS = 86_400.0
 _LIMITS: Mapping[str, float] = MappingProxyType(
     {PROFILE: MAX_PROFILE_SECONDS, LOG_LEVEL: MAX_LOG_LEVEL_SECONDS}
 )
+
+
+def cancelled_in(args: Mapping[str, Any]) -> tuple[str, list[int]]:
+    """Return the arguments of the action "cancel": `queue`, and the positions in `positions`.
+
+    :raises UnfitError: they are not a text and decimal numbers.
+    """
+    queue, text = args.get("queue"), args.get("positions")
+    found = str(text).split()
+    if (
+        not isinstance(queue, str)
+        or not found
+        or not all(_NUMBER.fullmatch(each) for each in found)
+    ):
+        raise UnfitError(f"queue and positions must be given, got {queue!r} and {text!r}")
+    return queue, [int(each) for each in found]
+
+
+def cancelling(queue: str, positions: Sequence[int]) -> list[Values]:
+    """Return the arguments of one or more actions that cancel messages.
+
+    Several, because the values of an action are short.
+    """
+    batches: list[str] = []
+    for position in map(str, positions):
+        if batches and len(batches[-1]) + len(position) < MAX_TEXT:
+            batches[-1] += f" {position}"
+        else:
+            batches.append(position)
+    return [{"queue": queue, "positions": each} for each in batches]
 
 
 def seconds_of(action: str, args: Mapping[str, Any]) -> float:

@@ -217,7 +217,7 @@ class Process:
         """Write a checkpoint after the turn."""
         self._dirty[claim.queue] = claim
 
-    def record(self, claim: Claim) -> bool:
+    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
         """Write a checkpoint."""
         owned = self._owned.get(claim.queue)
         if owned is None or owned.claim is not claim:

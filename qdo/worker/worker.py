@@ -234,7 +234,8 @@ class Worker:
         self._status = StatusReport(
             self._dispatcher, self._pipeline, self._live, lambda: self.state, self._current
         )
-        actions = OwnActions(self._stop, self._live.in_force, ask_parent, self._status.runs)
+        cancel, runs = self._pipeline.cancellations(slots), self._status.runs
+        actions = OwnActions(self._stop, self._live.in_force, ask_parent, runs, cancel)
         self._members.actions = actions.table()
         self._membership = MembershipLoop(
             self._members,

@@ -46,7 +46,7 @@ VALUES = st.recursive(
 )
 QUEUE_KEYS = st.sampled_from([
     "last", "owner", "seek", "position", "deleted", "failing", "blocked", "done_ranges",
-    "other_failures", "unconfirmed", "retired", "x",
+    "other_failures", "cancelled", "onward", "unconfirmed", "retired", "x",
 ])  # fmt: skip
 WORKER_KEYS = st.sampled_from(["queues", "reread", "draining", "filter", "id", "address", "host"])
 DEEP = st.sampled_from(["[" * 3000, '{"a":' * 3000, "[" * 1100 + "]" * 1100, "9" * 5000, "1e400"])

@@ -66,8 +66,10 @@ def unblock_queue(
             (each, id_of(connections.broker, positions, queue, each.position)) for each in found
         ]
         which: Which = "all" if everything else _which(queue, message, named)
-        if decision == "skip" and which == "first" and found and found[0].blocked:
-            raise _unnamed(queue, *named[0])
+        if decision == "skip" and which == "first":
+            if found and found[0].blocked:
+                raise _unnamed(queue, *named[0])
+            which = 0  # no message: one that blocks the queue by now was not named either
         decided = unblock(client, layout, queue, decision, which, reason)
     ids = {each.position: id for each, id in named}
     items = [

@@ -61,12 +61,14 @@ class Claim:
     :ivar refresh: called before any of these is recorded, to bring them up to date; None if they
         always are.
     :ivar positions: the broker's kind of positions.
+    :ivar before: the claim that this one continues, until it begins; see `take_over`.
     :ivar open: whether messages may be started, while the lease is valid.
     :ivar held: it is not open because its queue is held; it opens again when the hold ends.
     :ivar lease: the lease of the registration that made the claim, and no other.
     """
 
     __slots__ = (
+        "before",
         "done",
         "failure",
         "fence",
@@ -97,6 +99,7 @@ class Claim:
         self.failure = failure
         self.out_of_order = out_of_order
         self.refresh: Callable[[], None] | None = None
+        self.before: Claim | None = None
         self.open = True
         self.held = False
         self.lease = lease
@@ -134,6 +137,32 @@ class Claim:
         """End `hold`."""
         if self.held:
             self.open, self.held = True, False
+
+    def take_over(self) -> bool:
+        """Continue with the progress of the claim `before`; return whether that was farther.
+
+        An operator changed the node at a position that is older than this progress, and did not
+        move the queue back. So its messages are not repeated.
+        """
+        before, self.before = self.before, None
+        if before is None:
+            return False
+        before.take_over()
+        if before.refresh is not None:
+            before.refresh()
+        done = max(self.done, before.done)
+        above, own = before.out_of_order, self.out_of_order or OutOfOrderProgress()
+        if above is not None:
+            ranges = [(max(first, done + 1), newest) for first, newest in above.done_ranges]
+            own = replace(
+                own.with_cancelled(above.cancelled),
+                done_ranges=tuple(each for each in ranges if each[1] > done),
+            )
+        cancelled = tuple(each for each in own.cancelled if each > done)
+        own = replace(own, cancelled=cancelled) if own.cancelled else own
+        farther = done != self.done or own != (self.out_of_order or OutOfOrderProgress())
+        self.done, self.out_of_order = done, own or None
+        return farther
 
     def add_failure(self, failure: FailureRecord) -> None:
         """Set the failure record of the first message after `done`.
@@ -199,9 +228,18 @@ class OwnedQueue:
     def has_recorded(self, done: int) -> bool:
         """Return whether the node records all messages up to a position as done."""
         positions = TIME_POSITIONS if self.claim is None else self.claim.positions
+        if self.claim is not None and not self._has_cancelled(self.claim):
+            return False
         if positions is TIME_POSITIONS:
             return self.node.last >= done
         return _moved(self.node, done, positions) is self.node
+
+    def _has_cancelled(self, claim: Claim) -> bool:
+        """Return whether the node records every message that was cancelled under the claim."""
+        own, recorded = claim.out_of_order, self.node.out_of_order
+        if own is None or not own.cancelled:
+            return True
+        return recorded is not None and set(own.cancelled) <= set(recorded.cancelled)
 
     def final(self) -> QueueNode:
         """Return the node as a release leaves it."""

@@ -136,13 +136,19 @@ class OwnedQueues:
         self._acquisition.read(slot)
         self.drop_unwanted(slot)
 
-    def repositioned(self, slot: OwnedQueue, node: QueueNode) -> None:
-        """Replace the claim after an operator moved `last`."""
+    def repositioned(self, slot: OwnedQueue, node: QueueNode, before: QueueNode) -> None:
+        """Replace the claim after an operator's change.
+
+        :param before: the node as it was known. If no change since then moved the queue back,
+            what the owner has done meanwhile is not repeated.
+        """
         old = slot.claim
         if old is not None:
             old.close()
             new = Claim.of(slot.queue, old.fence, node, self._lease, self._positions)
             slot.claim = new
+            if self._positions.stable and node.continues(before):
+                new.before = old
             self._listener.repositioned(old, new)
 
     # --- releases ---------------------------------------------------------------------

@@ -107,6 +107,7 @@ class Recovery:
         if undone:
             self._queues.undone(slot, version)
         sought = node.seek != slot.node.seek and node.fault is None and not undone
+        before = slot.node
         slot.node = node = _repaired(node, slot.node)
         slot.version = version
         if slot.claim is None:
@@ -117,7 +118,7 @@ class Recovery:
             slot.as_found = sought
             self._queues.begin_release(slot)
         elif sought:
-            self._queues.repositioned(slot, node)
+            self._queues.repositioned(slot, node, before)
         else:
             # An own late write, or a foreign one that left `last` alone: keep the position.
             claim = slot.claim

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 from qdo.coordination.znodes.values import shown
@@ -25,6 +27,10 @@ DECISIONS = ("skip", "dead-letter")
 
 MAX_ATTEMPTS = 10**9
 """A larger number of attempts was written by another program."""
+
+
+MAX_CANCELLED = 1000
+"""Cancelled messages in a queue node: about 10 KB of JSON."""
 
 
 FAILURE_ERROR_CHARACTERS = 300
@@ -106,24 +112,43 @@ def _moment(value: Any) -> float:
     return float(value) if number and 0 <= value < 1e12 else 0.0
 
 
+class CancelOutcome(Enum):
+    """What became of the attempt to cancel a message.
+
+    Only a message whose first attempt has not begun can be cancelled: a failing one has begun.
+    """
+
+    CANCELLED = "cancelled"
+    ALREADY = "already-cancelled"
+    STARTED = "started"
+    FAILING = "failing"
+    DONE = "done"
+
+
 @dataclass(frozen=True, slots=True)
 class OutOfOrderProgress:
     """Progress beyond `last`, for a queue whose messages are not processed strictly in order.
 
-    The queue node has it as two values. ``done_ranges`` are pairs of numbers: the distance from the
-    range before (or from `last`) to the start of this range of done messages, and the distance from
-    its first to its newest message. ``other_failures`` are failure records like ``failing``.
+    The queue node has it as three values. ``done_ranges`` are pairs of numbers: the distance from
+    the range before (or from `last`) to the start of this range of done messages, and the distance
+    from its first to its newest message. ``other_failures`` are failure records like ``failing``.
+    ``cancelled`` are the distances from `last` to the first, and from one to the next, of the
+    messages that an operator has cancelled.
 
     :ivar done_ranges: first and newest position of each range of done messages, ascending.
     :ivar other_failures: records of failing messages, apart from the node's `failure`.
+    :ivar cancelled: positions of messages that must not be started, ascending.
     """
 
     done_ranges: tuple[tuple[int, int], ...] = ()
     other_failures: tuple[FailureRecord, ...] = ()
+    cancelled: tuple[int, ...] = ()
 
     @classmethod
-    def parse(cls, last: int, ranges: Any, failures: Any) -> OutOfOrderProgress | None:
-        """Parse the two values; unreadable parts are left out, and their messages run again."""
+    def parse(
+        cls, last: int, ranges: Any, failures: Any, cancelled: Any = None
+    ) -> OutOfOrderProgress | None:
+        """Parse the values; unreadable parts are left out, and their messages run again."""
         found = cls(
             tuple(_parse_ranges(last, ranges)),
             tuple(
@@ -131,8 +156,21 @@ class OutOfOrderProgress:
                 for value in (failures if isinstance(failures, list) else ())
                 if (each := FailureRecord.parse(value)) is not None and each.position > last
             ),
+            tuple(_parse_cancelled(last, cancelled)),
         )
-        return found if found.done_ranges or found.other_failures else None
+        return found or None
+
+    def __bool__(self) -> bool:
+        """Return whether there is any."""
+        return bool(self.done_ranges or self.other_failures or self.cancelled)
+
+    def is_done(self, position: int) -> bool:
+        """Return whether the message at a position is done."""
+        return any(first <= position <= newest for first, newest in self.done_ranges)
+
+    def with_cancelled(self, positions: Iterable[int]) -> OutOfOrderProgress:
+        """Return the progress with further cancelled messages."""
+        return replace(self, cancelled=tuple(sorted({*self.cancelled, *positions})))
 
     def dump(self, last: int) -> dict[str, Any]:
         """Return the values for the queue node."""
@@ -144,7 +182,31 @@ class OutOfOrderProgress:
         value: dict[str, Any] = {"done_ranges": pairs} if pairs else {}
         if self.other_failures:
             value["other_failures"] = [each.dump() for each in self.other_failures]
+        if self.cancelled:
+            value["cancelled"] = [b - a for a, b in pairwise((last, *self.cancelled))]
         return value
+
+
+def cancel_outcome(
+    progress: OutOfOrderProgress | None,
+    failures: Iterable[FailureRecord],
+    done: int,
+    position: int,
+) -> CancelOutcome:
+    """Return what becomes of a message that is to be cancelled, if it has not been started.
+
+    :param failures: those of messages behind `done`.
+    :param done: all messages up to this position are done.
+    """
+    if position <= done:
+        return CancelOutcome.DONE
+    if progress is not None and position in progress.cancelled:
+        return CancelOutcome.ALREADY  # also if it is done: without having been started
+    if progress is not None and progress.is_done(position):
+        return CancelOutcome.DONE
+    if any(each.position == position for each in failures):
+        return CancelOutcome.FAILING
+    return CancelOutcome.CANCELLED
 
 
 def _parse_ranges(last: int, value: Any) -> Iterator[tuple[int, int]]:
@@ -156,6 +218,15 @@ def _parse_ranges(last: int, value: Any) -> Iterator[tuple[int, int]]:
         first = before + pair[0]
         before = first + pair[1]
         yield first, before
+
+
+def _parse_cancelled(last: int, value: Any) -> Iterator[int]:
+    position = last
+    for distance in value[:MAX_CANCELLED] if isinstance(value, list) else ():
+        if type(distance) is not int or not 1 <= distance <= MAX_POSITION - position:
+            return
+        position += distance
+        yield position
 
 
 def parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:

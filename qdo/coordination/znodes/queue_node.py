@@ -6,9 +6,9 @@ node                      kind                  value
 workers/worker-N          ephemeral sequential  ``{"queues": [...]}``; ``"reread"`` after a seek,
                                                 ``"filter"`` if only some queues match it
 queues/<queue>            persistent            ``{"last": "N"}``; ``owner``, ``seek``,
-                                                ``position``, ``failing`` or ``blocked``,
-                                                ``done_ranges``, ``other_failures``,
-                                                ``unconfirmed``
+                                                ``onward``, ``position``, ``failing`` or
+                                                ``blocked``, ``done_ranges``, ``cancelled``,
+                                                ``other_failures``, ``unconfirmed``
 assignments/worker-N      persistent            ``{"queues": [...]}``
 rebalancer                persistent            ``{"worker": "worker-N"}``; its version is a fence
 election/candidate-N      ephemeral sequential  ``{"worker": "worker-N"}``
@@ -50,7 +50,9 @@ class QueueNode:
 
     :ivar last: all messages up to this position are done; 0 before the first message.
     :ivar owner: name of the owning worker node; "" while free, or if it cannot be a znode name.
-    :ivar seek: how often operators moved `last`.
+    :ivar seek: how often operators changed the node.
+    :ivar onward: how many of these changes let an owner keep its progress: they did not move the
+        queue back.
     :ivar position: the broker's own position, for brokers whose positions are not times.
     :ivar deleted: whether the queue is marked as deleted; no worker claims it then.
     :ivar fault: why the node cannot be read or written; such a queue is not processed.
@@ -71,6 +73,7 @@ class QueueNode:
     extra: tuple[tuple[str, Any], ...] = ()
     out_of_order: OutOfOrderProgress | None = None
     unconfirmed: tuple[str, ...] = ()
+    onward: int = 0
 
     @property
     def blocking(self) -> tuple[FailureRecord, ...]:
@@ -109,13 +112,16 @@ class QueueNode:
             size = max(size, len(encode(value)))
         last, fault = parse_last(value.pop("last", ""))
         owner = value.pop("owner", "")
-        seek = value.pop("seek", 0)
+        seek, onward = value.pop("seek", 0), value.pop("onward", 0)
         position = value.pop("position", None)
         deleted = value.pop("deleted", False)
         failing, blocked = value.pop("failing", None), value.pop("blocked", None)
         failure = FailureRecord.parse(blocked if blocked is not None else failing)
         out_of_order = OutOfOrderProgress.parse(
-            last, value.pop("done_ranges", None), value.pop("other_failures", None)
+            last,
+            value.pop("done_ranges", None),
+            value.pop("other_failures", None),
+            value.pop("cancelled", None),
         )
         unconfirmed = string_tuple(value.pop("unconfirmed", None))
         if size > MAX_QUEUE_BYTES:
@@ -125,7 +131,7 @@ class QueueNode:
         return cls(
             last=last,
             owner=owner if isinstance(owner, str) and is_path_part(owner) else "",
-            seek=seek if isinstance(seek, int) and 0 <= seek <= MAX_LAST else 0,
+            seek=_count(seek),
             position=position if isinstance(position, str) else None,
             deleted=bool(deleted),
             fault=fault,
@@ -133,6 +139,7 @@ class QueueNode:
             extra=tuple(value.items()),
             out_of_order=out_of_order,
             unconfirmed=unconfirmed,
+            onward=_count(onward),
         )
 
     def checked(self, positions: Positions) -> QueueNode:
@@ -150,6 +157,8 @@ class QueueNode:
             value["owner"] = self.owner
         if self.seek:
             value["seek"] = self.seek
+        if self.onward:
+            value["onward"] = self.onward
         if self.position is not None:
             value["position"] = self.position
         if self.deleted:
@@ -187,12 +196,21 @@ class QueueNode:
             self.fault,
             failure if failure is None or failure.position > done else None,
             self.extra,
+            onward=self.onward,
         )
+
+    def continues(self, before: QueueNode) -> bool:
+        """Return whether all operators' changes since an older node let its owner go on."""
+        return self.seek - before.seek == self.onward - before.onward
 
     def with_failure(self, failure: FailureRecord | None) -> QueueNode:
         """Return the node with this record, unless its message is done."""
         kept = failure if failure is None or failure.position > self.last else None
         return self if kept == self.failure else replace(self, failure=kept)
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value <= MAX_LAST else 0
 
 
 def _too_long(size: int) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import gevent
 
 from qdo.fleet import action_arguments as names
-from qdo.fleet.protocol.action_results import FAILED, Finish, Perform, Result, UnfitError
+from qdo.fleet.protocol.action_results import CANCEL, FAILED, Finish, Perform, Result, UnfitError
 from qdo.fleet.protocol.audit_entries import Values
 from qdo.settings.in_force import SettingsInForce
 from qdo.system import logs
@@ -22,6 +24,7 @@ from qdo.system.native import original, signal, start_thread
 from qdo.worker.actions.runs import Runs
 from qdo.worker.actions.sampling import Samples, profile_result, sample
 from qdo.worker.actions.stacks import all_stacks
+from qdo.worker.engine.cancellations import Cancellations, CannotCancelError
 from qdo.worker.stop_requests import StopRequests
 
 _log = logging.getLogger(__name__)
@@ -36,6 +39,7 @@ class OwnActions:
     :param in_force: the settings that are in force now.
     :param ask_parent: asks the parent process for an action; None without a parent.
     :param runs: the messages in flight.
+    :param cancellations: cancels messages of owned queues.
     """
 
     def __init__(
@@ -44,7 +48,9 @@ class OwnActions:
         in_force: SettingsInForce,
         ask_parent: AskParent | None,
         runs: Runs,
+        cancellations: Cancellations,
     ) -> None:
+        self._cancellations = cancellations
         self._in_force = in_force
         self._stop = stop
         self._ask_parent = ask_parent
@@ -62,6 +68,7 @@ class OwnActions:
                 names.RUNS: self._runs.perform,
                 names.LOG_LEVEL: self._log_level,
                 names.PROFILE: self._profile,
+                CANCEL: self._cancel,
                 names.DRAIN: self._drain,
                 names.RESTART: partial(self._restart, names.RESTART, "restarting"),
                 names.RELOAD: partial(
@@ -84,6 +91,23 @@ class OwnActions:
             raise UnfitError("this worker has no parent process that could start another one")
         self._ask_parent(action)
         return Result(text)
+
+    # --- messages -------------------------------------------------------------------------
+
+    def _cancel(self, args: Values, finish: Finish) -> None:
+        queue, positions = names.cancelled_in(args)
+        gevent.spawn(self._cancel_and_record, queue, positions, finish)
+
+    def _cancel_and_record(self, queue: str, positions: Sequence[int], finish: Finish) -> None:
+        try:
+            outcomes = self._cancellations.cancel(queue, positions)
+        except CannotCancelError as error:
+            finish(Result(str(error), outcome=FAILED))
+        else:
+            counts = Counter(each.value for each in outcomes.values())
+            text = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+            found = {str(position): each.value for position, each in outcomes.items()}
+            finish(Result(text, json.dumps(found)))
 
     # --- the log --------------------------------------------------------------------------
 

@@ -66,6 +66,8 @@ class Batches:
             rows = self._gather(turn, 1 if single else job.batch)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             return self._outcomes.broker_failed(slot, UNREADABLE, error)
+        if claim.out_of_order is not None and claim.positions.stable:
+            return TurnResult.MORE  # a message was cancelled during the fetch: lanes run the rest
         if not rows:
             return TurnResult.TIP
         now = self._engine.clock()

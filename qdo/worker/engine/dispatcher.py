@@ -47,8 +47,6 @@ from qdo.worker.engine.timers import SlotTimers
 from qdo.worker.executors.base import JobAborted
 
 _log = logging.getLogger(__name__)
-
-
 Spawn = Callable[[Callable[[], None]], Any]
 
 
@@ -185,6 +183,8 @@ class Dispatcher:
         slot.label = b""
         slot.gathering_until = 0.0
         slot.singles = 0
+        if claim.take_over():
+            member.progress(claim)
         if slot.state is not SlotState.READY:
             self._make_ready(slot)
 

@@ -69,6 +69,8 @@ class Fetcher:
         slow = took >= AHEAD_WORTH_SECONDS and subscription is None
         if batch and slow and slot.claim is claim and claim.open:
             slot.ahead = Prefetch(slot.reader, slot.limit, self._clock)
+        if batch:
+            slot.fetched = batch[-1][0]
         # The iterator of a list knows how much is left; not every sequence's iterator does.
         slot.rows = rows = iter(list(batch))
         return rows
@@ -78,6 +80,7 @@ class Fetcher:
         reader, slot.reader = slot.reader, None
         ahead, slot.ahead = slot.ahead, None
         slot.rows = None
+        slot.fetched = 0
         slot.gathered = None
         if ahead is not None:
             ahead.abandon()

@@ -15,7 +15,7 @@ Decode and run are one loop: `RowRunner.run_rows`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import length_hint
 from types import FrameType
@@ -26,6 +26,7 @@ from qdo.errors import UnreachableError
 from qdo.message import Message
 from qdo.worker.engine.batches import Batches
 from qdo.worker.engine.bound_jobs import NO_JOB, BoundJob
+from qdo.worker.engine.cancellations import Cancellations
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.lanes.lane_turns import LaneTurns
 from qdo.worker.engine.outcomes import Outcomes
@@ -79,6 +80,10 @@ class Pipeline:
         """
         self._lanes.on_turn = callback
         self.limits.resume = resume
+
+    def cancellations(self, slots: Mapping[str, Slot]) -> Cancellations:
+        """Return what cancels messages of these queues."""
+        return Cancellations(self._engine, slots)
 
     def clear(self, slot: Slot) -> None:
         """Drop everything that can be read or made again: thousands of queues are idle at a time.
@@ -140,15 +145,22 @@ class Pipeline:
         except JobAborted:
             return TurnResult.ENDED
         finally:
+            if self._runs_out_of_order(claim):
+                # Lanes read what follows: the last row of this turn may have been cancelled.
+                self._fetcher.clear(slot)
             if claim.done != done and slot.subscription is not None:
                 slot.subscription.done_through(claim.done)
             if (claim.done != done or claim.failure is not failure) and turn.in_force:
                 member.progress(claim)
 
+    def _runs_out_of_order(self, claim: Claim) -> bool:
+        """Return whether messages behind ``claim.done`` are done, failing or cancelled."""
+        return claim.out_of_order is not None and claim.positions.stable
+
     def _uses_lanes(self, turn: Turn) -> bool:
         """Return whether messages may finish out of order."""
         claim, job = turn.claim, turn.job
-        if claim.out_of_order is not None and claim.positions.stable:
+        if self._runs_out_of_order(claim):
             return True
         return not job.batch and (job.order != "queue" or not claim.positions.stable)
 
@@ -170,6 +182,8 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             return self._outcomes.broker_failed(slot, UNREADABLE, error)
         waiting = length_hint(rows)
+        if self._runs_out_of_order(claim):
+            return TurnResult.MORE  # a message was cancelled during the fetch
         if not waiting:
             return TurnResult.TIP
         gate = turn.job.gate

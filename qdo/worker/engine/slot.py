@@ -54,7 +54,7 @@ class ClaimSink(Protocol):
 
     def finished(self, claim: Claim) -> None: ...
 
-    def record(self, claim: Claim) -> bool: ...
+    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool: ...
 
 
 class TurnRunner(Protocol):
@@ -105,6 +105,7 @@ class Slot:
     :ivar rows: fetched rows that were not started; the first one follows ``claim.done``.
     :ivar ahead: the next batch, which is fetched while `rows` are processed.
     :ivar limit: rows of the next fetch; follows the number that a turn processes.
+    :ivar fetched: position of the last of the rows that were fetched.
     :ivar waited: this worker has started the backoff of the message in ``claim.failure``.
     :ivar broker_failures: failures of the broker in a row.
     :ivar not_before: clock time before which a waiting slot must not run.
@@ -136,6 +137,7 @@ class Slot:
         "broker_failures",
         "claim",
         "dead_letter_message",
+        "fetched",
         "gathered",
         "gathering_until",
         "grant",
@@ -174,6 +176,7 @@ class Slot:
         self.rows: Rows | None = None
         self.ahead: Prefetch | None = None
         self.limit = 0
+        self.fetched = 0
         self.waited = False
         self.broker_failures = 0
         self.not_before = 0.0

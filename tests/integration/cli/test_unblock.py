@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from qdo.app import App
+from qdo.cli.framework import run
+from qdo.cli.main import qdo
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
@@ -29,12 +31,12 @@ class UnblockSetup:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._places = {
+        self.places = {
             "QDO_APP": "pay",
             "QDO_BROKER": f"sqlite:{folder / 'messages.db'}",
             "QDO_COORDINATOR": f"sqlite:{folder / 'coordination.db'}",
         }
-        self.client: Client = connect(self._places["QDO_COORDINATOR"], handler="threading")
+        self.client: Client = connect(self.places["QDO_COORDINATOR"], handler="threading")
         self.client.open(5.0)
         for path in LAYOUT.persistent:
             self.client.ensure_path(path)
@@ -44,7 +46,7 @@ class UnblockSetup:
             app.send("q", 1)
 
     def app(self) -> App:
-        return App("pay", broker=self._places["QDO_BROKER"])
+        return App("pay", broker=self.places["QDO_BROKER"])
 
     def put(self, marks: FailureRecord | None, above: OutOfOrderProgress | None = None) -> None:
         node = QueueNode(last=7, owner="worker-1", failure=marks, out_of_order=above).encode()
@@ -61,7 +63,7 @@ class UnblockSetup:
         return WorkerNode.parse(self.client.get(LAYOUT.worker("worker-1"))[0]).reread
 
     def qdo(self, *argv: str) -> Ended:
-        return command(*QDO, *argv, cwd=self._folder, env=self._places)
+        return command(*QDO, *argv, cwd=self._folder, env=self.places)
 
     def close(self) -> None:
         self.client.stop()
@@ -167,6 +169,17 @@ def test_skip_typed_twice_skips_no_second_message(desk: UnblockSetup) -> None:
     desk.put(second)
     again = desk.qdo(*skip)
     assert (again.code, desk.node().failure) == (5, second)
+
+
+def test_a_message_that_blocks_meanwhile_is_not_skipped(
+    desk: UnblockSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an id: it was retried when the command looked."""
+    monkeypatch.setattr("qdo.cli.commands.unblock.failing", lambda *arguments: ())
+    for name, value in desk.places.items():
+        monkeypatch.setenv(name, value)
+    assert run(qdo, "qdo", ["unblock", "q", "--skip"]) == 5
+    assert desk.node().failure == MARKS
 
 
 def test_a_delayed_message_is_named_by_its_own_id(desk: UnblockSetup) -> None:

@@ -350,7 +350,7 @@ def test_what_is_held_is_bounded(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) 
     gevent.sleep(0.05)
     found = keyed.engine.worker._dispatcher.slots["q"].lanes
     assert found is not None
-    assert 50 <= len(found._progress) <= 50 + 64
+    assert 50 <= len(found.progress) <= 50 + 64
     keyed.let_go("a-0")
     until(lambda: len(keyed.ended) == 210)
     assert numbers(keyed.ended, "a") == list(range(200))
@@ -587,7 +587,7 @@ def test_marks_that_are_read_while_their_lane_runs_count(tmp_path: Path) -> None
     )
     keyed.engine.start("q")
     slots = keyed.engine.worker._dispatcher.slots
-    until(lambda: slots["q"].lanes is not None and len(slots["q"].lanes._progress) == 3)
+    until(lambda: slots["q"].lanes is not None and len(slots["q"].lanes.progress) == 3)
     keyed.let_go("a-0")
     until(lambda: "a-2" in keyed.ended)
     assert "a-1" not in keyed.begun

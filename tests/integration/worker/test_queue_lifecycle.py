@@ -74,7 +74,7 @@ class LifecycleSetup:
 
     def finish(self, queue: str) -> None:
         """Write the end into a queue's node, as its owner does."""
-        operator._change(
+        operator.change_node(
             self._watcher, LAYOUT, queue, lambda node: replace(node, position=END), sought=0
         )
 

@@ -120,7 +120,7 @@ class FakeMember:
     def progress(self, claim: Claim) -> None:
         self._record("progress", claim)
 
-    def record(self, claim: Claim) -> bool:
+    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
         self._record("record", claim)
         return True
 

@@ -406,6 +406,34 @@ def test_further_marks_that_cannot_be_read_are_left_out(value: str) -> None:
     assert node == QueueNode(last=40)
 
 
+@pytest.mark.parametrize(
+    ("value", "cancelled"),
+    [
+        ("3", ()),
+        ('["3"]', ()),
+        ("[true]", ()),
+        ("[0]", ()),
+        ("[2, 3]", (42, 45)),
+        ("[2, -1]", (42,)),
+    ],
+)
+def test_cancelled_messages_that_cannot_be_read(value: str, cancelled: tuple[int, ...]) -> None:
+    """From the first bad one on, messages run."""
+    node = QueueNode.parse(f'{{"last": "40", "cancelled": {value}}}'.encode())
+    assert (node.last, node.fault) == (40, None)
+    assert (node.out_of_order.cancelled if node.out_of_order else ()) == cancelled
+    assert QueueNode.parse(node.encode()) == node
+
+
+def test_only_changes_that_go_on_let_an_owner_go_on() -> None:
+    """A change that moved the queue back may lie among them."""
+    before = QueueNode(last=40, seek=3, onward=1)
+    assert QueueNode(last=50, seek=5, onward=3).continues(before)
+    assert not QueueNode(last=50, seek=5, onward=2).continues(before)
+    assert QueueNode.parse(before.encode()) == before
+    assert before.moved_to(45).onward == 1
+
+
 def test_a_seek_forgets_what_was_done_beyond_last() -> None:
     """The record is relative to `last`: a change of `last` by progress has to state it again."""
     above = OutOfOrderProgress(((50, 60),), ())

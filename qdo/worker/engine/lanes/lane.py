@@ -165,6 +165,15 @@ class Lane:
         """Whether a message waits for an operator."""
         return self.claim.failure is not None and self.claim.failure.held
 
+    def is_failing(self, position: int) -> bool:
+        """Return whether an attempt of a message has failed, here or elsewhere."""
+        known, pending = self.claim.failure, self.slot.pending_dead_letter
+        return (
+            (known is not None and known.position == position)
+            or (pending is not None and pending.position == position)
+            or any(each.position == position for each in self.failures)
+        )
+
     def take_failure(self) -> None:
         """Set the claim's failure to that of the next message, if it failed elsewhere."""
         claim, failures = self.claim, self.failures

@@ -8,7 +8,11 @@ from math import inf
 
 from qdo.brokers.subscription import Subscription
 from qdo.coordination.protocol.claims import Claim
-from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
+from qdo.coordination.znodes.progress import (
+    CancelOutcome,
+    FailureRecord,
+    OutOfOrderProgress,
+)
 from qdo.coordination.znodes.values import encode
 from qdo.worker.engine.lanes.lane import Lane
 from qdo.worker.engine.lanes.watermark import WatermarkTracker
@@ -48,6 +52,8 @@ class LaneProgress:
             if claim.failure is None
             else (claim.failure, *above.other_failures)
         )
+        self._cancelled = set(above.cancelled)
+        self._read = claim.done
         # Unstable positions were not recorded in order to be skipped.
         self._window = WatermarkTracker(
             claim.done, above.done_ranges if self._positions.stable else ()
@@ -65,11 +71,45 @@ class LaneProgress:
         return len(self._window)
 
     def add(self, position: int) -> bool:
-        """Add the next message that was read; return False if it is already done."""
+        """Add the next message that was read; return False if it is done, or cancelled."""
+        self._read = position
         if self._window.add(position):
-            return True
+            if position not in self._cancelled:
+                return True
+            self.done(position)
         self._changed = True
         return False
+
+    def cancel(self, position: int) -> CancelOutcome:
+        """Let no lane start a message; return whether that was still possible."""
+        if position in self._cancelled:
+            return CancelOutcome.ALREADY
+        if self._positions.identity(position) in self._not_received:
+            return CancelOutcome.FAILING
+        if position <= self._read:
+            if position not in self._window:
+                return CancelOutcome.DONE
+            lane = self._lane_of(position)
+            if lane is None or lane.claim.done >= position:
+                return CancelOutcome.DONE
+            if lane.is_failing(position):
+                return CancelOutcome.FAILING
+            if lane.slot.greenlet is not None and lane.rows[0][0] == position:
+                return CancelOutcome.STARTED
+        self._cancelled.add(position)
+        self._changed = True
+        return CancelOutcome.CANCELLED
+
+    def _lane_of(self, position: int) -> Lane | None:
+        return next(
+            (lane for lane in self._lanes if any(row[0] == position for row in lane.rows)), None
+        )
+
+    def drop_cancelled(self, lane: Lane, settle: Callable[[Lane], None]) -> None:
+        """Drop the first messages of a lane if they are cancelled."""
+        while self._cancelled and lane.rows and lane.rows[0][0] in self._cancelled:
+            lane.claim.done = lane.rows[0][0]
+            settle(lane)
 
     def take_failure(self, position: int) -> FailureRecord | None:
         """Return the recorded failure of a message that is received again, and forget it."""
@@ -111,9 +151,9 @@ class LaneProgress:
         # An operator sees the first one, and decides about it.
         claim.failure = failures[0] if failures else None
         runs = self._window.runs(RUNS) if self._positions.stable else ()
-        claim.out_of_order = (
-            OutOfOrderProgress(runs, tuple(failures[1:])) if runs or failures[1:] else None
-        )
+        self._cancelled = {each for each in self._cancelled if each > claim.done}
+        cancelled = tuple(sorted(self._cancelled))
+        claim.out_of_order = OutOfOrderProgress(runs, tuple(failures[1:]), cancelled) or None
 
     def _failures(self) -> Iterator[FailureRecord]:
         for failure in self._not_received.values():

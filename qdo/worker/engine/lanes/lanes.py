@@ -57,6 +57,7 @@ class Lanes:
     """The lanes of one claim of one queue.
 
     :ivar claim: the queue's claim; `publish` updates it before it is recorded.
+    :ivar progress: which messages are done, pending or cancelled.
     :ivar admitted_at: when its own rate lets the next lane start.
     :ivar grant: permits for the next lane to start; see `limits`.
     :ivar awaits_permit: it waits for permits.
@@ -76,7 +77,7 @@ class Lanes:
         self._runner = runner
         self._subscription = slot.subscription
         self._lanes: dict[object, Lane] = {}
-        self._progress = LaneProgress(
+        self.progress = LaneProgress(
             claim, self._lanes.values(), slot.subscription, spec.hold_seconds, engine.clock
         )
         # Reading is ahead of processing: it has a slot and a claim of its own.
@@ -172,9 +173,9 @@ class Lanes:
     def _wants_more(self) -> bool:
         if self._tip or self._source.not_before > self._clock():
             return False
-        if not self._progress:
+        if not self.progress:
             return True
-        full = len(self._progress) >= WINDOW or self._bytes >= HELD_BYTES
+        full = len(self.progress) >= WINDOW or self._bytes >= HELD_BYTES
         return not full and self._permits.held_bytes < HELD_BYTES_IN_ALL
 
     def _pause(self, result: TurnResult | None) -> float | None:
@@ -218,11 +219,11 @@ class Lanes:
 
     def is_finished(self) -> bool:
         """Update the claim; return whether nothing is pending."""
-        return self._progress.is_finished()
+        return self.progress.is_finished()
 
     def publish(self) -> None:
         """Update the claim before it is recorded."""
-        self._progress.publish()
+        self.progress.publish()
 
     def discard(self) -> None:
         """Stop counting the memory of messages that are not needed anymore."""
@@ -241,7 +242,7 @@ class Lanes:
         for row in rows:
             taken += 1
             self._cursor.done = row[0]
-            if self._progress.add(row[0]):
+            if self.progress.add(row[0]):
                 self._add(row)
         self._engine.fetcher.learn(self._source, taken, 0)
         self._tip = not taken
@@ -254,7 +255,7 @@ class Lanes:
             lane = Lane(self, key, LaneSlot(self._slot, self.claim, claim), claim)
             self._lanes[key] = lane
             self._ready.append(lane)
-        failure = self._progress.take_failure(row[0])
+        failure = self.progress.take_failure(row[0])
         if failure is not None:
             lane.failures.append(failure)
         lane.rows.append(row)
@@ -316,12 +317,13 @@ class Lanes:
         rows, done = lane.rows, lane.claim.done
         while rows and rows[0][0] <= done:
             position, body, _, _ = rows.popleft()
-            self._progress.done(position)
+            self.progress.done(position)
             self._count_bytes(-len(body) - _ROW_BYTES)
 
     def drop_expired(self, lane: Lane) -> None:
-        """Drop messages that the broker took back before they started; they come again."""
+        """Drop messages that were cancelled, or that the broker took back: those come again."""
         subscription, slot = self._subscription, lane.slot
+        self.progress.drop_cancelled(lane, self.settle)
         if subscription is None:
             return
         while lane.rows and not subscription.is_held(lane.rows[0][0]):
@@ -333,10 +335,11 @@ class Lanes:
                 slot.pending_dead_letter = slot.dead_letter_message = None
             lane.claim.done = position
             self.settle(lane)
+            self.progress.drop_cancelled(lane, self.settle)
 
     def _place(self, lane: Lane, result: TurnResult) -> None:
         """Delete, park or requeue a lane after it ran."""
-        self._progress.lane_ended()
+        self.progress.lane_ended()
         if not lane.rows:
             del self._lanes[lane.key]
         elif result is TurnResult.WAIT:

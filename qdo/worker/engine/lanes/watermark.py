@@ -57,6 +57,10 @@ class WatermarkTracker:
         """Return the number of pending messages."""
         return len(self._pending)
 
+    def __contains__(self, position: int) -> bool:
+        """Return whether a message is pending."""
+        return position in self._pending
+
     def add(self, position: int) -> bool:
         """Add the next message that was read; return False if it is already done."""
         while self._known and self._known[-1][1] < position:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import gevent
 import pytest
@@ -19,7 +19,11 @@ from qdo.worker.actions.own_actions import OwnActions
 from qdo.worker.actions.runs import Runs
 from qdo.worker.actions.sampling import Samples, frame_label
 from qdo.worker.actions.stacks import all_stacks
+from qdo.worker.engine.cancellations import Cancellations
+from qdo.worker.engine.context import Engine
 from qdo.worker.stop_requests import StopRequests
+
+NO_QUEUES = Cancellations(cast(Engine, None), {})
 
 
 def perform(actions: OwnActions, name: str, **args: Any) -> Result | None:
@@ -34,7 +38,7 @@ def in_force(level: str = "info", log_config: str = "") -> SettingsInForce:
 @pytest.fixture
 def actions() -> OwnActions:
     """A worker without a parent."""
-    return OwnActions(StopRequests(), in_force(), None, Runs(list))
+    return OwnActions(StopRequests(), in_force(), None, Runs(list), NO_QUEUES)
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ _LOGGERS = (None, "kazoo", "botocore")
 def test_a_second_drain_aborts_no_job() -> None:
     """Without a parent and without a handler of signals."""
     stop = StopRequests()
-    actions = OwnActions(stop, in_force(), None, Runs(list))
+    actions = OwnActions(stop, in_force(), None, Runs(list), NO_QUEUES)
     assert [perform(actions, "drain"), perform(actions, "drain")] == 2 * [Result("draining")]
     assert stop.signals == 1
 
@@ -65,7 +69,7 @@ def test_nobody_restarts_a_worker_without_a_parent(actions: OwnActions, name: st
 @pytest.mark.parametrize("name", ["drain", "restart", "reload"])
 def test_the_parent_is_asked_once(name: str) -> None:
     stop, asked = StopRequests(), list[str]()
-    perform(OwnActions(stop, in_force(), asked.append, Runs(list)), name)
+    perform(OwnActions(stop, in_force(), asked.append, Runs(list), NO_QUEUES), name)
     assert (asked, stop.signals) == ([name], 0)
 
 
@@ -86,7 +90,7 @@ def test_levels_have_names(actions: OwnActions, wanted: Any) -> None:
 )
 def test_levels_lead_back_to_the_configured_one(level: None, log_config: str, left: int) -> None:
     """Also after a second change; to the settings in force, or to those of a `log_config`."""
-    actions = OwnActions(StopRequests(), in_force("error", log_config), None, Runs(list))
+    actions = OwnActions(StopRequests(), in_force("error", log_config), None, Runs(list), NO_QUEUES)
     logs.set_level("warning")
     for wanted in ("debug", "info"):
         result = perform(actions, "log-level", level=wanted, seconds=0.01)

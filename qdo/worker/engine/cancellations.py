@@ -1,0 +1,119 @@
+"""Cancels messages of the queues that this process owns: only their owner knows what has started.
+
+A cancelled message is recorded in the queue's node, behind `last`. So the next owner does not
+start it either. The queue runs in lanes until it has passed the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
+
+from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.znodes.progress import (
+    MAX_CANCELLED,
+    CancelOutcome,
+    OutOfOrderProgress,
+    cancel_outcome,
+)
+from qdo.errors import UnreachableError
+from qdo.worker.engine.context import Engine
+from qdo.worker.engine.lanes.lanes import Lanes
+from qdo.worker.engine.slot import Slot, SlotState
+
+_POSITION = itemgetter(0)
+
+RECORD_SECONDS = 5.0
+"""How long a cancellation may take to be recorded; an operator's command waits for it."""
+
+
+class CannotCancelError(Exception):
+    """The messages cannot be cancelled by this process now; the text says why."""
+
+
+class Cancellations:
+    """Cancels messages.
+
+    :param slots: the queues of this process, by name.
+    """
+
+    def __init__(self, engine: Engine, slots: Mapping[str, Slot]) -> None:
+        self._engine = engine
+        self._slots = slots
+
+    def cancel(self, queue: str, positions: Iterable[int]) -> dict[int, CancelOutcome]:
+        """Cancel messages, and record that; return what became of each.
+
+        :raises CannotCancelError: this process does not own the queue, or does not know whether
+            the cancellation is recorded. Nothing is certain then.
+        """
+        slot = self._slots.get(queue)
+        claim, member = (None, None) if slot is None else (slot.claim, slot.member)
+        if slot is None or claim is None or member is None or claim.over:
+            raise CannotCancelError("this worker does not own the queue")
+        if not claim.positions.stable:
+            raise CannotCancelError("the messages of this broker have no fixed positions")
+        if slot.pending_dead_letter is not None:
+            raise CannotCancelError("a dead letter of the queue is being stored")
+        outcomes = self._decide(slot, claim, list(positions))
+        # Also for those that were cancelled before: their record may be outstanding.
+        recorded = member.record(claim, RECORD_SECONDS)
+        if not recorded or slot.claim is not claim or claim.over:
+            raise CannotCancelError("the worker could not record it")
+        return outcomes
+
+    def _decide(self, slot: Slot, claim: Claim, positions: list[int]) -> dict[int, CancelOutcome]:
+        """Cancel messages in memory: no greenlet runs meanwhile."""
+        if claim.refresh is not None:
+            claim.refresh()
+        known = 0 if claim.out_of_order is None else len(claim.out_of_order.cancelled)
+        if known + len(positions) > MAX_CANCELLED:
+            raise CannotCancelError(f"a queue may have at most {MAX_CANCELLED} cancelled messages")
+        if isinstance(slot.lanes, Lanes) and slot.lanes.claim is claim:
+            lanes = slot.lanes
+            outcomes = {each: lanes.progress.cancel(each) for each in positions}
+            lanes.publish()
+            lanes.notify()
+            return outcomes
+        return self._decide_serial(slot, claim, positions)
+
+    def _decide_serial(
+        self, slot: Slot, claim: Claim, positions: list[int]
+    ) -> dict[int, CancelOutcome]:
+        progress = claim.out_of_order or OutOfOrderProgress()
+        failures = progress.other_failures
+        failures += () if claim.failure is None else (claim.failure,)
+        taken = self._taken(slot) if slot.state is SlotState.RUNNING else set()
+        outcomes = {}
+        for position in positions:
+            outcome = cancel_outcome(progress, failures, claim.done, position)
+            if outcome is CancelOutcome.CANCELLED and position in taken:
+                outcome = CancelOutcome.STARTED
+            outcomes[position] = outcome
+        cancelled = [each for each in outcomes if outcomes[each] is CancelOutcome.CANCELLED]
+        if cancelled:
+            claim.out_of_order = progress.with_cancelled(cancelled)
+            if slot.state is not SlotState.RUNNING:
+                self._engine.fetcher.clear(slot)  # a running turn does so at its end
+        return outcomes
+
+    def _taken(self, slot: Slot) -> range | set[int]:
+        """Let a turn take no further row; return the positions that it may have taken.
+
+        Its loop runs over an iterator of the fetched rows. Once that is exhausted, the loop ends
+        after the message in flight, and the turn drops what it has read.
+        """
+        self._engine.limits.streaks.interrupt()
+        left = list(slot.rows or ())
+        if slot.gathered is not None:
+            batch = self._batch_of(slot)
+            del slot.gathered[batch:]
+            return set(map(_POSITION, slot.gathered))
+        self._engine.counters.attempts -= len(left)  # the turn counts all rows that are gone
+        return range(left[0][0] if left else slot.fetched + 1)
+
+    def _batch_of(self, slot: Slot) -> int:
+        try:
+            return self._engine.jobs.find(slot.queue).batch
+        except UnreachableError:
+            return len(slot.gathered or ())
