@@ -40,6 +40,21 @@ COMMANDS = {
         "dead_letters",
         "List, show, retry, discard and export dead letters.",
     ),
+    "peek": (
+        "qdo.cli.commands.messages.peek",
+        "peek_messages",
+        "Show messages that wait, are delayed, fail or block.",
+    ),
+    "cancel": (
+        "qdo.cli.commands.messages.cancel",
+        "cancel_messages",
+        "Cancel messages before they run.",
+    ),
+    "purge": (
+        "qdo.cli.commands.messages.purge",
+        "purge_queues",
+        "Drop all messages that wait in queues.",
+    ),
     "seek": ("qdo.cli.commands.seek", "seek", "Move a queue to another position."),
     "move": ("qdo.cli.commands.fleet.placement", "move", "Hand a queue to a certain worker."),
     "rebalance": (

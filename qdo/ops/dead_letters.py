@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import re
 import time
 import uuid
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord
-from qdo.encoding import DUE, ID, SENT, decode_strictly, is_raw, key_id_of, parsed, stored_time
-from qdo.errors import BodyDecodeError, KeyMissingError, NotFoundError, UsageError
+from qdo.encoding import DUE, ID, SENT, parsed, stored_time
+from qdo.errors import NotFoundError, UsageError
+from qdo.ops.bodies import body_value, decrypted
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_of_time
 
 if TYPE_CHECKING:
@@ -180,10 +180,11 @@ def exported(
 
     :param vault: decrypts the body; None without keys.
     """
-    record, undecrypted = _decrypted(record, vault)
+    body, stored, undecrypted = decrypted(record.queue, record.body, record.headers, vault)
+    record = replace(record, body=body, headers=stored)
     headers = parsed(record.headers)
     sent, due = (stored_time(headers or {}, name) for name in (SENT, DUE))
-    item: dict[str, Any] = {
+    return {
         "queue": record.queue,
         "id": letter.id,
         "position": str(record.position),
@@ -198,31 +199,8 @@ def exported(
         "key": record.key,
         "headers": record.headers if headers is None else headers,
         **({} if undecrypted is None else {"body_error": undecrypted}),
+        **body_value(record.body, record.headers),
     }
-    if not (headers and is_raw(headers)):
-        try:
-            value = decode_strictly(record.body.decode())
-        except (ValueError, RecursionError):
-            pass
-        else:
-            return {**item, "body": value}
-    return {**item, "body_base64": binascii.b2a_base64(record.body, newline=False).decode()}
-
-
-def _decrypted(
-    record: DeadLetterRecord, vault: BodyVault | None
-) -> tuple[DeadLetterRecord, str | None]:
-    """Return a dead letter with its body decrypted, and why it could not be."""
-    id = key_id_of(record.body)
-    if id is None:
-        return record, None
-    try:
-        if vault is None:
-            raise KeyMissingError(queue=record.queue, key=id, place="the setting keys")
-        body, headers = vault.open(record.queue, record.body, record.headers)
-    except (BodyDecodeError, KeyMissingError) as error:
-        return record, str(error)
-    return replace(record, body=body, headers=headers), None
 
 
 def _letter(broker: Broker, entry: DeadLetterEntry) -> Letter:

@@ -110,20 +110,37 @@ def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target
     )
 
 
-def execute(client: Client, layout: Layout, seek: SeekPlan, reason: str = "") -> None:
+def execute(
+    client: Client,
+    layout: Layout,
+    seek: SeekPlan,
+    reason: str = "",
+    *,
+    command: str = "seek",
+    onward: bool = False,
+) -> None:
     """Execute a plan; a live owner finishes its message in flight and resumes from there.
 
-    :param reason: for the action log.
+    :param reason: for the action log, with the name of the command.
+    :param onward: only skip messages: a queue that has got farther meanwhile repeats none. With
+        positions that are not times, it may repeat those of the last moment.
     :raises AuditRefusedError: this account may not write to the action log.
     """
-    after = seek.after
-    with AuditTrail(client, layout, "seek", reason).change(seek.queue) as entry:
+    place = seek.after
+    with AuditTrail(client, layout, command, reason).change(seek.queue) as entry:
 
         def record(before: QueueNode, after: QueueNode) -> CreateOp:
             return entry(recorded(before), recorded(after))
 
         operator.seek(
-            client, layout, seek.queue, after.last, after.position, seek.finished, record=record
+            client,
+            layout,
+            seek.queue,
+            place.last,
+            place.position,
+            seek.finished,
+            onward=onward,
+            record=record,
         )
 
 

@@ -56,6 +56,22 @@ CALLS = {
         ("dead-letters", "retry", HOSTILE_NAME, str(POSITION), HOSTILE),
         ("dead-letters", "export"),
     ],
+    "peek": [
+        ("peek", HOSTILE_NAME, "--body"),
+        ("peek", HOSTILE_NAME, "--kind", "blocking"),
+        ("peek", HOSTILE_NAME, "--id", HOSTILE),
+        ("peek", HOSTILE, "-n", HOSTILE),
+    ],
+    "cancel": [
+        ("cancel", HOSTILE_NAME, HOSTILE),
+        ("cancel", HOSTILE_NAME, str(POSITION), "--reason", HOSTILE[:100]),
+        ("cancel", HOSTILE, "1"),
+    ],
+    "purge": [
+        ("purge", HOSTILE_NAME, "--dry-run"),
+        ("purge", HOSTILE),
+        ("purge", "*", "--yes", "--delayed", "--reason", HOSTILE[:100]),
+    ],
     "seek": [("seek", HOSTILE_NAME, "earliest"), ("seek", "q", HOSTILE)],
     "doctor": [("doctor",), ("doctor", "--app", HOSTILE), ("doctor", "-o", "csv")],
     "move": [

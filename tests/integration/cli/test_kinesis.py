@@ -241,6 +241,38 @@ def test_looking_and_seeking(
     assert len(worked()) == 3
 
 
+def test_peeking_cancelling_and_purging(
+    qdo: Run, proxy: Proxy, stream: str, tmp_path: Path
+) -> None:
+    """By sequence numbers, without a delay; a worker passes what was cancelled."""
+    url = kinesis_url(proxy.url, stream)
+
+    def worked() -> list[str]:
+        ended = command(*WORKER, *WORK, "--broker", url, cwd=tmp_path)
+        assert ended.code == 0, ended.err
+        return [line.split()[-1] for line in ended.out.splitlines()]
+
+    def looked(*arguments: str) -> list[dict[str, Any]]:
+        ended = qdo(*arguments, "-o", "json")
+        assert ended.code == 0, ended.err
+        found: list[dict[str, Any]] = json.loads(ended.out)["items"]
+        return found
+
+    qdo("send", SHARD, "0")
+    assert worked() == ["0"]
+    ids = [qdo("send", SHARD, str(number)).out.strip() for number in range(1, 4)]
+    found = looked("peek", SHARD, "--body")
+    assert [(each["id"], each["body"]) for each in found] == list(zip(ids, (1, 2, 3), strict=True))
+    assert [each["outcome"] for each in looked("cancel", SHARD, ids[1])] == ["cancelled"]
+    assert [each["id"] for each in looked("peek", SHARD)] == [ids[0], ids[2]]
+    assert worked() == ["1", "3"]
+    qdo("send", SHARD, "4")
+    assert [each["waiting"] for each in looked("purge", SHARD)] == [None]
+    assert worked() == []
+    qdo("send", SHARD, "5")
+    assert worked() == ["5"]
+
+
 def test_a_seek_needs_no_message(qdo: Run, proxy: Proxy, stream: str, tmp_path: Path) -> None:
     """It is the way past messages that cannot be read."""
     qdo("send", SHARD, "1")

@@ -113,6 +113,7 @@ READING = (
     "worker show worker-0000000000",
     "tree",
     "dead-letters",
+    "peek q",
     "holds",
     "documents list",
     "audit",

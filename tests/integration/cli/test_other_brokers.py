@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 
 from qdo.brokers import registry
+from qdo.brokers.sqs.positions import make_position
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination.client import Client, connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.positions import format_position, position_now, position_of_time
@@ -377,6 +379,48 @@ def test_queues_of_sqs_have_rough_backlogs(
     found = items(cli("queues", "--broker", sqs[1], "-o", "json", "--budget", "2"))
     assert [each["backlog"] for each in found].count(None) == 1
     assert {each["approximate"] for each in found if each["backlog"] is not None} == {True}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("peek q1",),
+        ("peek q1", "--kind", "waiting"),
+        ("peek q1", "--id", "1"),
+        ("cancel q1", "1"),
+        ("purge q1",),
+    ],
+)
+def test_sqs_shows_and_drops_no_messages(
+    sqs: tuple[Any, str],
+    aws_prefix: str,
+    coordinator: Client,
+    cli: Run,
+    arguments: tuple[str, ...],
+) -> None:
+    """One sentence and exit code 5: a message that is received is hidden from the workers."""
+    put(coordinator, "q1", last=5)
+    ended = cli(*arguments, "--broker", sqs[1])
+    assert (ended.code, ended.out, ended.err.count("\n")) == (5, "", 1), ended.err
+    url = sqs[0].get_queue_url(QueueName=f"{aws_prefix}q1")["QueueUrl"]
+    assert len(sqs[0].receive_message(QueueUrl=url).get("Messages", ())) == 1
+
+
+@pytest.mark.parametrize(("kind", "name"), [("failing", 2), ("blocking", 1)])
+def test_sqs_shows_what_the_coordinator_records(
+    sqs: tuple[Any, str], coordinator: Client, cli: Run, kind: str, name: int
+) -> None:
+    """Failing and blocking messages, without their bodies."""
+    blocking, failing = (
+        FailureRecord(make_position(7 + each, each, each), each, "no") for each in (1, 2)
+    )
+    blocking = replace(blocking, blocked_since=1.0)
+    put(
+        coordinator, "q1", last=5, failure=blocking, out_of_order=OutOfOrderProgress((), (failing,))
+    )
+    (item,) = items(cli("peek q1", "--kind", kind, "--broker", sqs[1], "-o", "json"))
+    assert item["id"] == str(uuid.UUID(int=name))
+    assert (item["error"], item["body_bytes"], item["headers"]) == ("no", None, None)
 
 
 @pytest.mark.parametrize("target", ["earliest", "2020-01-01T00:00:00Z"])

@@ -1,0 +1,30 @@
+"""An operator and an app, on both coordinators and on two brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.app_runs import OperatorDesk
+from tests.support.postgresql.schema import prepared
+
+
+@pytest.fixture(params=["files", "servers"])
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OperatorDesk]:
+    """An operator of an app with two files, or with PostgreSQL and ZooKeeper."""
+    servers = request.param == "servers"
+    broker = prepared(request.getfixturevalue("postgresql_url")) if servers else None
+    coordinator = request.getfixturevalue("zookeeper_url" if servers else "embedded_url")
+    desk = OperatorDesk("desk", tmp_path, coordinator, broker)
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[OperatorDesk]:
+    """The embedded broker and coordinator, for rules that do not depend on them."""
+    desk = OperatorDesk("desk", tmp_path, f"sqlite:{tmp_path / 'coordination.db'}")
+    yield desk
+    desk.close()
