@@ -291,8 +291,7 @@ def change_node(
     :param onward: the change does not move the queue back, so the owner keeps its progress.
     """
     path = layout.queue(queue)
-    refusing = ""
-    before = QueueNode()
+    refusing, before = "", QueueNode()
     entry: CreateOp | None = None
 
     def decide(node: Node) -> list[Op] | None:
@@ -303,9 +302,9 @@ def change_node(
         after = change(before)
         if after is before:
             return None
-        seek, kept = before.seek + sought, before.onward + (sought if onward else 0)
-        written = replace(after, seek=seek, onward=kept).encode()
-        ops: list[Op] = [SetOp(path, written, node.version)]
+        kept = before.onward + (sought if onward else 0)
+        written = replace(after, seek=before.seek + sought, onward=kept)
+        ops: list[Op] = [SetOp(path, written.encode(), node.version)]
         if record is not None:
             entry = record(before, after)
             ops.append(entry)

@@ -228,15 +228,14 @@ class Worker:
     def _build_duties(self) -> list[Duty]:
         """Make the duties: a new periodic task of a worker is one more line here."""
         counters, ask_parent = self._pipeline.counters, self._process.ask_parent
-        self._members.gate = gate = HoldGate(self._dispatcher)
-        self._members.live = self._live
+        self._members.live, self._members.gate = self._live, (gate := HoldGate(self._dispatcher))
         self._discovery = Discovery(self._broker, clock, self._current)
         self._status = StatusReport(
             self._dispatcher, self._pipeline, self._live, lambda: self.state, self._current
         )
-        cancel, runs = self._pipeline.cancellations(slots), self._status.runs
-        actions = OwnActions(self._stop, self._live.in_force, ask_parent, runs, cancel)
-        self._members.actions = actions.table()
+        cancel = self._pipeline.cancellations(self._dispatcher.slots)
+        parts = self._live.in_force, ask_parent, self._status.runs, cancel
+        self._members.actions = OwnActions(self._stop, *parts).table()
         self._membership = MembershipLoop(
             self._members,
             self._current,
