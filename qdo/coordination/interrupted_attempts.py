@@ -138,7 +138,11 @@ def _commit(client: Client, transaction: Any, paths: Sequence[str]) -> tuple[boo
         for path, result in zip(paths, results, strict=True):
             if is_refusal(result):
                 reason = refusal_reason(result, "written")
-                _log.warning("%s: cannot count an attempt of a message: %s", path, reason)
+                _log.warning(
+                    "%s: cannot count an attempt of a message, which may get one more: %s",
+                    path,
+                    reason,
+                )
                 return True, path
         return _is_late(results), None
     except KazooException as error:

@@ -48,10 +48,10 @@ def warn_of_server(client: Client) -> None:
     version = int(found[1]), int(found[2]), int(found[3])
     if not is_safe(version):
         _log.warning(
-            "the ZooKeeper servers have version %d.%d.%d, which may lose acknowledged transactions"
+            "the ZooKeeper servers have version %s, which may lose acknowledged transactions"
             " when a server dies during an election; messages may then be repeated. Upgrade them"
             " to a safe version: %s",
-            *version,
+            ".".join(map(str, version)),
             SAFE,
         )
 

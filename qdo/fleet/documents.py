@@ -226,7 +226,11 @@ class Documents(Mapping[str, Any]):
             try:
                 listener(name, None if entry is None or entry.fault else entry.value.value)
             except Exception:  # noqa: BLE001 - the code of an app; the copy goes on
-                _log.exception("a listener of documents %s failed for %s", self.name, name)
+                _log.exception(
+                    "a listener of documents %s failed for %s; the others are called",
+                    self.name,
+                    name,
+                )
 
 
 def _encoded(name: str, value: Any, id: str, writer: str) -> bytes:

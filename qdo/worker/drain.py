@@ -122,7 +122,11 @@ class Drain:
         running = [slot.queue for slot in self._dispatcher.in_flight()]
         if running:
             names = join_some(running, NAMES_SHOWN)
-            _log.error("jobs of these queues did not end when aborted: %s", names)
+            _log.error(
+                "jobs did not end when aborted; the next owners of their queues run the messages"
+                " again: %s",
+                names,
+            )
         unreleased = member.unreleased() if member is not None else []
         if unreleased:
             self._log_unreleased(unreleased)

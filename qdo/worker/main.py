@@ -95,7 +95,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
         _report_failure(settings, child, pipe, error)
         return error.exit_code
     except Exception as error:
-        logging.getLogger(LOG_NAME).critical("the worker failed", exc_info=True)
+        logging.getLogger(LOG_NAME).critical("the worker failed; this process ends", exc_info=True)
         _report_failure(settings, child, pipe, error)
         return 1
 

@@ -57,7 +57,11 @@ class ParentLink:
             self._pipe.sendall(json.dumps(report).encode() + b"\n")
         except OSError as error:
             if not self._gone:
-                _log.warning("cannot report a session to the parent: %s", error)
+                _log.warning(
+                    "cannot report a session to the parent; if this process dies, its queues"
+                    " are free when the session times out: %s",
+                    error,
+                )
 
     def ask(self, action: str) -> None:
         """Ask the parent for an action: "drain", "restart" or "reload".
@@ -82,7 +86,9 @@ def send_settings(pipe: socket.socket, settings: Settings) -> None:
     try:
         pipe.sendall(json.dumps({"settings": dataclasses.asdict(settings)}).encode() + b"\n")
     except OSError as error:
-        _log.warning("cannot report the settings to the parent: %s", error)
+        _log.warning(
+            "cannot report the settings to the parent, which goes on with its own: %s", error
+        )
 
 
 def send_files(pipe: socket.socket, files: Iterable[str]) -> None:
@@ -90,7 +96,9 @@ def send_files(pipe: socket.socket, files: Iterable[str]) -> None:
     try:
         pipe.sendall(json.dumps({"files": sorted(files)}).encode() + b"\n")
     except OSError as error:
-        _log.warning("cannot report source files to the parent: %s", error)
+        _log.warning(
+            "cannot report source files to the parent; it may overlook that they change: %s", error
+        )
 
 
 def send_files_forever(pipe: socket.socket) -> None:

@@ -77,7 +77,10 @@ class StopRequests:
     def exit_if_demanded(self) -> None:
         """Exit even if the event loop is blocked; runs on the watchdog's thread."""
         if self.signals >= 3 and self._exit is not None:
-            _log.error("third stop signal: exiting immediately")
+            _log.error(
+                "third stop signal: exiting immediately; messages since the last checkpoint"
+                " are repeated"
+            )
             self._exit(1)
 
     def exit_if_stuck(self, under_way: int) -> None:

@@ -170,7 +170,7 @@ class KinesisDeadLetters(DeadLetterStore):
         try:
             return self._read(name)
         except _ForeignObjectError as error:
-            log.warning("%s", error)
+            log.warning("an object among the dead letters is passed over: %s", error)
             return None
 
 

@@ -238,7 +238,9 @@ class EmbeddedSession:
             # Checked again under the lock: they may be back, or expired already.
             self._end_sessions(self._judge())
         except DatabaseFullError as error:
-            log.warning("cannot remove ended sessions yet: %s", error)
+            log.warning(
+                "cannot remove ended sessions yet, and their queues are not free: %s", error
+            )
             return
         finally:
             self._store.rollback()

@@ -103,7 +103,12 @@ class QueueNodes:
         if not isinstance(answer, Rejected) or answer.fault is CommitError.NO_NODE:
             return  # created; or discovery asks again once the folder `queues` is recreated
         if answer.fault is not CommitError.NODE_EXISTS:
-            log.error("rebalancer: cannot create a node for queue %r", names[answer.index - 1])
+            log.error(
+                "rebalancer: queue %r gets no node, and its messages wait: %s; correct the rights"
+                " with `qdo acl apply`",
+                names[answer.index - 1],
+                answer.reason or answer.fault.value,
+            )
         rest = {name: lasts[name] for at, name in enumerate(names, start=1) if at != answer.index}
         if rest:
             self._create(rest)

@@ -252,7 +252,9 @@ class ActionsWatch(Machine):
         except UnfitError as error:
             result = Result(str(error), outcome=REJECTED)
         except Exception as error:  # noqa: BLE001 - it ends this action only
-            _log.exception("action %s of %s failed", action.name, action.by)
+            _log.exception(
+                "the action %s of %s failed; its result has the error", action.name, action.by
+            )
             result = Result(f"{type(error).__name__}: {error}", outcome=FAILED)
         if result is not None:
             self._finished(name, mine, result)

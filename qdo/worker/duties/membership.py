@@ -184,7 +184,11 @@ class MembershipLoop(Duty):
         try:
             counted = self._members.count_interrupted(in_flight, reason)
         except UnreachableError as error:
-            _log.warning("%s: cannot count its interrupted attempts: %s", worker, describe(error))
+            _log.warning(
+                "%s: cannot count its interrupted attempts; these messages may get one more: %s",
+                worker,
+                describe(error),
+            )
             counted = 0
         self._in_flight.forget_worker(worker)
         if counted:

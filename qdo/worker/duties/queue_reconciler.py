@@ -199,7 +199,12 @@ class QueueReconciler:
             except (CorruptNodeError, NodeRefusedError) as error:
                 if name not in self._logged_corrupt:
                     self._logged_corrupt.add(name)
-                    _log.error("cannot change the node of queue %s: %s", name, describe(error))
+                    _log.error(
+                        "queue %s: its node cannot be changed; it is not retired, restored or"
+                        " finished: %s",
+                        name,
+                        describe(error),
+                    )
             else:
                 done.append(name)
         self._read(queues, done)

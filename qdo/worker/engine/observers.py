@@ -100,4 +100,7 @@ class Observers:
             except JobAborted:
                 raise
             except BaseException:  # noqa: BLE001 - an app's hook must not end the worker
-                _log.exception("queue %s: an observer raised an error", event.queue)
+                _log.exception(
+                    "queue %s: an observer raised an error; its message is not affected",
+                    event.queue,
+                )

@@ -112,7 +112,9 @@ class Outcomes:
         except JobAborted:
             raise
         except BaseException:  # noqa: BLE001 - an app's hook must not end the worker
-            _log.exception("queue %s: job_failure raised an error", message.queue)
+            _log.exception(
+                "queue %s: job_failure raised an error; its message is not affected", message.queue
+            )
 
     def apply(
         self,

@@ -137,7 +137,9 @@ class SessionCloser(threading.Thread):
             )
         except Exception as error:  # noqa: BLE001 - a job may have written to the shared memory
             _log.warning(
-                "%s: cannot count its interrupted attempts: %s", self._process, describe(error)
+                "%s: cannot count its interrupted attempts; these messages may get one more: %s",
+                self._process,
+                describe(error),
             )
             return
         # Not again, neither when the close is repeated nor in the next session.

@@ -61,7 +61,11 @@ class SessionKeeper(threading.Thread):
                 if keep_session(self._session, self._note):
                     self.kept_at = now
                 else:
-                    _log.warning("%s: its session %#x is over", self._process, self._session.id)
+                    _log.warning(
+                        "%s: its session %#x is over; other workers take its queues",
+                        self._process,
+                        self._session.id,
+                    )
                     return
             except QdoError as error:
                 _log.warning(

@@ -328,7 +328,7 @@ class _Parent:
                 slot_name(slot), self._argv, self._settings, self._target, left, restarted
             )
         except OSError as error:
-            _log.error("cannot start %s: %s", slot_name(slot), error)
+            _log.error("cannot start %s, retrying: %s", slot_name(slot), error)
             self._do(self._policy.exited(slot, 1, time.monotonic()))
             return
         self._reaper.left = []
