@@ -170,11 +170,8 @@ def _blocked(case: _Case) -> Verdict | None:
     others = len(case.status.also_blocking)
     if others:
         reason += f" {pluralize(others, 'more message')} {'does' if others == 1 else 'do'} so."
-    return Verdict(QueueHealth.BLOCKED, reason, _decide(case))
-
-
-def _decide(case: _Case) -> str:
-    return f"qdo unblock {case.queue} --retry, --dead-letter or --skip"
+    remedy = f"qdo unblock {case.queue} --retry, --dead-letter or --skip"
+    return Verdict(QueueHealth.BLOCKED, reason, remedy)
 
 
 def _paused(case: _Case) -> Verdict | None:
@@ -256,7 +253,7 @@ def _failing(case: _Case) -> Verdict | None:
         return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason)
     failed = pluralize(marks.attempts, "attempt")
     reason = f"Its next message failed in {failed}, and runs again: {marks.error}."
-    return Verdict(QueueHealth.FAILING, reason, _decide(case))
+    return Verdict(QueueHealth.FAILING, reason, f"qdo unblock {case.queue} --retry")
 
 
 def _limited(case: _Case) -> Verdict | None:
