@@ -121,6 +121,16 @@ def test_one_reading(status: QueueStatus, state: QueueHealth, said: str) -> None
     assert bool(found.remedy) or not (state.is_critical and status.fault is None)
 
 
+def test_a_failing_queue_is_offered_what_unblock_accepts() -> None:
+    """Skip and dead-letter are rejected for a queue that is not blocked."""
+    failing = verdict(replace(OWNED, marks=FAILED)).remedy
+    blocked = verdict(replace(OWNED, marks=replace(FAILED, blocked_since=NOW - 9))).remedy
+    assert failing is not None
+    assert blocked is not None
+    assert ["--retry" in each for each in (failing, blocked)] == [True, True]
+    assert ["--skip" in each for each in (failing, blocked)] == [False, True]
+
+
 def test_without_workers_what_waits_has_none() -> None:
     assert verdict(FREE, workers=0).state is QueueHealth.NO_WORKER
     assert verdict(replace(TIP, owner=None), workers=0).state is QueueHealth.IDLE
