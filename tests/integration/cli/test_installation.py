@@ -37,6 +37,14 @@ def test_only_qdo_is_installed(installed: Path) -> None:
     assert not any(each.is_symlink() for each in installed.rglob("*"))
 
 
+def test_the_files_of_the_dashboard_are_installed(installed: Path) -> None:
+    """Its templates, its style and its script."""
+    for folder in ("templates", "static"):
+        path = Path("qdo", "dashboard", folder)
+        here = {each.name for each in (ROOT / path).iterdir()}
+        assert {each.name for each in (installed / path).iterdir()} == here != set()
+
+
 def test_programs_run_beside_an_app_with_a_package_workers(installed: Path, tmp_path: Path) -> None:
     """Both are found, whichever comes first on the path."""
     (tmp_path / "workers").mkdir()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.test import Client
 
 from qdo import App
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.fleet.holds import new_hold, pause
-from tests.support.dashboard.shop import BLOCKED_ERROR, LAYOUT, FilledShop
+from tests.support.dashboard.shop import BASE, BLOCKED_ERROR, LAYOUT, FilledShop
 from tests.support.processes import wait_until
 
 PAGES = (
@@ -187,3 +190,22 @@ def test_an_app_that_nobody_used_yet_has_pages(tmp_path: Path) -> None:
             visitor.page(path)
     visitor.flask.extensions["qdo"].close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_dashboard_is_mounted_in_another_app(local_shop: FilledShop) -> None:
+    """Its links and files are below the path at which it is mounted."""
+
+    def own(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"own"]
+
+    visitor = local_shop.visitor()
+    visitor.page("/")
+    client = Client(DispatcherMiddleware(own, {"/shown": visitor.flask}))
+    assert client.get("/", base_url=BASE).text == "own"
+    text = client.get("/shown/queues", base_url=BASE).text
+    links = re.findall(r'(?:href|src|action|data-events)="(/[^"]*)"', text)
+    assert len(links) > 10
+    assert [each for each in links if not each.startswith("/shown/")] == []
+    with client.get("/shown/static/dashboard.css", base_url=BASE) as answer:
+        assert answer.status_code == 200
