@@ -50,7 +50,7 @@ def test_an_ensemble_of_an_unsafe_version_is_named(
         assert found is not None
         version = int(found[1]), int(found[2]), int(found[3])
         warn_of_server(client)
-    expected = [] if is_safe(version) else [(*version, SAFE)]
+    expected = [] if is_safe(version) else [(".".join(map(str, version)), SAFE)]
     assert [record.args for record in caplog.records if record.levelname == "WARNING"] == expected
 
 
