@@ -322,12 +322,18 @@ class WorkersRegisteredError(QdoError):
     exit_code = 5
 
 
-class NotBlockedError(QdoError):
-    """queue {queue!r} is not blocked; nothing was changed; `qdo queues` shows which queues are"""
+class NotFailingError(QdoError):
+    """no message of queue {queue!r} fails or blocks it; nothing was changed; `qdo queues` shows
+    which queues fail"""
 
     exit_code = 5
 
 
-class NotBlockingError(NotBlockedError):
-    """message {message} does not block queue {queue!r}; nothing was changed; `qdo queues` shows
-    which queues are blocked"""
+class MessageNotFailingError(NotFailingError):
+    """message {message} of queue {queue!r} is not failing: it is done, or was retried; nothing was
+    changed; `qdo peek {queue} --kind failing` shows which messages fail"""
+
+
+class AlreadyDecidedError(NotFailingError):
+    """message {message} of queue {queue!r} already has the decision {decision!r} of an operator;
+    nothing was changed; the owner of the queue carries it out"""

@@ -35,10 +35,20 @@ COMMANDS = {
         "doctor",
         "Check coordinator, broker, workers, jobs and this machine.",
     ),
+    "retry-now": (
+        "qdo.cli.commands.messages.retry_now",
+        "retry_now",
+        "Run failing or blocking messages again, now.",
+    ),
+    "skip": (
+        "qdo.cli.commands.messages.skip",
+        "skip_messages",
+        "Skip failing or blocking messages.",
+    ),
     "dead-letters": (
         "qdo.cli.commands.dead_letters",
         "dead_letters",
-        "List, show, retry, discard and export dead letters.",
+        "List, show, add, retry, discard and export dead letters.",
     ),
     "peek": (
         "qdo.cli.commands.messages.peek",
@@ -67,7 +77,6 @@ COMMANDS = {
         "checkpoints",
         "Save the positions of queues in a file, or import them.",
     ),
-    "unblock": ("qdo.cli.commands.unblock", "unblock_queue", "Resume a blocked queue."),
     "delete": ("qdo.cli.commands.delete", "delete_queues", "Delete queues."),
     "pause": (
         "qdo.cli.commands.fleet.holds",

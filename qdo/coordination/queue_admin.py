@@ -1,6 +1,7 @@
 """Changes of a queue node while workers run.
 
-Operators seek, unblock, mark as deleted and reset. The leader retires, restores and marks finished.
+Operators seek, decide about failing messages, mark as deleted and reset. The leader retires,
+restores and marks finished.
 
 Each change is a read-modify-write at the version read, and keeps all other keys. An operator's
 change increments ``seek``: the owner then follows the node, and not its own later progress. One
@@ -31,18 +32,19 @@ from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import (
+    AlreadyDecidedError,
     CorruptNodeError,
+    MessageNotFailingError,
     NodeRefusedError,
-    NotBlockedError,
-    NotBlockingError,
+    NotFailingError,
     NotFoundError,
 )
 
 Change = Callable[[QueueNode], QueueNode]
 Record: TypeAlias = Callable[[QueueNode, QueueNode], CreateOp]
 """Makes the entry of a change in the action log, from the node before and after."""
-Which: TypeAlias = int | Literal["first", "all"]
-"""A message that blocks a queue, by its position; or the first, or all of them."""
+Which: TypeAlias = tuple[int, ...] | Literal["first", "all"]
+"""Failing messages of a queue, by their positions; or the first, or all of them."""
 
 RETIRED = "retired"
 """Key of a queue node that was marked as deleted because the broker no longer has the queue.
@@ -92,72 +94,74 @@ def with_seek(node: QueueNode, last: int, position: str | None = None) -> QueueN
     )
 
 
-def unblock(
+def decide(
     client: Client,
     layout: Layout,
     queue: str,
-    verdict: str,
-    which: Which = "first",
+    decision: str,
+    which: Which,
     *,
     record: Record | None = None,
 ) -> tuple[FailureRecord, ...]:
-    """Decide on messages that block a queue; return their failure records.
+    """Decide about messages that fail or block a queue; return their failure records.
 
-    :param verdict: "retry": the message runs again, and its attempts count from 1; if nothing is
-        blocked, this also applies to a message that waits for its next attempt. "skip" or
+    A message whose attempt runs at this moment ends it first. If it succeeds, the message is done
+    and the decision has no effect.
+
+    :param decision: "retry": the message runs again, and its attempts count from 1. "skip" or
         "dead-letter": the owner, or the next one, ends the message in this way before other work.
-    :param which: position of the message, or "first" or "all".
     :raises NotFoundError: the queue has no node.
-    :raises NotBlockedError: it is not blocked, or not by this message.
+    :raises NotFailingError: no message fails, or not all of these, or an operator has decided
+        about one of them; nothing is changed.
     """
 
     def change(node: QueueNode) -> QueueNode:
-        return with_unblock(node, queue, verdict, which)
+        return with_decision(node, queue, decision, which)
 
     node = change_node(client, layout, queue, change, onward=True, record=record)
-    return chosen(node, queue, verdict, which)
+    return chosen(node, queue, which)
 
 
-def with_unblock(node: QueueNode, queue: str, verdict: str, which: Which = "first") -> QueueNode:
-    """Return a node as changed by `unblock`: the next blocking message comes first."""
-    decided = chosen(node, queue, verdict, which)
+def with_decision(node: QueueNode, queue: str, decision: str, which: Which) -> QueueNode:
+    """Return a node as changed by `decide`: the next blocking message comes first."""
+    decided = chosen(node, queue, which)
 
-    def decide(failure: FailureRecord) -> FailureRecord | None:
+    def decide_one(failure: FailureRecord) -> FailureRecord | None:
         if failure not in decided:
             return failure
-        if verdict == "retry":
+        if decision == "retry":
             return None
-        return replace(failure, blocked_since=0.0, decision=verdict)
+        return replace(failure, blocked_since=0.0, decision=decision)
 
-    progress = node.out_of_order or OutOfOrderProgress()
-    first = None if node.failure is None else decide(node.failure)
-    rest = tuple(after for each in progress.other_failures if (after := decide(each)) is not None)
-    following = next((each for each in rest if each.blocked), None)
-    if following is not None and (first is None or not first.blocked):
-        rest = tuple(each for each in rest if each is not following)
-        rest += () if first is None else (first,)
-        first = following
-    left = replace(progress, other_failures=rest)
-    return replace(node, failure=first, out_of_order=left or None)
+    left = tuple(each for failure in node.failures if (each := decide_one(failure)) is not None)
+    first = next((each for each in left if each.blocked), left[0] if left else None)
+    progress = replace(
+        node.out_of_order or OutOfOrderProgress(),
+        other_failures=tuple(each for each in left if each is not first),
+    )
+    return replace(node, failure=first, out_of_order=progress or None)
 
 
-def chosen(node: QueueNode, queue: str, verdict: str, which: Which) -> tuple[FailureRecord, ...]:
-    """Return the failure records of the messages that `unblock` decides on.
+def chosen(node: QueueNode, queue: str, which: Which) -> tuple[FailureRecord, ...]:
+    """Return the failure records of the messages that `decide` decides about.
 
-    :raises NotBlockedError: see `unblock`; NotBlockingError is a subclass.
+    :raises NotFailingError: see `decide`; the subclasses name a message.
     """
-    blocked = node.blocking
-    waiting = node.retrying if verdict == "retry" else ()
-    if not blocked and not waiting:
-        raise NotBlockedError(queue=queue)
-    if which == "all":
-        return blocked or waiting
-    if which == "first":
-        return (blocked or waiting)[:1]
-    named = tuple(each for each in (*blocked, *waiting) if each.position == which)
-    if not named:
-        raise NotBlockingError(queue=queue, message=which)
-    return named
+    open_ones = (*node.blocking, *node.retrying)
+    if isinstance(which, tuple):
+        return tuple(_named(node, queue, position) for position in dict.fromkeys(which))
+    if not open_ones:
+        raise NotFailingError(queue=queue)
+    return open_ones if which == "all" else open_ones[:1]
+
+
+def _named(node: QueueNode, queue: str, position: int) -> FailureRecord:
+    found = next((each for each in node.failures if each.position == position), None)
+    if found is None:
+        raise MessageNotFailingError(queue=queue, message=position)
+    if found.decision:
+        raise AlreadyDecidedError(queue=queue, message=position, decision=found.decision)
+    return found
 
 
 def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:

@@ -27,14 +27,14 @@ from qdo.fleet.holds import pause as pause_queues
 from qdo.fleet.protocol.audit_entries import MAX_TEXT
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Letter
-from qdo.ops.unblock import Decision, check_store
-from qdo.ops.unblock import unblock as unblock_queue
+from qdo.ops.decisions import OperatorDecision, check_store
+from qdo.ops.decisions import decide as decide_in_queue
 from qdo.sending.connections import Connections, noted_in_action_log
 from qdo.text import pluralize, printable
 
 LASTING = {"": None, "15m": 900.0, "1h": 3600.0, "4h": 14400.0, "1d": 86400.0}
 """How long a pause may last."""
-_DECISIONS: dict[str, Decision] = {
+_DECISIONS: dict[str, OperatorDecision] = {
     "retry": "retry",
     "skip": "skip",
     "dead-letter": "dead-letter",
@@ -87,8 +87,8 @@ def resume() -> str | Response:
     return redirect(url_for("pages.holds"))
 
 
-@actions.post("/unblock")
-def unblock() -> str | Response:
+@actions.post("/decide")
+def decide() -> str | Response:
     """Decide about one failing message of a queue, named by its position."""
     queue, position = request.form.get("queue", ""), request.form.get("position", "")
     decision = _DECISIONS.get(request.form.get("decision", ""))
@@ -104,7 +104,7 @@ def unblock() -> str | Response:
 
     def change(connections: Connections) -> None:
         client, layout = _coordinator(connections)
-        unblock_queue(client, layout, queue, decision, int(position), reason, by)
+        decide_in_queue(client, layout, queue, decision, (int(position),), reason, by)
 
     _do(what, change)
     return redirect(url_for("queues.queue", name=queue))

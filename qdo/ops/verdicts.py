@@ -170,7 +170,8 @@ def _blocked(case: _Case) -> Verdict | None:
     others = len(case.status.also_blocking)
     if others:
         reason += f" {pluralize(others, 'more message')} {'does' if others == 1 else 'do'} so."
-    remedy = f"qdo unblock {case.queue} --retry, --dead-letter or --skip"
+    named = f"{case.queue} {marks.position}"
+    remedy = f"qdo retry-now {case.queue}, qdo skip {named} or qdo dead-letters add {named}"
     return Verdict(QueueHealth.BLOCKED, reason, remedy)
 
 
@@ -253,7 +254,7 @@ def _failing(case: _Case) -> Verdict | None:
         return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason)
     failed = pluralize(marks.attempts, "attempt")
     reason = f"Its next message failed in {failed}, and runs again: {marks.error}."
-    return Verdict(QueueHealth.FAILING, reason, f"qdo unblock {case.queue} --retry")
+    return Verdict(QueueHealth.FAILING, reason, f"qdo retry-now {case.queue}")
 
 
 def _limited(case: _Case) -> Verdict | None:

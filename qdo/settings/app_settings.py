@@ -92,7 +92,9 @@ class AppSettings:
         (), "accounts with all rights; without, this client's own account", checks.accounts
     )
     acl_operators: tuple[str, ...] = setting(
-        (), "accounts that may read all nodes, seek, unblock and delete queues", checks.accounts
+        (),
+        "accounts that may read all nodes, seek, pause and delete queues",
+        checks.accounts,
     )
     acl_monitors: tuple[str, ...] = setting((), "accounts that may read all nodes", checks.accounts)
     acl_senders: tuple[str, ...] = setting(

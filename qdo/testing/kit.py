@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from qdo.app import App
-from qdo.coordination.queue_admin import Which, with_seek, with_unblock
+from qdo.coordination.queue_admin import Which, with_decision, with_seek
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NoJobError, NotSettledError, UsageError
 from qdo.jobs.options import is_async
-from qdo.ops.unblock import Decision
+from qdo.ops.decisions import OperatorDecision
 from qdo.queues import QueueFilter
 from qdo.settings.in_force import SettingsInForce
 from qdo.settings.settings import Settings
@@ -317,16 +317,14 @@ class TestKit(Results):
         else:
             self._keep_dead(process)
 
-    def unblock(self, queue: str, decision: Decision, which: Which = "first") -> None:
-        """Decide about messages that block a queue, like `qdo unblock`.
+    def decide(self, queue: str, decision: OperatorDecision, which: Which = "first") -> None:
+        """Decide about failing messages, like `qdo retry-now`, `skip` and `dead-letters add`.
 
-        "retry" also runs a message now that waits for its next attempt.
-
-        :param which: position of the message, "first" or "all".
-        :raises NotBlockedError: the queue, or this message, is not blocked.
+        :param which: positions of messages, "first" or "all".
+        :raises NotFailingError: no message fails or blocks the queue, or this one does not.
         :raises NotFoundError: no worker has ever owned the queue.
         """
-        self._change(queue, lambda node: with_unblock(node, queue, decision, which))
+        self._change(queue, lambda node: with_decision(node, queue, decision, which))
 
     def seek(self, queue: str, last: int) -> None:
         """Move a queue to another position, like `qdo seek`; 0 is the beginning.

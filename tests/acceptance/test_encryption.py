@@ -290,7 +290,7 @@ def test_an_operator_may_end_a_message_without_key(tmp_path: Path) -> None:
     burst = (*WORKER, "jobs:app", "--burst")
     assert command(*burst, cwd=tmp_path, env=env).code == 0
     assert not whole_lines(tmp_path / "out")
-    ended = command(*QDO, "unblock", "q", "--dead-letter", cwd=tmp_path, env=env)
+    ended = command(*QDO, "dead-letters", "add", "q", "--all", cwd=tmp_path, env=env)
     assert ended.code == 0, ended.err
     assert command(*burst, cwd=tmp_path, env=env).code == 0
     assert len(whole_lines(tmp_path / "out")) == 1

@@ -19,7 +19,7 @@ import qdo
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.jobs.job import Checkpoint
 from qdo.jobs.options import Order
-from qdo.ops.unblock import Decision
+from qdo.ops.decisions import OperatorDecision
 from qdo.testing import POINTS, TestKit
 from qdo.testing.fault_points import Step
 from qdo.testing.memory_broker import MemoryDeadLetters
@@ -334,7 +334,7 @@ def test_who_has_lost_the_lease_sets_nothing_aside() -> None:
 
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
 def test_a_crash_at_any_step_of_a_blocked_queue(
-    verdict: Decision,
+    verdict: OperatorDecision,
 ) -> None:
     """Neither the block nor the decision is forgotten once it is recorded; order holds."""
     step = 0
@@ -357,7 +357,7 @@ def test_a_crash_at_any_step_of_a_blocked_queue(
             assert kit.blocked()["q"].attempts in (2, 3)
             assert kit.waiting("q") == ["vase", "lamp"]
             mended.append(True)
-            kit.unblock("q", verdict)
+            kit.decide("q", verdict)
             kit.run_until_settled()
             kit.hand_over()
             left = kit.faults_left

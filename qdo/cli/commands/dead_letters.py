@@ -1,4 +1,4 @@
-"""`qdo dead-letters`: list, show, retry, discard, export."""
+"""`qdo dead-letters`: list, show, add, retry, discard, export."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import positions_of
+from qdo.cli.commands.messages.add_dead_letters import add
 from qdo.cli.connections import note_in_action_log, open_connections
 from qdo.cli.dead_letter_page import dead_letter_page
 from qdo.cli.durations import parse_duration
@@ -58,6 +59,7 @@ def dead_letters() -> None:
     \b
     qdo dead-letters --app mail:app
     qdo dead-letters show --app mail:app QUEUE ID
+    qdo dead-letters add --app mail:app QUEUE ID
     qdo dead-letters retry --app mail:app QUEUE ID
     qdo dead-letters retry --app mail:app 'eu-*' --error Timeout --newer 2h
     qdo dead-letters export --app mail:app > letters.jsonl
@@ -175,6 +177,8 @@ def export(glob: str, wanted: Filter, settings: Settings) -> None:
 
 
 # --- changing ---
+
+dead_letters.add_command(add)
 
 
 @dead_letters.command()

@@ -19,9 +19,9 @@ from qdo.cli.readings import SHARED, read_queues, reading_options, report_unaske
 from qdo.errors import NotFoundError
 from qdo.fleet.audit import read_entries
 from qdo.fleet.globs import exactly
+from qdo.ops.decisions import id_of
 from qdo.ops.items import audit_item, queue_item, worker_item
 from qdo.ops.status import QueueStatus
-from qdo.ops.unblock import id_of
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.in_force import SettingsInForce

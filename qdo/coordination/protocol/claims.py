@@ -190,6 +190,8 @@ class OwnedQueue:
         read again. Until the answer arrives no other request is sent for it.
     :ivar again: whether to read the node again as soon as it is no longer busy.
     :ivar as_found: whether to release with the `last` found in the node, not the remembered one.
+    :ivar decided: whether operators changed the node during the release, but did not move the queue
+        back: the claim's progress counts, and for the rest the node.
     :ivar owner: the worker that a waiting slot waits for.
     :ivar fault: why the queue cannot be processed although it is assigned, "" if it can.
     :ivar unlisted: version of the node at which its owner was found not to list the queue.
@@ -201,6 +203,7 @@ class OwnedQueue:
         "as_found",
         "busy",
         "claim",
+        "decided",
         "fault",
         "node",
         "owner",
@@ -220,6 +223,7 @@ class OwnedQueue:
         self.busy = False
         self.again = False
         self.as_found = False
+        self.decided = False
         self.owner = ""
         self.fault = ""
         self.unlisted = -1
@@ -250,6 +254,13 @@ class OwnedQueue:
         claim, node = self.claim, self.node
         if claim is None or self.as_found:
             return node
+        if self.decided:
+            before, claim = (
+                claim,
+                Claim.of(self.queue, claim.fence, node, claim.lease, claim.positions),
+            )
+            claim.before = before
+            claim.take_over()
         if claim.refresh is not None:
             claim.refresh()
         if claim.positions is not TIME_POSITIONS:

@@ -113,7 +113,10 @@ class Recovery:
         if slot.claim is None:
             return
         if slot.state is not QueueState.OWNED:
-            slot.as_found = slot.as_found or sought
+            if sought and self._positions.stable and node.continues(before):
+                slot.decided = True
+            else:
+                slot.as_found = slot.as_found or sought
         elif node.deleted:
             slot.as_found = sought
             self._queues.begin_release(slot)

@@ -180,9 +180,7 @@ class Dispatcher:
         slot.broker_failures = 0
         slot.waited = False
         slot.pending_dead_letter = slot.dead_letter_message = None
-        slot.label = b""
-        slot.gathering_until = 0.0
-        slot.singles = 0
+        slot.label, slot.gathering_until, slot.singles = b"", 0.0, 0
         if claim.take_over():
             member.progress(claim)
         if slot.state is not SlotState.READY:
@@ -262,6 +260,7 @@ class Dispatcher:
             member.finished(claim)
         if next_claim is not None:
             if next_claim[1].over:
+                next_claim[1].take_over()
                 next_claim[0].finished(next_claim[1])
             else:
                 self.claimed(*next_claim)

@@ -145,8 +145,8 @@ class Outcomes:
         """Leave the message to the queue's next owner."""
         self._observers.report(message, "lost", describe(error))
         _log.warning(
-            "%s: message %s failed while its queue was being released or lost; the next owner of"
-            " the queue runs it again: %s",
+            "%s: message %s failed while its queue was released, lost or changed by an operator;"
+            " the next claim of the queue runs it again, or does what the operator decided: %s",
             where(slot),
             message.id,
             describe(error),
@@ -224,8 +224,8 @@ class Outcomes:
         self._fetcher.clear(slot)
         self._observers.report(message, "block", decision.reason)
         _log.error(
-            "%s: blocked by message %s after %s; run"
-            " `qdo unblock %s --message %s` with --retry, --skip or --dead-letter: %s",
+            "%s: blocked by message %s after %s; run `qdo retry-now`, `qdo skip` or"
+            " `qdo dead-letters add` with %s %s: %s",
             where(slot),
             message.id,
             pluralize(message.attempt, "attempt"),

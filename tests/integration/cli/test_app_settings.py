@@ -81,7 +81,7 @@ def test_every_command_uses_what_the_app_uses(folder: Path) -> None:
         (("dead-letters", "retry", *app, "q", id), 0),
         (("dead-letters", "discard", *app, "q", id), 6),
         (("seek", *app, "q", "latest", "--execute"), 0),
-        (("unblock", *app, "q", "--retry"), 5),
+        (("retry-now", *app, "q"), 5),
         (("workers", *app), 0),
         (("tree", *app), 0),
     ):

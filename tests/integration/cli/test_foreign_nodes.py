@@ -209,7 +209,7 @@ def test_a_protected_queue_is_named(cli: Run, client: Client) -> None:
     """Commands that would write it fail with the path and the remedy."""
     for arguments in (
         ("seek", "secret", "earliest", "--execute"),
-        ("unblock", "secret", "--retry"),
+        ("retry-now", "secret"),
     ):
         ended = cli(*arguments)
         assert ended.code == 5
@@ -219,17 +219,17 @@ def test_a_protected_queue_is_named(cli: Run, client: Client) -> None:
 @pytest.mark.parametrize("queue", ["../queues", ".", "a/b", "a\x1b", "\udc80"])
 @pytest.mark.parametrize(
     "command",
-    [("seek", "earliest"), ("unblock", "--retry"), ("delete", "--yes")],
-    ids=["seek", "unblock", "delete"],
+    [("seek", "earliest"), ("retry-now",), ("delete", "--yes")],
+    ids=["seek", "retry-now", "delete"],
 )
 def test_a_name_that_is_no_name_is_refused(
-    cli: Run, client: Client, command: tuple[str, str], queue: str
+    cli: Run, client: Client, command: tuple[str, ...], queue: str
 ) -> None:
     """It must not lead to another node."""
     assert cli(command[0], queue, *command[1:]).code == 2
 
 
 @pytest.mark.parametrize("queue", ["null", "giant", "deep", "large"])
-def test_unblock_says_that_nothing_blocks(cli: Run, client: Client, queue: str) -> None:
+def test_retry_now_says_that_nothing_fails(cli: Run, client: Client, queue: str) -> None:
     """Unreadable nodes have no failing message."""
-    assert cli("unblock", queue, "--retry").code == 5
+    assert cli("retry-now", queue).code == 5

@@ -87,10 +87,13 @@ CALLS = {
         ("checkpoints", "export", HOSTILE, "--file", HOSTILE),
         ("checkpoints", "import", HOSTILE_NAME),
     ],
-    "unblock": [
-        ("unblock", HOSTILE_NAME, "--skip"),
-        ("unblock", HOSTILE_NAME, "--retry", "--message", HOSTILE),
-        ("unblock", HOSTILE_NAME, "--retry"),
+    "skip": [
+        ("skip", HOSTILE_NAME, HOSTILE),
+        ("skip", HOSTILE_NAME, str(POSITION), "--dry-run"),
+    ],
+    "retry-now": [
+        ("retry-now", HOSTILE_NAME, HOSTILE),
+        ("retry-now", HOSTILE_NAME, "--reason", HOSTILE[:100]),
     ],
     "delete": [("delete", HOSTILE_NAME), ("delete", HOSTILE_NAME, TEXT, "--yes")],
     "pause": [

@@ -32,7 +32,7 @@ import qdo.cli.commands.fleet.documents, qdo.cli.commands.fleet.locks, qdo.cli.c
 import qdo.cli.commands.fleet.chores
 import qdo.cli.commands.fleet.components, qdo.cli.commands.fleet.placement
 import qdo.cli.commands.fleet.holds
-import qdo.cli.commands.seek, qdo.cli.commands.unblock, qdo.brokers.registry
+import qdo.cli.commands.seek, qdo.cli.deciding, qdo.brokers.registry
 import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config
 import kazoo.handlers.threading, encodings.idna
 from qdo.cli.main import main

@@ -57,8 +57,8 @@ def node_of(client: Client, queue: str) -> QueueNode:
 def broker(monkeypatch: pytest.MonkeyPatch) -> WideBroker:
     made = WideBroker()
     monkeypatch.setattr(registry, "open_broker", lambda *args: made)
-    for module in ("dead_letters", "unblock"):
-        monkeypatch.setattr(f"qdo.cli.commands.{module}.positions_of", lambda url: made.positions)
+    for module in ("commands.dead_letters", "deciding"):
+        monkeypatch.setattr(f"qdo.cli.{module}.positions_of", lambda url: made.positions)
     (Path("qdo-data") / "messages.db").touch()
     return made
 
@@ -309,23 +309,21 @@ def test_seeking_leaves_what_an_operator_deleted_deleted(
 # --- marks and dead letters -----------------------------------------------------------
 
 
-def test_unblock_tells_when_a_message_was_sent(
+def test_retry_now_tells_when_a_message_was_sent(
     coordinator: Client, broker: WideBroker, cli: Run
 ) -> None:
     """Not the value of its position as a time."""
     marks = FailureRecord(wide(7, SENT), 3, "no", blocked_since=1.0)
     put(coordinator, "q", failure=marks)
-    (item,) = items(cli("unblock q", "--retry", "-o", "json"))
+    (item,) = items(cli("retry-now q", "-o", "json"))
     assert item["time"] == format_position(position_of_time(SENT))
     assert item["position"] == str(marks.position)
 
 
-def test_unblock_without_the_address_of_the_broker_tells_no_time(
-    coordinator: Client, cli: Run
-) -> None:
+def test_without_the_address_of_the_broker_there_is_no_time(coordinator: Client, cli: Run) -> None:
     """The position is a time only for the default broker."""
     put(coordinator, "q", failure=FailureRecord(wide(7, SENT), 3, "no", blocked_since=1.0))
-    (item,) = items(cli("unblock q", "--skip", "--all", "-o", "json"))
+    (item,) = items(cli("retry-now q", "-o", "json"))
     assert (item["time"], item["id"]) == (None, None)
 
 

@@ -121,7 +121,7 @@ def test_each_state_of_a_fleet(desk: Desk) -> None:
 
     found = desk.queues("--stuck", "2s")
     assert "no vase" in found["poison"]["reason"]
-    assert found["poison"]["remedy"].startswith("qdo unblock poison ")
+    assert found["poison"]["remedy"].startswith("qdo retry-now poison, qdo skip poison ")
     assert "not yet" in found["flaky"]["reason"]
     assert "disk full" in found["held-1"]["reason"]
     assert found["hung"]["remedy"] == f"qdo action {found['hung']['owner']} stacks"
@@ -142,7 +142,7 @@ def test_each_state_of_a_fleet(desk: Desk) -> None:
     code, output = desk.run("status", "--stuck", "2s")
     assert code == 0
     assert re.search(r"^orphan: no-job, 1 message, .* behind$", output, re.MULTILINE)
-    assert "qdo unblock poison" in output
+    assert "qdo retry-now poison" in output
 
     worker.kill()
     wait_until(lambda: desk.states()["hung"] == "no-worker", "the worker is gone", 60.0)
@@ -243,8 +243,8 @@ def test_events_are_followed_as_they_happen(desk: Desk) -> None:
     desk.app.send("poison", 1)
     events.wait_for_line('"kind": "queue", "subject": "poison", "before": "", "after": "new"')
     wait_until(lambda: desk.states()["poison"] == "blocked", "the message blocks", 60.0)
-    assert desk.run("unblock", "poison", "--retry", "--reason", "\x1b[31mred")[0] == 0
-    events.wait_for_line(r'"kind": "unblock", "subject": "poison", .*u001b\[31mred')
+    assert desk.run("retry-now", "poison", "--reason", "\x1b[31mred")[0] == 0
+    events.wait_for_line(r'"kind": "retry-now", "subject": "poison", .*u001b\[31mred')
     worker.kill()
     events.wait_for_line('"kind": "worker", .* "before": "there", "after": "gone"', count=1)
     desk.app.send("fine", 2)

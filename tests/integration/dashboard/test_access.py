@@ -15,7 +15,7 @@ ADDRESSES = (
     *("/settings", "/events", "/dead-letter?queue=dead&id=1"),
     *("/api/status", "/api/queues", "/api/queue?name=fine", "/api/dead-letters", "/api/config"),
 )
-ACTIONS = ("pause", "resume", "unblock", "letters")
+ACTIONS = ("pause", "resume", "decide", "letters")
 
 
 @pytest.fixture

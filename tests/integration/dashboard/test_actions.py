@@ -8,6 +8,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.audit import read_entries
 from qdo.fleet.holds import new_hold, pause, read_holds
 from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.ops.decisions import COMMANDS, OperatorDecision
 from tests.support.dashboard.shop import LAYOUT, POSITION, VIEWER, FilledShop, Visitor
 from tests.support.processes import wait_until
 
@@ -79,13 +80,13 @@ def test_a_hold_is_ended_by_its_id(shop: FilledShop) -> None:
 
 
 @pytest.mark.parametrize("decision", ["retry", "skip", "dead-letter"])
-def test_a_decision_names_its_message(shop: FilledShop, decision: str) -> None:
-    """The node gets what `qdo unblock` writes; another message is left alone."""
+def test_a_decision_names_its_message(shop: FilledShop, decision: OperatorDecision) -> None:
+    """The node gets what the command writes; another message is left alone."""
     operator = shop.operator()
     other = {"queue": "blocked", "position": str(POSITION + 1), "decision": decision}
-    assert operator.act("/actions/unblock", "why", 1, **other).status_code == 409
+    assert operator.act("/actions/decide", "why", 1, **other).status_code == 409
     fields = {**other, "position": str(POSITION)}
-    assert operator.act("/actions/unblock", "why", 1, **fields).status_code == 302
+    assert operator.act("/actions/decide", "why", 1, **fields).status_code == 302
     node = QueueNode.parse(shop.client.get(LAYOUT.queue("blocked"))[0])
     if decision == "retry":
         assert node.failure is None or node.failure.attempts == 0
@@ -93,7 +94,7 @@ def test_a_decision_names_its_message(shop: FilledShop, decision: str) -> None:
         assert node.failure is not None
         assert node.failure.decision == decision
     [entry] = entries(shop)
-    assert (entry.command, entry.target) == ("unblock", "blocked")
+    assert (entry.command, entry.target) == (COMMANDS[decision], "blocked")
     assert entry.by.startswith("Grace")
 
 
@@ -128,16 +129,16 @@ def test_nobody_else_changes_anything(local_shop: FilledShop) -> None:
     viewer.log_in(VIEWER)
     reader = local_shop.operator(allow_actions=False)
     for visitor in (viewer, reader):
-        assert visitor.act("/actions/unblock", "why", 1, **fields).status_code == 403
+        assert visitor.act("/actions/decide", "why", 1, **fields).status_code == 403
         assert "/actions/" not in visitor.page("/queue?name=blocked")
     operator = local_shop.operator()
     for path, wrong in (
         ("pause", {"glob": "*", "lasting": ""}),
         ("pause", {"glob": "x", "lasting": "forever"}),
         ("pause", {"glob": "a/b", "lasting": ""}),
-        ("unblock", {**fields, "decision": "delete"}),
-        ("unblock", {**fields, "position": "first"}),
-        ("unblock", {**fields, "queue": "../x"}),
+        ("decide", {**fields, "decision": "delete"}),
+        ("decide", {**fields, "position": "first"}),
+        ("decide", {**fields, "queue": "../x"}),
         ("letters", {"what": "discard", "letter": ["x", "1 none", ""]}),
         ("letters", {"what": "export", "letter": [LETTER]}),
     ):

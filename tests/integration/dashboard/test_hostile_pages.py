@@ -89,7 +89,7 @@ def test_an_operator_acts_on_a_hostile_name(hostile: FilledShop) -> None:
     assert found is not None
     assert html.unescape(found[1]) == NAME
     fields = {"queue": NAME, "position": str(POSITION), "decision": "skip"}
-    assert visitor.act("/actions/unblock", ATTACK, 1, **fields).status_code == 302
+    assert visitor.act("/actions/decide", ATTACK, 1, **fields).status_code == 302
     assert "<script>" not in visitor.page("/audit")
 
 

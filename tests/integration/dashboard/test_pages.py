@@ -58,7 +58,7 @@ def test_the_overview_names_the_worst_queues(shop: FilledShop) -> None:
     """The reason, and the command to run next."""
     text = shop.visitor().page("/")
     assert BLOCKED_ERROR in text
-    assert "qdo unblock blocked" in text
+    assert "qdo retry-now blocked" in text
     assert text.index(">blocked</a>") < text.index(">fine</a>")
 
 

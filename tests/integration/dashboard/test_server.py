@@ -252,7 +252,7 @@ def test_a_lost_broker_is_told_and_found_again(local_shop: FilledShop) -> None:
     wait_until(lambda: bool(reader.look(1.0)) and reader.fault is not None, "the broker is lost")
     text = visitor.get("/").text
     assert "The app cannot be read" in text
-    assert "qdo unblock blocked" in text
+    assert "qdo retry-now blocked" in text
     database.rmdir()
     for file in files:
         file.with_name(f"{file.name}.kept").rename(file)

@@ -27,8 +27,8 @@ from qdo.fleet.audit import AuditTrail, read_entries
 from qdo.fleet.chores.surplus import AT_ONCE, SurplusChore
 from qdo.fleet.protocol.audit_entries import MAX_ENTRIES, entry_name, surplus
 from qdo.fleet_errors import AuditRefusedError
+from qdo.ops.decisions import decide
 from qdo.ops.seek import QueuePosition, SeekPlan, execute
-from qdo.ops.unblock import unblock
 from qdo.worker.duties.chores import Chores
 from qdo.worker.duties.member_api import CurrentMember
 from tests.support.fleet import LAYOUT as FLEET
@@ -108,10 +108,10 @@ def test_an_entry_is_in_the_transaction_of_its_change(client: Client) -> None:
 def test_a_decision_on_a_message_is_logged(client: Client) -> None:
     failure = FailureRecord(8, 3, "secret body", blocked_since=1.0)
     client.set(LAYOUT.queue("orders"), QueueNode(last=7, failure=failure).encode())
-    unblock(client, LAYOUT, "orders", "skip", 8)
+    decide(client, LAYOUT, "orders", "skip", (8,))
     [entry] = read_entries(client, LAYOUT, limit=10)
     assert (entry.command, entry.before, entry.after) == (
-        "unblock",
+        "skip",
         {"messages": "8", "attempts": 3},
         {"decision": "skip"},
     )
@@ -249,7 +249,7 @@ def test_the_newest_entries_come_first(client: Client) -> None:
     assert [each.id for each in read_entries(client, LAYOUT, limit=2)] == [newest, new]
     assert [each.id for each in read_entries(client, LAYOUT, limit=9)] == [newest, new, old]
     assert len(read_entries(client, LAYOUT, limit=9, since=now - 100)) == 2
-    assert read_entries(client, LAYOUT, limit=9, glob="unblock") == []
+    assert read_entries(client, LAYOUT, limit=9, glob="skip") == []
 
 
 def test_a_forged_entry_costs_only_itself(

@@ -205,7 +205,7 @@ def test_a_block_waits_with_the_message_that_failed(batching: Batching) -> None:
     until(lambda: slots["q"].state is SlotState.HELD)
     assert batching.behind() == 3
     batching.bad.clear()
-    batching.engine.member.unblock("q", None)
+    batching.engine.member.decide("q", None)
     until(lambda: batching.behind() == 0)
     assert batching.calls == [[0, 1, 2, 3, 4], [2, 3, 4]]
 

@@ -162,7 +162,7 @@ def test_an_operators_decision_is_acted_upon_before_all_else(
     until(lambda: engine.worker._dispatcher.slots["q"].state is SlotState.HELD)
     marks = head(engine)
     assert marks is not None
-    engine.member.unblock("q", FailureRecord(marks.position, 1, marks.error, decision=verdict))
+    engine.member.decide("q", FailureRecord(marks.position, 1, marks.error, decision=verdict))
     until(lambda: ("two", 1) in failing.runs)
     assert failing.runs == [("bad", 1), ("two", 1)]
     assert (1, verdict) in failing.outcomes()
@@ -170,26 +170,26 @@ def test_an_operators_decision_is_acted_upon_before_all_else(
 
 
 def test_a_retried_queue_counts_from_one(engine: EngineSetup) -> None:
-    """`qdo unblock --retry` takes the marks away."""
+    """`qdo retry-now` takes the marks away."""
     failing = Failing(engine, qdo.Policy(attempts=1, then="block"))
     engine.send("q", "bad", "two")
     engine.start("q")
     until(lambda: engine.worker._dispatcher.slots["q"].state is SlotState.HELD)
     failing.raises = qdo.Skip("mended")
-    engine.member.unblock("q", None)
+    engine.member.decide("q", None)
     until(lambda: ("two", 1) in failing.runs)
     assert failing.runs == [("bad", 1), ("bad", 1), ("two", 1)]
 
 
 def test_a_failing_message_is_retried_now(engine: EngineSetup) -> None:
-    """`qdo unblock --retry` also ends the wait of a message that is not blocked."""
+    """`qdo retry-now` also ends the wait of a message that is not blocked."""
     hour = qdo.Policy(attempts=5, backoff_seconds=3600, backoff_max_seconds=3600)
     failing = Failing(engine, hour)
     engine.send("q", "bad", "two")
     engine.start("q")
     until(lambda: failing.outcomes() == [(1, "retry")])
     failing.raises = qdo.Skip("mended")
-    engine.member.unblock("q", None)
+    engine.member.decide("q", None)
     until(lambda: ("two", 1) in failing.runs)
     assert failing.runs == [("bad", 1), ("bad", 1), ("two", 1)]
 

@@ -321,7 +321,7 @@ def test_a_block_holds_its_key_and_an_operator_ends_it(keyed: Keyed) -> None:
     claim = keyed.engine.member.claims["q"]
     until(lambda: claim.failure is not None and claim.failure.blocked)
     keyed.failing.clear()
-    keyed.engine.member.unblock("q", None)
+    keyed.engine.member.decide("q", None)
     until(lambda: len(keyed.ended) == 8)
     assert numbers(keyed.ended, "a") == [0, 1, 2, 3]
     assert numbers(keyed.ended, "b") == [0, 1, 2, 3]

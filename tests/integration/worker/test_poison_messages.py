@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qdo.ops.unblock import Decision, unblock
+from qdo.ops.decisions import OperatorDecision, decide
 from tests.support.app_runs import AppRuns
 from tests.support.processes import Proc, wait_until
 
@@ -82,7 +82,7 @@ def test_a_poison_message_is_ended_by_its_policy(stage: PoisonSetup, then: str) 
 
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
 def test_a_poison_message_blocks_until_an_operator_decides(
-    stage: PoisonSetup, verdict: Decision
+    stage: PoisonSetup, verdict: OperatorDecision
 ) -> None:
     """The queue waits with its order kept; the others of its worker continue."""
     send(stage, "q", "one", "poison", "two")
@@ -94,7 +94,7 @@ def test_a_poison_message_blocks_until_an_operator_decides(
     send(stage, "other", "hello")
     wait_until(lambda: ("hello", 1) in stage.runs("other"), "the other queue")
     assert ("two", 1) not in stage.runs("q")
-    unblock(stage.client, stage.layout, "q", verdict)
+    decide(stage.client, stage.layout, "q", verdict, "first")
     if verdict == "retry":
         wait_until(lambda: len(stage.runs("q")) >= 7, "three further attempts")
         wait_until(lambda: is_blocked(stage, "q"), "the next block")
@@ -116,15 +116,15 @@ def test_an_operator_decides_on_one_of_several_keys(stage: PoisonSetup) -> None:
     wait_until(lambda: len(blocking(stage, "keys")) == 3, "three blocked keys")
     second = blocking(stage, "keys")[1]
     name = stage.broker.positions.message_id(second, stage.broker.id_node)
-    worker.wait_for_line(f"`qdo unblock keys --message {name}` with --retry")
-    unblock(stage.client, stage.layout, "keys", "dead-letter", second)
+    worker.wait_for_line(f"`qdo dead-letters add` with keys {name}: ")
+    decide(stage.client, stage.layout, "keys", "dead-letter", (second,))
     wait_until(lambda: ("b", 1) in stage.runs("keys"), "the second key goes on")
     wait_until(
         lambda: len(stage.broker.dead_letters.records("keys")) == 1, "its message is a dead letter"
     )
     assert second not in blocking(stage, "keys")
     assert [run for run in stage.runs("keys") if run[0] in "ac"] == []
-    assert len(unblock(stage.client, stage.layout, "keys", "skip", "all")) == 2
+    assert len(decide(stage.client, stage.layout, "keys", "skip", "all")) == 2
     wait_until(lambda: {("a", 1), ("c", 1)} <= set(stage.runs("keys")), "the others go on")
     wait_until(lambda: stage.node("keys").failure is None, "the end of the marks")
     assert [each.position for each in stage.broker.dead_letters.records("keys")] == [second]

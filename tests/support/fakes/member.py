@@ -94,7 +94,7 @@ class FakeMember:
         self.listener.repositioned(old, new)
         return new
 
-    def unblock(self, queue: str, marks: FailureRecord | None) -> Claim:
+    def decide(self, queue: str, marks: FailureRecord | None) -> Claim:
         """Decide as an operator on the message at the head of a queue."""
         old = self.claims[queue]
         old.open = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -121,13 +122,16 @@ def test_one_reading(status: QueueStatus, state: QueueHealth, said: str) -> None
     assert bool(found.remedy) or not (state.is_critical and status.fault is None)
 
 
-def test_a_failing_queue_is_offered_what_unblock_accepts() -> None:
-    """Skip and dead-letter are rejected for a queue that is not blocked."""
+def test_the_remedy_of_a_failing_queue_can_be_copied() -> None:
+    """With queue and message filled in; what will run again is not to be dropped in haste."""
     failing = verdict(replace(OWNED, marks=FAILED)).remedy
     blocked = verdict(replace(OWNED, marks=replace(FAILED, blocked_since=NOW - 9))).remedy
     assert failing is not None
     assert blocked is not None
-    assert ["--retry" in each for each in (failing, blocked)] == [True, True]
+    name, position = shlex.quote(OWNED.queue), FAILED.position
+    assert failing == f"qdo retry-now {name}"
+    assert blocked.split(", ")[0] == failing
+    assert f"qdo skip {name} {position} or qdo dead-letters add {name} {position}" in blocked
     assert ["--skip" in each for each in (failing, blocked)] == [False, True]
 
 

@@ -17,14 +17,14 @@ import pytest
 import qdo
 from qdo.errors import (
     NoJobError,
-    NotBlockedError,
+    NotFailingError,
     NotFoundError,
     NotSettledError,
     PolicyError,
     SettingsError,
     UsageError,
 )
-from qdo.ops.unblock import Decision
+from qdo.ops.decisions import OperatorDecision
 from qdo.system.clock import clock
 from qdo.testing import POINTS, Clock, TestKit
 from qdo.testing.clock import PATCHED, START
@@ -255,8 +255,8 @@ def test_jobs_say_how_they_end(stage: KitSetup, kit: TestKit) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["retry", "skip", "dead-letter"])
-def test_a_blocked_queue_waits_for_a_decision(stage: KitSetup, verdict: Decision) -> None:
-    """However much time passes, and whichever worker owns it; it decides as `qdo unblock` does."""
+def test_a_blocked_queue_waits_for_a_decision(stage: KitSetup, verdict: OperatorDecision) -> None:
+    """However much time passes, and whichever worker owns it; it decides as the commands do."""
     stage.policy = qdo.Policy(attempts=1, then="block")
     stage.job()
     stage.on("bad", fail)
@@ -270,16 +270,16 @@ def test_a_blocked_queue_waits_for_a_decision(stage: KitSetup, verdict: Decision
         assert kit.blocked()["q"].blocked_since == START
         assert kit.failing() == {}
         del stage.acts["bad"]
-        kit.unblock("q", verdict)
+        kit.decide("q", verdict)
         kit.run_until_idle()
         assert kit.blocked() == {}
         assert kit.done() == (["bad", "after"] if verdict == "retry" else ["after"])
         assert kit.skipped() == (["bad"] if verdict == "skip" else [])
         assert len(kit.dead_letters()) == (verdict == "dead-letter")
-        with pytest.raises(NotBlockedError):
-            kit.unblock("q", verdict)
+        with pytest.raises(NotFailingError):
+            kit.decide("q", verdict)
         with pytest.raises(NotFoundError):
-            kit.unblock("nowhere", verdict)
+            kit.decide("nowhere", verdict)
 
 
 def test_a_dead_letter_may_be_sent_again(stage: KitSetup, kit: TestKit) -> None:

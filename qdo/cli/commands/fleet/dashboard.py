@@ -48,7 +48,7 @@ OPERATOR_VARIABLE = "QDO_DASHBOARD_OPERATOR_TOKEN"
     metavar="FILE",
     help=f"File with the operators' token [{OPERATOR_VARIABLE}].",
 )
-@click.option("--allow-actions", is_flag=True, help="Operators may pause, unblock, retry, discard.")
+@click.option("--allow-actions", is_flag=True, help="Operators may pause, retry, skip, discard.")
 @click.option("--show-bodies", is_flag=True, help="Show the bodies of dead letters.")
 @click.option("--tls-cert", metavar="FILE", help="PEM file with a certificate: serve HTTPS.")
 @click.option("--tls-key", metavar="FILE", help="PEM file with the key of --tls-cert.")

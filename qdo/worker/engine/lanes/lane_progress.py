@@ -77,6 +77,8 @@ class LaneProgress:
             if position not in self._cancelled:
                 return True
             self.done(position)
+        # An operator decided about it while the attempt ran that was its last: it is over.
+        self._not_received.pop(self._positions.identity(position), None)
         self._changed = True
         return False
 

@@ -203,7 +203,7 @@ def test_a_failing_message_has_begun(desk: OperatorDesk) -> None:
     wait_until(lambda: desk.node("q").failure is not None, "the failure")
     assert desk.outcomes(ids[0], ids[1], code=4) == ["failing", "cancelled"]
     (desk.folder / "fail-1").unlink()
-    assert desk.qdo("unblock", "q", "--retry").code == 0
+    assert desk.qdo("retry-now", "q").code == 0
     desk.wait_done()
     assert desk.bodies()[-1] == "3"
     assert "2" not in desk.bodies()
@@ -245,7 +245,7 @@ def outcomes_of(command: Proc) -> list[str]:
     return [json.loads(line)["outcome"] for line in lines]
 
 
-def test_unblocking_repeats_nothing_of_other_keys(
+def test_a_decision_repeats_nothing_of_other_keys(
     desk: OperatorDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither what they have done since the last checkpoint, nor what is in flight."""
@@ -259,7 +259,7 @@ def test_unblocking_repeats_nothing_of_other_keys(
     desk.send(2, 3)
     desk.wait_for(2, 3)
     (desk.folder / "fail-1").unlink()
-    assert desk.qdo("unblock", "q", "--retry").code == 0
+    assert desk.qdo("retry-now", "q").code == 0
     held.unlink()
     desk.wait_done()
     assert desk.bodies() == ["1", "2", "3", "1"]

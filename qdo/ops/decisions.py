@@ -1,60 +1,68 @@
-"""Resumes a queue that failing messages block, or that waits for their next attempt."""
+"""Decides about messages that fail or block their queues, for operators."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import keeps_dead_letters
 from qdo.coordination import queue_admin as operator
-from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.machine import CreateOp
+from qdo.coordination.protocol.machine import CreateOp, NodeRead
 from qdo.coordination.queue_admin import Which
+from qdo.coordination.transactions import read
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.encoding import ID, parsed
-from qdo.errors import UnsupportedError
+from qdo.errors import NotFoundError, UnsupportedError
 from qdo.fleet.audit import AuditTrail
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import check_path_part
 from qdo.text import join_some
 
-Decision: TypeAlias = Literal["retry", "skip", "dead-letter"]
+OperatorDecision: TypeAlias = Literal["retry", "skip", "dead-letter"]
+COMMANDS: Mapping[OperatorDecision, str] = {
+    "retry": "retry-now",
+    "skip": "skip",
+    "dead-letter": "dead-letters add",
+}
+"""The command of each decision, for the action log."""
 
 
-def unblock(
+def decide(
     client: Client,
     layout: Layout,
     queue: str,
-    decision: Decision,
-    which: Which = "first",
+    decision: OperatorDecision,
+    which: Which,
     reason: str = "",
     by: str = "",
 ) -> tuple[FailureRecord, ...]:
-    """Decide about messages that block a queue; return their failure records.
+    """Decide about messages that fail or block a queue; return their failure records.
 
-    The queue's present or next owner executes the decision. "retry" runs a message again, with
-    its attempts counted from 1, also one that waits for its next attempt; "skip" skips it;
-    "dead-letter" stores it as a dead letter with its error.
+    The queue's present or next owner executes the decision at once. "retry" runs a message again,
+    with its attempts counted from 1; "skip" skips it; "dead-letter" stores it as a dead letter with
+    its error. About all of the messages it is decided in one transaction, or about none.
 
-    :param which: position of the message, "first" or "all".
+    :param which: positions of messages, "first" or "all".
     :param reason: for the action log, as is `by`: who decides, if that is not the user of this
         process.
     :raises NotFoundError: there is no such queue.
-    :raises NotBlockedError: the queue, or this message, is not blocked.
+    :raises NotFailingError: no message fails, or not all of these, or an operator has decided
+        about one of them.
     :raises AuditRefusedError: this account may not write to the action log.
     """
-    with AuditTrail(client, layout, "unblock", reason, by).change(queue) as entry:
+    with AuditTrail(client, layout, COMMANDS[decision], reason, by).change(queue) as entry:
 
         def record(before: QueueNode, after: QueueNode) -> CreateOp:
-            decided = operator.chosen(before, queue, decision, which)
+            decided = operator.chosen(before, queue, which)
             messages = join_some([str(each.position) for each in decided])
             attempts = max(each.attempts for each in decided)
             return entry({"messages": messages, "attempts": attempts}, {"decision": decision})
 
-        return operator.unblock(client, layout, queue, decision, which, record=record)
+        return operator.decide(client, layout, queue, decision, which, record=record)
 
 
 def check_store(broker: str) -> None:
@@ -65,15 +73,20 @@ def check_store(broker: str) -> None:
             broker="Kinesis",
             what="store dead letters",
             remedy="add dead_letters=s3://BUCKET/PREFIX to the broker's address, also for workers, "
-            "or use --retry or --skip",
+            "or use `qdo retry-now` or `qdo skip`",
         )
 
 
-def failing(client: Client, layout: Layout, queue: str) -> tuple[FailureRecord, ...]:
-    """Return the failure records of a queue, those that block it first; none without a node."""
-    found = read_nodes(client, [layout.queue(check_path_part(queue))])
-    node = QueueNode.parse(found[0].data) if found else QueueNode()
-    return (*node.blocking, *node.retrying)
+def read_queue(client: Client, layout: Layout, queue: str) -> QueueNode:
+    """Return the node of a queue, with its failing messages.
+
+    :raises NotFoundError: there is no such queue.
+    :raises NodeRefusedError: the coordinator does not let this client read the node.
+    """
+    found = read(client, layout.queue(check_path_part(queue)))
+    if not isinstance(found, NodeRead):
+        raise NotFoundError(what="queue", name=queue)
+    return QueueNode.parse(found.data)
 
 
 def id_of(broker: Broker | None, positions: Positions, queue: str, position: int) -> str | None:

@@ -1,0 +1,140 @@
+"""The common part of `qdo retry-now`, `qdo skip` and `qdo dead-letters add`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from qdo.brokers.registry import positions_of
+from qdo.cli.connections import open_connections
+from qdo.cli.framework import require_app
+from qdo.cli.output import emit, print_message
+from qdo.coordination.queue_admin import Which, chosen
+from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord
+from qdo.errors import (
+    AlreadyDecidedError,
+    ConfirmationRequiredError,
+    MessageNotFailingError,
+    NotFoundError,
+    UsageError,
+)
+from qdo.ops.decisions import COMMANDS, OperatorDecision, check_store, decide, id_of, read_queue
+from qdo.positions import TIME_POSITIONS, format_position
+from qdo.settings.settings import Settings
+from qdo.text import pluralize
+
+_COLUMNS = ("queue", "id", "attempts", "decision", "error")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def dry_run_option(function: _Function) -> _Function:
+    """Add --dry-run, as `dry_run`."""
+    return click.option("--dry-run", is_flag=True, help="Only show which messages these are.")(
+        function
+    )
+
+
+def all_options(function: _Function) -> _Function:
+    """Add --all, as `every`, and --yes."""
+    with_yes = click.option("--yes", is_flag=True, help="Confirm --all for several messages.")(
+        function
+    )
+    return click.option(
+        "--all", "every", is_flag=True, help="All messages that fail or block the queue."
+    )(with_yes)
+
+
+def decide_about(
+    settings: Settings,
+    decision: OperatorDecision,
+    queue: str,
+    ids: Sequence[str],
+    *,
+    schema: str,
+    form: str,
+    reason: str,
+    dry_run: bool,
+    every: bool = False,
+    yes: bool = False,
+) -> None:
+    """Decide about the messages that a command names, and print them.
+
+    :param ids: ids or positions of messages. Without any: the first, or with `every` all.
+    """
+    require_app(settings)
+    if ids and every:
+        raise UsageError(reason="give the IDs of messages or --all, not both")
+    if decision == "dead-letter":
+        check_store(settings.broker)
+    positions = positions_of(settings.broker)
+    with open_connections(settings, broker=positions is TIME_POSITIONS) as connections:
+        client, layout = connections.client, connections.layout
+        if client is None:
+            raise NotFoundError(what="queue", name=queue)
+        node = read_queue(client, layout, queue)
+        names = {
+            each.position: id_of(connections.broker, positions, queue, each.position)
+            for each in node.failures
+        }
+        which: Which = "all" if every else "first"
+        if ids:
+            which = tuple(_position(queue, id, node.failures, names) for id in ids)
+        decided = chosen(node, queue, which)
+        if not dry_run:
+            if every and len(decided) > 1 and not yes:
+                _confirm(f"`qdo {COMMANDS[decision]}` for {pluralize(len(decided), 'message')}")
+            decided = decide(client, layout, queue, decision, which, reason)
+    items = [_item(queue, each, names, decision, settings) for each in decided]
+    emit(schema, items, form, {name: name.upper() for name in _COLUMNS})
+    if dry_run:
+        print_message("nothing was changed; leave out --dry-run to decide about these messages")
+
+
+def _position(
+    queue: str, name: str, failures: Sequence[FailureRecord], ids: Mapping[int, str | None]
+) -> int:
+    """Return the position of a failing message that is named by its id or position."""
+    for failure in failures:
+        if name.lower() in (ids[failure.position], str(failure.position)):
+            if failure.decision:
+                raise AlreadyDecidedError(queue=queue, message=name, decision=failure.decision)
+            return failure.position
+    raise MessageNotFailingError(queue=queue, message=name)
+
+
+def _confirm(what: str) -> None:
+    if not sys.stdin.isatty():
+        raise ConfirmationRequiredError(what=what)
+    try:
+        sure = click.confirm(f"{what} cannot be undone; continue?", err=True)
+    except click.Abort:
+        sure = False
+    if not sure:
+        raise ConfirmationRequiredError(what=what)
+
+
+def _item(
+    queue: str,
+    failure: FailureRecord,
+    ids: Mapping[int, str | None],
+    decision: OperatorDecision,
+    settings: Settings,
+) -> dict[str, Any]:
+    return {
+        "queue": queue,
+        "id": ids.get(failure.position),
+        "position": str(failure.position),
+        "time": _sent(failure.position, settings.broker),
+        "attempts": failure.attempts,
+        "error": failure.error,
+        "decision": decision,
+    }
+
+
+def _sent(position: int, broker: str) -> str | None:
+    """Return the time the message was sent; None if the address is not that of its broker."""
+    last = positions_of(broker).to_time(position)
+    return format_position(last) if last <= MAX_LAST else None

@@ -1,0 +1,281 @@
+"""`qdo retry-now`, `qdo skip`, `qdo dead-letters add`, and what `qdo queues` shows of failures."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo.app import App
+from qdo.coordination.client import Client, connect
+from qdo.coordination.znodes.layout import Layout
+from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from tests.support.cli import QDO, Ended, command
+from tests.support.processes import wait_until
+
+LAYOUT = Layout.of("pay")
+MARKS = FailureRecord(135471512647131000, 3, "ValueError: no", blocked_since=1_700_000_000.0)
+
+
+class DecisionSetup:
+    """A coordinator with a worker and a queue, and the command line of an operator."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.places = {
+            "QDO_APP": "pay",
+            "QDO_BROKER": f"sqlite:{folder / 'messages.db'}",
+            "QDO_COORDINATOR": f"sqlite:{folder / 'coordination.db'}",
+        }
+        self.client: Client = connect(self.places["QDO_COORDINATOR"], handler="threading")
+        self.client.open(5.0)
+        for path in LAYOUT.persistent:
+            self.client.ensure_path(path)
+        self.client.create(LAYOUT.worker("worker-1"), WorkerNode(("q",)).encode(), ephemeral=True)
+        self.put(MARKS)
+        with self.app() as app:
+            app.send("q", 1)
+
+    def app(self) -> App:
+        return App("pay", broker=self.places["QDO_BROKER"])
+
+    def put(self, marks: FailureRecord | None, above: OutOfOrderProgress | None = None) -> None:
+        node = QueueNode(last=7, owner="worker-1", failure=marks, out_of_order=above).encode()
+        path = LAYOUT.queue("q")
+        if self.client.exists(path):
+            self.client.set(path, node)
+        else:
+            self.client.create(path, node)
+
+    def node(self) -> QueueNode:
+        return QueueNode.parse(self.client.get(LAYOUT.queue("q"))[0])
+
+    def reread(self) -> tuple[str, ...]:
+        return WorkerNode.parse(self.client.get(LAYOUT.worker("worker-1"))[0]).reread
+
+    def qdo(self, *argv: str) -> Ended:
+        return command(*QDO, *argv, cwd=self._folder, env=self.places)
+
+    def close(self) -> None:
+        self.client.stop()
+        self.client.close()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[DecisionSetup]:
+    desk = DecisionSetup(tmp_path)
+    yield desk
+    desk.close()
+
+
+def items(ended: Ended) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(ended.out)["items"]
+    return found
+
+
+def test_queues_shows_what_blocks(desk: DecisionSetup) -> None:
+    """With attempts, error and time, in the table and as JSON."""
+    (item,) = items(desk.qdo("queues", "-o", "json"))
+    assert item["failing"] is None
+    assert item["blocked"] == {
+        "position": "135471512647131000",
+        "attempts": 3,
+        "error": "ValueError: no",
+        "blocked_since": 1_700_000_000.0,
+    }
+    table = desk.qdo("queues").out
+    assert "failed in 3 attempts and has blocked its queue or key for " in table
+    assert "ValueError: no" in table
+    desk.put(None)
+    assert "ValueError" not in desk.qdo("queues").out
+
+
+def test_queues_shows_what_fails(desk: DecisionSetup) -> None:
+    """A message that is still retried does not block."""
+    desk.put(FailureRecord(135471512647131000, 2, "KeyError: 'x'", retry_at=1.0))
+    (item,) = items(desk.qdo("queues", "-o", "json"))
+    assert (item["blocked"], item["failing"]["attempts"]) == (None, 2)
+
+
+FAILING = FailureRecord(135471512647131060, 2, "KeyError: 'x'", retry_at=4e9, retry_delay=3600)
+ID = str(MARKS.position)
+COMMANDS = {
+    "retry": ("retry-now", "q", ID),
+    "skip": ("skip", "q", ID),
+    "dead-letter": ("dead-letters", "add", "q", ID),
+}
+EACH = pytest.mark.parametrize("decision", [*COMMANDS])
+
+
+@EACH
+@pytest.mark.parametrize("blocked", [True, False], ids=["blocking", "failing"])
+def test_a_decision_is_written_and_told_to_the_owner(
+    desk: DecisionSetup, decision: str, blocked: bool
+) -> None:
+    """As a counted operator's change that leaves `last` and owner alone."""
+    marks = MARKS if blocked else replace(FAILING, position=MARKS.position)
+    desk.put(marks)
+    ended = desk.qdo(*COMMANDS[decision], "-o", "json")
+    assert ended.code == 0, ended.err
+    (item,) = items(ended)
+    assert (item["queue"], item["position"], item["decision"]) == ("q", ID, decision)
+    assert (item["attempts"], item["error"]) == (marks.attempts, marks.error)
+    node = desk.node()
+    assert (node.last, node.owner, node.seek, node.onward) == (7, "worker-1", 1, 1)
+    assert desk.reread() == ("q",)
+    if decision == "retry":
+        assert node.failure is None
+    else:
+        assert node.failure == replace(marks, blocked_since=0.0, decision=decision)
+
+
+@EACH
+def test_a_decision_leaves_an_entry_in_the_action_log(desk: DecisionSetup, decision: str) -> None:
+    """With the name of the command and the reason."""
+    command = COMMANDS[decision]
+    assert desk.qdo(*command, "--reason", "the address is wrong").code == 0
+    [entry] = items(desk.qdo("audit", "-o", "json"))
+    assert entry["command"] == " ".join(command[: command.index("q")])
+    assert entry["reason"] == "the address is wrong"
+    assert (entry["target"], entry["from"]["messages"]) == ("q", ID)
+
+
+@EACH
+def test_a_dry_run_of_a_decision_changes_nothing(desk: DecisionSetup, decision: str) -> None:
+    """It shows what would be changed, and fails where the command would fail."""
+    before = desk.node()
+    ended = desk.qdo(*COMMANDS[decision], "--dry-run", "-o", "json")
+    assert (ended.code, [each["position"] for each in items(ended)]) == (0, [ID])
+    assert (desk.node(), desk.reread()) == (before, ())
+    assert items(desk.qdo("audit", "-o", "json")) == []
+    assert desk.qdo(*COMMANDS[decision][:-1], "99", "--dry-run").code == 5
+
+
+@EACH
+def test_a_decision_made_twice_changes_nothing_else(desk: DecisionSetup, decision: str) -> None:
+    """The second one is refused, while the owner executes the first and after that."""
+    behind = replace(MARKS, position=MARKS.position + 50)
+    desk.put(MARKS, OutOfOrderProgress((), (behind,)))
+    assert desk.qdo(*COMMANDS[decision]).code == 0
+    node = desk.node()
+    again = desk.qdo(*COMMANDS[decision])
+    assert (again.code, ID in again.err) == (5, True)
+    assert desk.node() == node
+    desk.put(behind)
+    after = desk.qdo(*COMMANDS[decision])
+    assert (after.code, ID in after.err) == (5, True)
+    assert desk.node().failure == behind
+
+
+@pytest.mark.parametrize("command", [("retry-now", "q"), ("dead-letters", "add", "q")])
+def test_all_messages_need_a_confirmation(desk: DecisionSetup, command: tuple[str, ...]) -> None:
+    """Unless there is only one; named messages need none."""
+    third = replace(MARKS, position=MARKS.position + 90)
+    desk.put(MARKS, OutOfOrderProgress((), (FAILING, third)))
+    before = desk.node()
+    refused = desk.qdo(*command, "--all")
+    assert (refused.code, "3 messages" in refused.err) == (5, True)
+    assert desk.node() == before
+    assert len(items(desk.qdo(*command, "--all", "--dry-run", "-o", "json"))) == 3
+    assert desk.qdo(*command, "--all", ID).code == 2
+    ended = items(desk.qdo(*command, "--all", "--yes", "-o", "json"))
+    positions = [each["position"] for each in ended]
+    assert positions == [ID, str(third.position), str(FAILING.position)]
+    assert (desk.node().blocking, desk.node().retrying) == ((), ())
+    desk.put(MARKS)
+    assert desk.qdo(*command, "--all").code == 0
+
+
+def test_several_messages_are_decided_about_at_once(desk: DecisionSetup) -> None:
+    """All that are named, or none of them."""
+    other = replace(MARKS, position=MARKS.position + 60, error="KeyError: 'y'")
+    third = replace(MARKS, position=MARKS.position + 90)
+    desk.put(MARKS, OutOfOrderProgress((), (other, third)))
+    (item,) = items(desk.qdo("queues", "-o", "json"))
+    positions = [each["position"] for each in (item["blocked"], *item["also_blocked"])]
+    assert positions == [str(each.position) for each in (MARKS, other, third)]
+    assert "ValueError: no. 2 more messages do so." in desk.qdo("queues").out
+    assert desk.qdo("skip", "q", *positions[:2], "99").code == 5
+    assert desk.node().blocking == (MARKS, other, third)
+    ended = desk.qdo("skip", "q", *positions[:2], positions[0])
+    assert (ended.code, "KeyError: 'y'" in ended.out) == (0, True)
+    assert desk.node().blocking == (third,)
+    assert desk.qdo("skip", "q", *positions[1:]).code == 5
+    assert desk.node().blocking == (third,)
+
+
+def test_retry_now_without_an_id_takes_the_first(desk: DecisionSetup) -> None:
+    """One that blocks comes before one that waits."""
+    desk.put(FAILING, OutOfOrderProgress((), (MARKS,)))
+    for position in (MARKS.position, FAILING.position):
+        (item,) = items(desk.qdo("retry-now", "q", "-o", "json"))
+        assert item["position"] == str(position)
+    assert desk.qdo("retry-now", "q").code == 5
+
+
+@pytest.mark.parametrize("command", [("skip", "q"), ("dead-letters", "add", "q")])
+def test_what_ends_a_message_must_name_it(desk: DecisionSetup, command: tuple[str, ...]) -> None:
+    """Typed twice, it would end the next one, too."""
+    assert desk.qdo(*command).code == 2
+    assert desk.node().failure == MARKS
+
+
+def test_what_does_not_fail_is_refused(desk: DecisionSetup) -> None:
+    """With an exit code of its own; nothing is changed."""
+    desk.put(None)
+    for words in (*COMMANDS.values(), ("retry-now", "q"), ("retry-now", "q", "--all")):
+        assert desk.qdo(*words).code == 5
+    assert desk.node().seek == 0
+    assert desk.qdo("skip", "nothing", ID).code == 6
+    assert desk.qdo("skip", "../q", ID).code == 2
+
+
+def test_skip_typed_twice_skips_no_second_message(desk: DecisionSetup) -> None:
+    """It names its message by the id of the sender; the message behind is refused."""
+    with desk.app() as app:
+        vase, lamp = (app.send("q", body) for body in ("vase", "lamp"))
+    first, second = (replace(MARKS, position=uuid.UUID(each).time) for each in (vase, lamp))
+    desk.put(first)
+    ended = desk.qdo("skip", "q", vase.upper())
+    assert (ended.code, vase in ended.out) == (0, True)
+    desk.put(second)
+    again = desk.qdo("skip", "q", vase)
+    assert (again.code, vase in again.err, desk.node().failure) == (5, True, second)
+
+
+def test_a_delayed_message_is_named_by_its_own_id(desk: DecisionSetup) -> None:
+    """Which is in its headers: its position came later."""
+    with desk.app() as app:
+        stop = app.broker.listen(lambda queues: None)
+        sent = app.send("q", "late", delay_seconds=0.01)
+        wait_until(lambda: app.broker.catalog.backlog("q", 0).count == 2, "it is due")
+        stop()
+        _, row = app.broker.reader("q", 0).fetch(2)
+    desk.put(replace(MARKS, position=row[0]))
+    (item,) = items(desk.qdo("dead-letters", "add", "q", sent, "-o", "json"))
+    assert item["id"] == sent
+
+
+def test_a_seek_ends_a_block(desk: DecisionSetup) -> None:
+    """Going elsewhere is a decision, too."""
+    assert desk.qdo("seek", "q", "earliest", "--execute").code == 0
+    assert (desk.node().failure, desk.node().last) == (None, 0)
+
+
+def test_dead_letter_is_rejected_without_a_store(desk: DecisionSetup) -> None:
+    """The owner could never execute it, and the queue would be stuck without a block."""
+    stream = "kinesis://eu-west-1/clicks"
+    add = ("dead-letters", "add", "q", ID)
+    ended = desk.qdo(*add, "--broker", stream)
+    assert (ended.code, ended.out) == (5, "")
+    assert "dead_letters=s3://BUCKET/PREFIX" in ended.err
+    assert desk.node().failure == MARKS
+    address = f"{stream}?dead_letters=s3://letters/x"
+    assert desk.qdo(*add, "--broker", address).code == 0
