@@ -17,6 +17,11 @@ from tests.support.sqs_workers import REGION, SqsWorkers
 
 BLOCKING = 'policy=qdo.Policy(attempts=2, backoff_seconds=0.02, then="block")'
 VERDICTS = ("retry", "skip", "dead-letter")
+COMMANDS = {
+    "retry": ("retry-now",),
+    "skip": ("skip",),
+    "dead-letter": ("dead-letters", "add"),
+}
 
 
 def test_trap_04_a_failing_message_holds_its_group_only(sqs_stage: SqsWorkers) -> None:
@@ -112,8 +117,7 @@ def test_trap_06_a_blocked_queue_waits_for_an_operator(
     sqs_stage.open("mended")
     for verdict, queue in queues.items():
         assert sqs_stage.numbers("begin", queue=queue) == [0, 1, 1]
-        which = ("--all",) if verdict == "skip" else ()
-        assert sqs_stage.qdo("unblock", queue, f"--{verdict}", *which).code == 0
+        decide(sqs_stage, verdict, queue)
     sqs_stage.wait_empty()
     assert sqs_stage.numbers("begin", queue=queues["retry"]) == [0, 1, 1, 1, 2, 3]
     assert sqs_stage.numbers("begin", queue=queues["skip"]) == [0, 1, 1, 2, 3]
@@ -121,6 +125,42 @@ def test_trap_06_a_blocked_queue_waits_for_an_operator(
     with closing(sqs_stage.broker()) as broker:
         letters = broker.dead_letters.records()
     assert [(each.queue, each.attempts) for each in letters] == [(queues["dead-letter"], 2)]
+
+
+def decide(sqs_stage: SqsWorkers, decision: str, queue: str) -> None:
+    """Decide about the message of a queue that fails or blocks it."""
+    (failure,) = sqs_stage.node(queue).failures
+    ended = sqs_stage.qdo(*COMMANDS[decision], queue, str(failure.position))
+    assert ended.code == 0, ended.err
+
+
+@pytest.mark.parametrize("handover", [False, True], ids=["same-owner", "after-a-handover"])
+def test_a_failing_message_does_not_wait_for_its_backoff(
+    sqs_stage: SqsWorkers, handover: bool
+) -> None:
+    """A decision ends its wait of an hour, and it is about that message only."""
+    queues = {decision: f"{decision}.fifo" for decision in VERDICTS}
+    sqs_stage.job("policy=qdo.Policy(attempts=9, backoff_seconds=3600, backoff_max_seconds=3600)")
+    for queue in queues.values():
+        sqs_stage.make(queue)
+        sqs_stage.send(queue, {"n": 0}, {"n": 1, "until": "mended"}, {"n": 2})
+    worker = sqs_stage.start()
+    for queue in queues.values():
+        sqs_stage.until(lambda q=queue: sqs_stage.node(q).retrying != (), f"{queue} fails")  # type: ignore[misc]
+    if handover:
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+        sqs_stage.start()
+    sqs_stage.open("mended")
+    for decision, queue in queues.items():
+        decide(sqs_stage, decision, queue)
+    sqs_stage.wait_empty()
+    assert sqs_stage.numbers("begin", queue=queues["retry"]) == [0, 1, 1, 2]
+    assert sqs_stage.numbers("begin", queue=queues["skip"]) == [0, 1, 2]
+    assert sqs_stage.numbers("begin", queue=queues["dead-letter"]) == [0, 1, 2]
+    with closing(sqs_stage.broker()) as broker:
+        letters = broker.dead_letters.records()
+    assert [(each.queue, each.attempts) for each in letters] == [(queues["dead-letter"], 1)]
 
 
 MANY = """

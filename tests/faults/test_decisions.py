@@ -1,0 +1,195 @@
+"""Decisions about failing messages, with operators and owners that are killed with SIGKILL."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import qdo
+from tests.support.app_runs import OperatorDesk
+from tests.support.processes import Proc, wait_until
+
+HOUR = qdo.Policy(attempts=9, backoff_seconds=3600, backoff_max_seconds=3600)
+COMMANDS = {
+    "retry": ("retry-now", "q"),
+    "skip": ("skip", "q"),
+    "dead-letter": ("dead-letters", "add", "q"),
+}
+KILLED_COMMAND = """
+import os, signal, sys
+
+from qdo.cli.main import main
+from qdo.coordination import transactions
+
+inner = transactions.commit_each
+
+
+def commit_each(client, ops):
+    if {point!r} == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    inner(client, ops)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+transactions.commit_each = commit_each
+main()
+"""
+MORTAL = """
+import os
+import signal
+
+from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
+from qdo.coordination.protocol.checkpoints import Checkpoints
+from qdo.worker.engine.outcomes import Outcomes
+
+
+def reach(point):
+    if point == {point!r} and os.path.exists("armed") and not os.path.exists("killed"):
+        os.close(os.open("killed", os.O_CREAT))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(kind, name, what):
+    inner = getattr(kind, name)
+
+    def call(*args, **named):
+        reach("before-" + what)
+        result = inner(*args, **named)
+        reach("after-" + what)
+        return result
+
+    setattr(kind, name, call)
+
+
+around(Outcomes, "apply", "outcome")
+around(EmbeddedDeadLetters, "store", "store")
+around(Checkpoints, "_send", "checkpoint")
+around(Checkpoints, "_recorded", "record")
+"""
+JOBS = """
+import os
+
+import qdo
+
+app = qdo.App("desk")
+
+
+HOUR = qdo.Policy(attempts=9, backoff_seconds=3600, backoff_max_seconds=3600)
+
+
+@app.job("*", policy=HOUR{options})
+def job(message, context):
+    with open("out", "a") as out:
+        out.write(f"{{message.queue}} {{message.body}} {{message.attempt}} {{os.getpid()}}\\n")
+    if os.path.exists(f"fail-{{message.body}}"):
+        raise ValueError("no")
+"""
+
+
+@pytest.fixture(params=["embedded_url", "zookeeper_url"])
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OperatorDesk]:
+    desk = OperatorDesk("desk", tmp_path, request.getfixturevalue(request.param))
+    desk.known()
+    yield desk
+    desk.close()
+
+
+def failing(desk: OperatorDesk, *bodies: int) -> list[str]:
+    """Send messages whose job fails; return their ids once they wait for an hour."""
+    for body in bodies:
+        (desk.folder / f"fail-{body}").touch()
+    ids = desk.send(*bodies)
+    wait_until(lambda: len(desk.node("q").failures) == len(bodies), "the failures")
+    return ids
+
+
+def letters(desk: OperatorDesk) -> list[bytes]:
+    return sorted(each.body for each in desk.broker.dead_letters.records("q"))
+
+
+def test_of_two_operators_one_decides(desk: OperatorDesk) -> None:
+    """Both commands run at once, about several messages; each message ends in one way, once."""
+    desk.work(order="key", policy=HOUR)
+    ids = failing(desk, 1, 2, 3, 4)
+    rivals = [[desk.begin(*COMMANDS[each], id) for each in ("skip", "dead-letter")] for id in ids]
+    codes = [[each.wait(120.0) for each in pair] for pair in rivals]
+    assert [sorted(pair) for pair in codes] == [[0, 5]] * 4, codes
+    desk.send(5)
+    assert desk.wait_done().failures == ()
+    stored = [body for body, pair in zip((b"1", b"2", b"3", b"4"), codes, strict=True) if pair[0]]
+    assert letters(desk) == stored
+    assert sorted(desk.runs("q")) == [(each, 1) for each in "12345"]
+    assert len(desk.audit("skip")) + len(desk.audit("dead-letters add")) == 4
+
+
+@pytest.mark.parametrize("decision", COMMANDS)
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_a_killed_command_decides_wholly_or_not(
+    desk: OperatorDesk, decision: str, point: str
+) -> None:
+    """With its entry in the action log; repeated, it decides about nothing else."""
+    worker = desk.work(order="key", policy=HOUR)
+    ids = failing(desk, 1, 2)
+    worker.kill()
+    before = desk.node("q")
+    script = desk.folder / "killed_command.py"
+    script.write_text(KILLED_COMMAND.format(point=point))
+    command = Proc.python(
+        str(script), *COMMANDS[decision], ids[0], env=desk.environment, cwd=desk.folder
+    )
+    assert command.wait(60.0) == -signal.SIGKILL
+    name = " ".join(COMMANDS[decision][:-1])
+    if point == "before":
+        assert (desk.node("q"), desk.audit(name)) == (before, [])
+        assert desk.qdo(*COMMANDS[decision], ids[0]).code == 0
+    assert desk.qdo(*COMMANDS[decision], ids[0]).code == 5
+    assert len(desk.audit(name)) == 1
+    node = desk.node("q")
+    assert node.seek == before.seek + 1
+    others = [each for each in before.failures if each in node.failures]
+    assert len(others) == 1
+    assert len(node.failures) == (1 if decision == "retry" else 2)
+
+
+POINTS = [
+    f"{when}-{what}" for what in ("outcome", "checkpoint", "record") for when in ("before", "after")
+]
+
+
+@pytest.mark.parametrize("order", ["queue", "key"])
+@pytest.mark.parametrize(
+    ("decision", "point"),
+    [
+        *((decision, point) for decision in ("skip", "dead-letter") for point in POINTS),
+        ("dead-letter", "before-store"),
+        ("dead-letter", "after-store"),
+        ("retry", "before-checkpoint"),
+        ("retry", "after-record"),
+    ],
+)
+def test_an_owner_killed_while_it_carries_a_decision_out(
+    desk: OperatorDesk, decision: str, point: str, order: str
+) -> None:
+    """The next one does: nothing is lost, nothing else skipped, no other message repeated."""
+    given = "" if order == "queue" else f", order={order!r}"
+    desk.start(MORTAL.format(point=point) + JOBS.format(options=given))
+    desk.send(0)
+    desk.wait_done()
+    (id,) = failing(desk, 1)
+    wait_until(lambda: desk.node("q").failures != (), "the record")
+    (desk.folder / "armed").touch()
+    (desk.folder / "fail-1").unlink()
+    assert desk.qdo(*COMMANDS[decision], id).code == 0
+    wait_until((desk.folder / "killed").exists, "the kill")
+    desk.send(2)
+    node = desk.wait_done()
+    assert node.failures == ()
+    runs = [run for run in desk.runs("q") if run[0] != "1"]
+    assert runs == [("0", 1), ("2", 1)]
+    own = len(desk.runs("q")) - 2
+    assert own in ((2, 3) if decision == "retry" else (1,))
+    assert letters(desk) == ([b"1"] if decision == "dead-letter" else [])
+    assert desk.qdo(*COMMANDS[decision], id).code == 5

@@ -1,0 +1,206 @@
+"""Decisions about failing messages, carried out by real workers: at once, and about no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+import qdo
+from qdo.coordination.znodes.worker_node import WorkerNode
+from tests.support.app_runs import OperatorDesk
+from tests.support.processes import wait_until
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "queue": {},
+    "key": {"order": "key"},
+    "none": {"order": "none"},
+    "batch": {"batch": 2},
+    "each": {"checkpoint": "message"},
+}
+DECISIONS = {
+    "retry": ("retry-now", "q"),
+    "skip": ("skip", "q"),
+    "dead-letter": ("dead-letters", "add", "q"),
+}
+HOUR = qdo.Policy(attempts=9, backoff_seconds=3600, backoff_max_seconds=3600)
+SOON = qdo.Policy(attempts=9, backoff_seconds=0.02, backoff_max_seconds=0.02)
+EACH_ORDER = pytest.mark.parametrize("order", ORDERS)
+EACH = pytest.mark.parametrize("decision", DECISIONS)
+
+
+def decide(desk: OperatorDesk, decision: str, *ids: str, code: int = 0) -> None:
+    ended = desk.qdo(*DECISIONS[decision], *ids)
+    assert ended.code == code, ended.err
+
+
+def letters(desk: OperatorDesk) -> list[bytes]:
+    return [each.body for each in desk.broker.dead_letters.records("q")]
+
+
+def fail(desk: OperatorDesk, *bodies: int) -> list[str]:
+    """Send messages whose job fails, and wait until their next attempt is an hour away."""
+    for body in bodies:
+        (desk.folder / f"fail-{body}").touch()
+    before = len(desk.node("q").failures)
+    ids = desk.send(*bodies)
+    wait_until(lambda: len(desk.node("q").failures) == before + len(bodies), "the failures")
+    return ids
+
+
+def interrupt(desk: OperatorDesk, body: int) -> str:
+    """Send a message whose first attempt dies with its process; return it in the second one.
+
+    That attempt lasts until its `hold` file is deleted.
+    """
+    desk.hold(body)
+    (id,) = desk.send(body)
+    wait_until(lambda: (str(body), 1) in desk.runs("q"), "the first attempt")
+    os.kill(desk.pids()[-1], signal.SIGKILL)
+    wait_until(lambda: (str(body), 2) in desk.runs("q"), "the second attempt")
+    return id
+
+
+def release(desk: OperatorDesk, body: int) -> None:
+    (desk.folder / f"hold-{body}").unlink()
+
+
+@EACH_ORDER
+@EACH
+def test_a_failing_message_does_not_wait_for_its_backoff(
+    desk: OperatorDesk, decision: str, order: str
+) -> None:
+    """What is decided about it is done at once, and the messages behind it run once."""
+    desk.known()
+    desk.work(policy=HOUR, **ORDERS[order])
+    (id,) = fail(desk, 1)
+    desk.send(2, 3)
+    (desk.folder / "fail-1").unlink()
+    decide(desk, decision, id)
+    node = desk.wait_done()
+    assert node.failures == ()
+    runs = [("1", 1)] * (2 if decision == "retry" else 1)
+    assert sorted(desk.runs("q")) == [*runs, ("2", 1), ("3", 1)]
+    assert letters(desk) == ([b"1"] if decision == "dead-letter" else [])
+    decide(desk, decision, id, code=5)
+
+
+@EACH_ORDER
+@EACH
+@pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
+def test_a_running_attempt_ends_first(
+    local: OperatorDesk, decision: str, order: str, fails: bool
+) -> None:
+    """If it succeeds the message is done; if it fails, the decision applies."""
+    local.known()
+    local.work(policy=SOON, **ORDERS[order])
+    id = interrupt(local, 1)
+    decide(local, decision, id)
+    local.send(2, 3)
+    if fails:
+        (local.folder / "fail-1").touch()
+    release(local, 1)
+    if fails and decision == "retry":
+        wait_until(lambda: local.runs("q").count(("1", 1)) == 2, "the third attempt")
+        (local.folder / "fail-1").unlink()
+    node = local.wait_done()
+    assert node.failures == ()
+    runs = [run for run in local.runs("q") if run[0] == "1"]
+    assert runs[:2] == [("1", 1), ("1", 2)]
+    assert bool(runs[2:]) == (fails and decision == "retry")
+    assert sorted(run for run in local.runs("q") if run[0] != "1") == [("2", 1), ("3", 1)]
+    assert letters(local) == ([b"1"] if fails and decision == "dead-letter" else [])
+
+
+@EACH
+@pytest.mark.parametrize("order", ["queue", "key"])
+@pytest.mark.parametrize("drained", ["before", "after"])
+def test_a_decision_during_a_shutdown(
+    local: OperatorDesk, decision: str, order: str, drained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt that runs until then succeeds: nothing is left to do for the next owner."""
+    monkeypatch.setenv("QDO_CHECKPOINT_SECONDS", "30")
+    local.known()
+    worker = local.work(policy=SOON, **ORDERS[order])
+    id = interrupt(local, 1)
+    if drained == "before":
+        worker.send(signal.SIGTERM)
+        wait_until(lambda: owner(local).draining, "the shutdown")
+        decide(local, decision, id)
+    else:
+        decide(local, decision, id)
+        local.send(7, queue="other")  # its claim writes the node of the worker
+        wait_until(lambda: not owner(local).reread, "the owner has seen it")
+        worker.send(signal.SIGTERM)
+        wait_until(lambda: owner(local).draining, "the shutdown")
+    release(local, 1)
+    assert worker.wait(60.0) == 0
+    local.send(2)
+    local.drain(**ORDERS[order])
+    assert local.runs("q") == [("1", 1), ("1", 2), ("2", 1)]
+    assert (letters(local), local.node("q").failures) == ([], ())
+
+
+def owner(desk: OperatorDesk) -> WorkerNode:
+    path = desk.layout.worker(desk.node("q").owner)
+    return WorkerNode.parse(desk.client.get(path)[0])
+
+
+@EACH_ORDER
+@pytest.mark.parametrize("decision", ["skip", "dead-letter"])
+def test_the_next_owner_carries_a_decision_out(
+    desk: OperatorDesk, decision: str, order: str
+) -> None:
+    """The owner was killed before; nobody had the queue when it was decided."""
+    desk.known()
+    worker = desk.work(policy=HOUR, **ORDERS[order])
+    (id,) = fail(desk, 1)
+    desk.send(2)
+    worker.kill()
+    before = desk.runs("q")
+    decide(desk, decision, id)
+    decide(desk, decision, id, code=5)
+    desk.drain(policy=HOUR, **ORDERS[order])
+    assert sorted({*before, *desk.runs("q")}) == [("1", 1), ("2", 1)]
+    assert desk.runs("q").count(("1", 1)) == 1
+    assert letters(desk) == ([b"1"] if decision == "dead-letter" else [])
+
+
+@pytest.mark.parametrize("order", ["key", "none"])
+def test_other_failing_messages_keep_waiting(desk: OperatorDesk, order: str) -> None:
+    """With their attempts and their backoffs: the decision is about one of them."""
+    desk.known()
+    desk.work(policy=HOUR, **ORDERS[order])
+    ids = fail(desk, 1, 2, 3)
+    others = [each for each in desk.node("q").failures if each.attempts == 1]
+    assert len(others) == 3
+    decide(desk, "skip", ids[1])
+    wait_until(lambda: len(desk.node("q").failures) == 2, "the skip")
+    desk.send(4)
+    desk.wait_for(4)
+    assert set(desk.node("q").failures) < set(others)
+    assert sorted(desk.runs("q")) == [(each, 1) for each in "1234"]
+    decide(desk, "skip", ids[1], code=5)
+    decide(desk, "dead-letter", ids[0], ids[2])
+    assert desk.wait_done().failures == ()
+    assert sorted(letters(desk)) == [b"1", b"3"]
+
+
+def test_a_decision_about_a_done_message_is_forgotten(local: OperatorDesk) -> None:
+    """Also if an earlier message of another key is not done."""
+    local.known()
+    local.work(policy=qdo.Policy(attempts=2, backoff_seconds=0.02, then="block"), order="key")
+    (first,) = fail(local, 1)
+    wait_until(lambda: local.node("q").blocking, "the block")
+    second = interrupt(local, 2)
+    decide(local, "dead-letter", second)
+    release(local, 2)
+    wait_until(
+        lambda: local.node("q").failures == local.node("q").blocking, "the end of the second"
+    )
+    decide(local, "skip", first)
+    assert local.wait_done().failures == ()
+    assert letters(local) == []
+    assert local.runs("q") == [("1", 1), ("1", 2), ("2", 1), ("2", 2)]
