@@ -23,6 +23,8 @@ from qdo.ops.queue_health import QueueHealth
 ROWS = 50
 LETTER_ROWS = 50
 ENTRIES = 10
+MARKS = 50
+"""How many failing messages the page of a queue shows."""
 
 queue_pages = Blueprint("queues", __name__)
 
@@ -85,7 +87,11 @@ def queue() -> str | tuple[str, int]:
         status=status,
         verdict=verdict,
         item=queue_item(status, verdict),
-        marks=[*filter(None, [status.marks]), *status.also_blocking],
+        marks=[
+            *filter(None, [status.marks]),
+            *status.also_blocking,
+            *status.also_failing,
+        ][:MARKS],
         holds=_holding(name, (holds or ([],))[0]),
         holds_fault=holds_fault,
         entries=(entries or [])[:ENTRIES],

@@ -55,6 +55,7 @@ class QueueStatus:
     :ivar running: the message that has run for longest, None if none runs for long.
     :ivar marks: failure record of the failing message; it tells whether the queue is blocked.
     :ivar also_blocking: failure records of further messages that wait for an operator.
+    :ivar also_failing: those of further messages that do not.
     """
 
     queue: str
@@ -68,6 +69,7 @@ class QueueStatus:
     delayed: int = 0
     marks: FailureRecord | None = None
     also_blocking: tuple[FailureRecord, ...] = ()
+    also_failing: tuple[FailureRecord, ...] = ()
     untaken: str | None = None
     unclaimed: str | None = None
     position: str | None = None
@@ -149,7 +151,8 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         fault=node.fault or (backlog.fault if backlog else None) or snapshot.faults.get(queue),
         delayed=backlog.delayed if backlog else 0,
         marks=node.failure,
-        also_blocking=_also_blocking(node) if node.blocking else (),
+        also_blocking=_others(node, blocked=True),
+        also_failing=_others(node, blocked=False),
         untaken=why_untaken(queue, snapshot.filters),
         unclaimed=snapshot.unclaimed.get(queue),
         position=node.position,
@@ -169,8 +172,9 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
     )
 
 
-def _also_blocking(node: QueueNode) -> tuple[FailureRecord, ...]:
-    return tuple(each for each in node.blocking if each is not node.failure)
+def _others(node: QueueNode, *, blocked: bool) -> tuple[FailureRecord, ...]:
+    others = () if node.out_of_order is None else node.out_of_order.other_failures
+    return tuple(each for each in others if each.blocked is blocked)
 
 
 def _held(queue: str, snapshot: Snapshot) -> str | None:

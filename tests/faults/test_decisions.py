@@ -137,10 +137,9 @@ def test_a_killed_command_decides_wholly_or_not(
     before = desk.node("q")
     script = desk.folder / "killed_command.py"
     script.write_text(KILLED_COMMAND.format(point=point))
-    command = Proc.python(
-        str(script), *COMMANDS[decision], ids[0], env=desk.environment, cwd=desk.folder
-    )
-    assert command.wait(60.0) == -signal.SIGKILL
+    argv = (str(script), *COMMANDS[decision], ids[0])
+    with Proc.python(*argv, env=desk.environment, cwd=desk.folder) as command:
+        assert command.wait(60.0) == -signal.SIGKILL
     name = " ".join(COMMANDS[decision][:-1])
     if point == "before":
         assert (desk.node("q"), desk.audit(name)) == (before, [])

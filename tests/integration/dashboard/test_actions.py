@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.audit import read_entries
 from qdo.fleet.holds import new_hold, pause, read_holds
@@ -96,6 +99,24 @@ def test_a_decision_names_its_message(shop: FilledShop, decision: OperatorDecisi
     [entry] = entries(shop)
     assert (entry.command, entry.target) == (COMMANDS[decision], "blocked")
     assert entry.by.startswith("Grace")
+
+
+@pytest.mark.parametrize("decision", ["skip", "dead-letter"])
+def test_a_failing_message_can_be_ended(shop: FilledShop, decision: str) -> None:
+    """Each of them, also if another one blocks the queue."""
+    first, second, third = (
+        FailureRecord(POSITION + number, 2, "no", retry_at=4e9) for number in range(3)
+    )
+    blocking = replace(third, retry_at=0.0, blocked_since=1.0)
+    node = QueueNode(failure=blocking, out_of_order=OutOfOrderProgress((), (first, second)))
+    shop.client.set(LAYOUT.queue("blocked"), node.encode())
+    operator = shop.operator()
+    wait_until(lambda: operator.page("/queue?name=blocked").count("Skip it") == 3, "the messages")
+    fields = {"queue": "blocked", "position": str(second.position), "decision": decision}
+    assert operator.act("/actions/decide", "why", 1, **fields).status_code == 302
+    after = QueueNode.parse(shop.client.get(LAYOUT.queue("blocked"))[0])
+    assert set(after.failures) == {blocking, first, replace(second, decision=decision)}
+    assert operator.act("/actions/decide", "again", 1, **fields).status_code == 409
 
 
 @pytest.mark.parametrize(("what", "word"), [("retry", "retried"), ("discard", "discarded")])
