@@ -49,6 +49,10 @@ class UnknownSettingError(SettingsError):
     """unknown setting {name!r} in {origin}{hint}; `qdo config` lists every setting"""
 
 
+class SettingsSyntaxError(SettingsError):
+    """{origin} must be TOML: {reason}"""
+
+
 class UnknownOptionError(SettingsError):
     """unknown option {name!r} in the environment{hint}; the options of this program are {known}"""
 

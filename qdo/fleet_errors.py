@@ -77,6 +77,10 @@ class LimitValueError(UsageError):
     """{value} of limit {name!r} must {needs}, got {found!r}; see `qdo limits set --help`"""
 
 
+class LimitTermsError(UsageError):
+    """limit {name!r} must have {needs}; {remedy}"""
+
+
 class LimitNotFoundError(QdoError):
     """limit {name!r} does not exist{hint}; see `qdo limits list`"""
 

@@ -16,7 +16,7 @@ from qdo.fleet.levels import require_level
 from qdo.fleet.limit_node import MOST, LimitNode, is_count
 from qdo.fleet.names import checked_name
 from qdo.fleet.rates import default_burst, rate_of
-from qdo.fleet_errors import LimitNotFoundError, LimitValueError
+from qdo.fleet_errors import LimitNotFoundError, LimitTermsError, LimitValueError
 from qdo.text import did_you_mean
 
 LIMITS_LEVEL = 1
@@ -40,6 +40,7 @@ class LimitWish:
         """Return a limit changed as wanted.
 
         :raises LimitValueError: one of the values is not possible.
+        :raises LimitTermsError: values that belong together are missing.
         """
         most, rate, burst = node.max, node.rate, node.burst
         if self.max is not None:
@@ -51,9 +52,11 @@ class LimitWish:
         if self.burst is not None:
             burst = _count(name, "burst", self.burst, 1)
         if most is None and rate is None:
-            raise LimitValueError(name=name, value="max or rate", needs="be given", found="neither")
+            remedy = "give --max or --rate, or delete it with `qdo limits delete`"
+            raise LimitTermsError(name=name, needs="max or rate, or both", remedy=remedy)
         if self.burst is not None and rate is None:
-            raise LimitValueError(name=name, value="burst", needs="have a rate", found="none")
+            remedy = "give --rate, or omit --burst"
+            raise LimitTermsError(name=name, needs="a rate if it has a burst", remedy=remedy)
         reason = node.reason if self.reason is None else self.reason
         return replace(node, max=most, rate=rate, burst=burst, reason=reason, fault=None)
 
@@ -79,13 +82,13 @@ def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> Lim
 
     :raises SharedNameError: the name is not possible.
     :raises LimitValueError: a value is not possible.
+    :raises LimitTermsError: values that belong together are missing.
     :raises OldFleetError: a worker is too old for limits.
     :raises NodeRefusedError: this account may not change the limit.
     :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
     """
     path = layout.fleet.limit(checked_name("limit", name))
-    if wish.max is not None or wish.rate is not None:
-        wish.applied(name, LimitNode())  # before anything is created
+    wish.applied(name, LimitNode(max=0, rate=1.0))  # check values before anything is created
     require_level(client, layout, LIMITS_LEVEL, "limits")
     make_folder(client, layout.fleet.limits)
     after = LimitNode()

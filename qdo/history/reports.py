@@ -243,15 +243,16 @@ def actions(
 
 @contextlib.contextmanager
 def _opened(url: str) -> Iterator[Connection | None]:
-    """Yield a connection; None if nothing has been recorded yet."""
+    """Yield a connection; None if nothing has been recorded yet in a database that exists."""
     engine = open_engine(url, writes=False)
     from sqlalchemy.exc import SQLAlchemyError
 
     from qdo.history.tables import is_created
 
     if url.startswith("sqlite:") and not os.path.exists(url.removeprefix("sqlite:")):
-        yield None  # reading creates no file
-        return
+        # Reading creates no file. Usually the path is wrong, or relative to another folder.
+        reason = "there is no such file, and no worker has recorded anything in it"
+        raise HistoryUnreadableError(address=url, reason=reason)
     try:
         with engine.connect() as connection:
             yield connection if is_created(connection) else None

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from qdo.errors import SettingsError, UnknownSettingError
+from qdo.errors import SettingsError, SettingsSyntaxError, UnknownSettingError
 from qdo.settings.settings import Settings, check_names, declarations
 from qdo.settings.values import (
     CONFIG_VARIABLE,
@@ -115,7 +115,7 @@ def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
     """Return the table in a TOML text.
 
     :param origin: where it is from, for the error.
-    :raises SettingsError: it is not TOML.
+    :raises SettingsSyntaxError: it is not TOML.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -124,8 +124,7 @@ def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text.decode() if isinstance(text, bytes) else text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError
-        reason = f"{origin} must be TOML: {error}"
-        raise SettingsError(name="config", reason=reason) from error
+        raise SettingsSyntaxError(origin=origin, reason=error) from error
 
 
 def _environment_values(environ: Mapping[str, str]) -> list[tuple[str, Any, str]]:

@@ -277,6 +277,32 @@ def test_an_editor_that_fails_changes_nothing(qdo: Qdo) -> None:
         assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended
 
 
+@pytest.mark.parametrize(
+    ("typed", "code", "error"),
+    [
+        ("atempts = 5", 2, "unknown setting 'atempts' in live settings"),
+        ("attempts = = 5", 2, "live settings must be TOML"),
+        ("backoff_seconds = 5", 5, "every worker must accept"),
+    ],
+)
+def test_an_edited_text_is_kept_when_it_is_refused(
+    runs: AppRuns, qdo: Qdo, typed: str, code: int, error: str
+) -> None:
+    """In a file that the hint names, and from which it can be applied after a correction."""
+    start(runs, own="backoff_max_seconds = 1")
+    editor = runs.folder / "editor.sh"
+    editor.write_text(f"#!/bin/sh\necho '{typed}' > \"$1\"\n")
+    editor.chmod(0o755)
+    ended = qdo("settings", "edit", EDITOR=str(editor), TMPDIR=str(runs.folder))
+    assert ended.code == code, ended
+    hint, message = ended.err.splitlines()
+    assert message.startswith(f"qdo: {error}")
+    (kept,) = runs.folder.glob("qdo-settings-*.toml")
+    assert str(kept) in hint
+    assert kept.read_text() == f"{typed}\n"
+    assert kept.stat().st_mode & 0o077 == 0
+
+
 BAD = [
     (2, "set", "atempts", "5"),
     (2, "set", "attempts", "0"),
@@ -291,6 +317,7 @@ BAD = [
     (6, "unset", "attempts"),
     (2, "apply", "no-such-file"),
     (2, "apply", "big.toml"),
+    (2, "apply", "wide.toml"),
     (2, "apply", "binary.toml"),
     (2, "apply", "broken.toml"),
     (2, "rollback", "0"),
@@ -302,6 +329,7 @@ BAD = [
 
 def test_bad_calls_change_nothing(runs: AppRuns, qdo: Qdo) -> None:
     (runs.folder / "big.toml").write_text("#" * 2_100_000)
+    (runs.folder / "wide.toml").write_text("##" + "\u20ac" * 100_000)
     (runs.folder / "binary.toml").write_bytes(b"\xff\x00")
     (runs.folder / "broken.toml").write_text("attempts = \n")
     start(runs)
@@ -310,6 +338,7 @@ def test_bad_calls_change_nothing(runs: AppRuns, qdo: Qdo) -> None:
         ended = qdo("settings", *call)
         assert ended.code == code, (call, ended)
         assert len(ended.err.splitlines()) == 1, (call, ended)
+        assert ("65536 bytes, got more" in ended.err) == (call[1] in ("big.toml", "wide.toml"))
     assert in_force(qdo) == {"fetch": 7}
     assert len(items(qdo("settings", "history", "-o", "json"))) == 1
 

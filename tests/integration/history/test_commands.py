@@ -193,10 +193,22 @@ def test_actions_have_limited_room() -> None:
 
 
 @pytest.mark.parametrize("command", ["queues", "failures", "durations eu-1", "actions"])
-def test_an_empty_history_gives_a_hint(history: History, command: str, tmp_path: Path) -> None:
+def test_an_empty_history_gives_a_hint(history: History, command: str) -> None:
+    history.record(0.1, app="another")
     ended = history(*command.split())
     assert (ended.code, ended.out) == (0, "")
     assert ended.err.startswith("hint: no")
+
+
+@pytest.mark.parametrize("command", ["queues", "failures", "durations eu-1", "actions"])
+def test_a_missing_file_is_an_error(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reading creates no file: the path is wrong, or no worker has used it."""
+    ended = History(f"sqlite:{tmp_path / 'missing.db'}", capsys)(*command.split())
+    assert (ended.code, ended.out) == (3, "")
+    assert str(tmp_path / "missing.db") in ended.err
+    assert "no such file" in ended.err
     assert list(tmp_path.iterdir()) == []
 
 

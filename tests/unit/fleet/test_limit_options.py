@@ -11,7 +11,7 @@ from qdo.errors import UsageError
 from qdo.fleet.limit_node import LimitNode, ShareHolder
 from qdo.fleet.limits import LimitWish
 from qdo.fleet.names import checked_name
-from qdo.fleet_errors import LimitValueError, SharedNameError
+from qdo.fleet_errors import LimitTermsError, LimitValueError, SharedNameError
 
 
 def _job(**options: Any) -> None:
@@ -43,13 +43,27 @@ def test_a_limit_name_is_a_znode_name(name: str) -> None:
     [
         *(LimitWish(max="-1"), LimitWish(max="1000000000"), LimitWish(max="ten")),
         *(LimitWish(max="\u0665"), LimitWish(max="9" * 5000), LimitWish(rate="50/x")),
-        *(LimitWish(rate="0/s"), LimitWish(rate="1/week"), LimitWish(max="none")),
-        *(LimitWish(max="1", burst="2"), LimitWish(rate="1/s", burst="0"), LimitWish(reason="x")),
+        *(LimitWish(rate="0/s"), LimitWish(rate="1/week"), LimitWish(rate="1/s", burst="0")),
     ],
 )
 def test_an_impossible_limit_is_refused(wish: LimitWish) -> None:
     with pytest.raises(LimitValueError):
         wish.applied("crm", LimitNode())
+
+
+@pytest.mark.parametrize(
+    ("wish", "needs"),
+    [
+        (LimitWish(max="none"), "max or rate"),
+        (LimitWish(rate="none"), "max or rate"),
+        (LimitWish(reason="x"), "max or rate"),
+        (LimitWish(max="1", burst="2"), "a rate"),
+    ],
+)
+def test_values_that_belong_together_are_named(wish: LimitWish, needs: str) -> None:
+    with pytest.raises(LimitTermsError) as caught:
+        wish.applied("crm", LimitNode())
+    assert needs in caught.value.details["needs"]
 
 
 def test_a_change_keeps_the_rest_and_the_holders() -> None:

@@ -15,6 +15,7 @@ import tomlkit
 from qdo.cli.connections import open_coordinator
 from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, reason_option, with_settings
+from qdo.cli.kept_text import kept_on_failure
 from qdo.cli.output import emit, print_message
 from qdo.cli.settings_report import (
     changes_of,
@@ -24,11 +25,11 @@ from qdo.cli.settings_report import (
     report_dry_run,
     report_workers,
 )
-from qdo.errors import NotFoundError, SettingsError, UsageError
+from qdo.errors import NotFoundError, SettingsSyntaxError, UsageError
 from qdo.fleet import live_settings as fleet
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.settings_node import MAX_TEXT_BYTES, SettingsNode
-from qdo.fleet_errors import LiveSettingsReplacedError
+from qdo.fleet_errors import LiveSettingsReplacedError, LiveSettingsSizeError
 from qdo.settings.listing import live_items
 from qdo.settings.live_toml import ORIGIN, differences, live_names, read_live
 from qdo.settings.settings import Settings, check_names, declarations
@@ -234,7 +235,8 @@ def edit(settings: Settings, **options: Any) -> int:
     if text is None:
         print_message("hint: the text was not changed")
         return 0
-    return _change("settings edit", _based_on(node, text), settings=settings, **options)
+    with kept_on_failure(text, "qdo settings apply"):
+        return _change("settings edit", _based_on(node, text), settings=settings, **options)
 
 
 @settings.command()
@@ -244,7 +246,10 @@ def apply(file: str, **options: Any) -> int:
     """Replace the live settings by a TOML file; - reads stdin."""
     try:
         with click.open_file(file, "rb") as opened:
-            text = opened.read(MAX_TEXT_BYTES + 1).decode()
+            data = opened.read(MAX_TEXT_BYTES + 1)
+        if len(data) > MAX_TEXT_BYTES:
+            raise LiveSettingsSizeError(limit=MAX_TEXT_BYTES, found="more")
+        text = data.decode()
     except OSError as error:
         raise UsageError(reason=f"FILE must be readable, got {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -336,5 +341,4 @@ def _document(text: str) -> tomlkit.TOMLDocument:
     try:
         return tomlkit.parse(text)
     except ValueError as error:
-        reason = f"{ORIGIN} must be TOML: {error}"
-        raise SettingsError(name="config", reason=reason) from error
+        raise SettingsSyntaxError(origin=ORIGIN, reason=error) from error
