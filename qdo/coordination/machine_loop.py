@@ -79,6 +79,12 @@ class MachineLoop:
         self.up = False
         self.machines.clear()
 
+    def remove(self, machine: Machine) -> None:
+        """Stop running a machine."""
+        if machine in self.machines:
+            self.machines.remove(machine)
+        self._watchers.pop(id(machine), None)  # kazoo keeps the watcher while a watch is armed
+
     def wait_seconds(self) -> float | None:
         """Return how long the next step may wait for an event, None for no limit."""
         due = min((machine.due() for machine in self.machines), default=float("inf"))

@@ -222,7 +222,7 @@ def _sections_ahead(client: Client, layout: Layout, hold: Hold) -> list[Hold]:
     holds = _holds(read(client, layout.fleet.holds))
     earlier: list[Hold] = []
     if all(each.id != hold.id for each in holds):
-        raise SectionLostError(queues=" ".join(hold.queues), reason="somebody ended it")
+        raise SectionLostError(queues=" ".join(hold.queues), reason="an operator has ended it")
     for each in holds:
         if each.id == hold.id:
             break

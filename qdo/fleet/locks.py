@@ -18,9 +18,10 @@ from qdo.errors import NodeRefusedError, QdoError, UnreachableError, UsageError
 from qdo.fleet.holds import Record, add_hold, end_holds, new_hold, wait_in_force
 from qdo.fleet.limiting.permits import TRY_SECONDS, CoordinatorPermits, PermitService
 from qdo.fleet.names import checked_name
+from qdo.fleet.protocol.holds import SectionWatch
 from qdo.fleet.protocol.lock_contender import LockContender
 from qdo.fleet_errors import LockLostError, LockTimeoutError, SectionLostError
-from qdo.system.clock import clock
+from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
 
 RELEASE_SECONDS = 5.0
@@ -56,14 +57,26 @@ class Section(HeldLock):
     """Queues that stand still in the whole fleet, while this process lives.
 
     :ivar name: the globs of the queues.
+    :param is_ended: returns whether an operator has ended it.
     """
+
+    def __init__(
+        self,
+        name: str,
+        fence: int,
+        is_valid: Callable[[], bool],
+        is_ended: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(name, fence, lambda: is_valid() and not is_ended())
+        self._is_ended = is_ended
 
     def check(self) -> None:
         """Raise SectionLostError unless the queues certainly stand still; costs a clock call."""
         if not self.valid:
-            raise SectionLostError(
-                queues=self.name, reason="the coordinator may have ended the session"
-            )
+            reason = "the coordinator may have ended the session"
+            if self._is_ended():
+                reason = "an operator has ended it"
+            raise SectionLostError(queues=self.name, reason=reason)
 
 
 class LockService(Protocol):
@@ -104,10 +117,11 @@ def held_lock(
 ) -> Iterator[HeldLock]:
     """Hold a lock during a block."""
     checked_name("lock", name)
+    limit = None if timeout_seconds is None else checked_timeout(timeout_seconds)
     if len(why) > MAX_WHY:
         raise UsageError(reason=f"why must have at most {MAX_WHY} characters, got {len(why)}")
     held, release = at_home(
-        service().acquire, name, shared, why, timeout_seconds, undo=lambda taken: taken[1]()
+        service().acquire, name, shared, why, limit, undo=lambda taken: taken[1]()
     )
     try:
         yield held
@@ -120,9 +134,8 @@ def held_section(
     service: Callable[[], LockService], globs: tuple[str, ...], why: str, timeout_seconds: float
 ) -> Iterator[Section]:
     """Let queues stand still during a block."""
-    section, end = at_home(
-        service().hold, globs, why, timeout_seconds, undo=lambda begun: begun[1]()
-    )
+    limit = checked_timeout(timeout_seconds)
+    section, end = at_home(service().hold, globs, why, limit, undo=lambda begun: begun[1]())
     try:
         yield section
     finally:
@@ -233,8 +246,10 @@ class CoordinatorLocks:
         connection, client = self.connection, self.connection.client
         by = connection.wait_registered(timeout_seconds)
         hold = replace(new_hold(globs, why), by=by, who=self._writer)
+        watch = SectionWatch(self.layout.fleet.holds, hold.id)
 
         def end() -> None:
+            connection.remove(watch)
             try:
                 end_holds(client, self.layout, [hold.id])
             except UnreachableError:
@@ -253,7 +268,9 @@ class CoordinatorLocks:
         except BaseException:
             end()
             raise
-        return Section(" ".join(hold.queues), zxid, lambda: connection.valid), end
+        connection.add(watch)
+        name = " ".join(hold.queues)
+        return Section(name, zxid, lambda: connection.valid, lambda: watch.ended), end
 
     def _about(self, why: str) -> dict[str, Any]:
         about = {"who": f"{self._writer} pid {os.getpid()}", "at": round(time.time(), 3)}

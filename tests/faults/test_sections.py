@@ -16,6 +16,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QueueNameError, UsageError
 from qdo.fleet.hold_node import HoldNode
+from qdo.fleet.holds import add_hold, end_holds, new_hold, resume_hold
 from qdo.fleet_errors import HoldNotObeyedError, SectionLostError
 from qdo.testing import TestKit
 from tests.support.paths import ROOT
@@ -135,6 +136,25 @@ def test_a_section_ends_with_its_maker(shop: SectionShop, outsider: Client) -> N
                 lambda: HoldNode.parse(outsider.get(LAYOUT.fleet.holds)[0]).holds == (),
                 "the hold is taken out",
             )
+
+
+def test_a_section_is_lost_when_an_operator_ends_it(shop: SectionShop, outsider: Client) -> None:
+    """Also if other holds change before, and with its node."""
+    for number in range(3):
+        pause = new_hold(["other-*"])
+        with shop.app.exclusive("tenant-*", timeout_seconds=30) as section:
+            add_hold(outsider, LAYOUT, pause)
+            end_holds(outsider, LAYOUT, [pause.id])
+            (hold,) = HoldNode.parse(outsider.get(LAYOUT.fleet.holds)[0]).holds
+            section.check()
+            if number == 2:
+                outsider.delete(LAYOUT.fleet.holds)
+            else:
+                resume_hold(outsider, LAYOUT, hold.id, "by mistake")
+            wait_until(lambda lost=section: not lost.valid, "the section is lost")  # type: ignore[misc]
+            with pytest.raises(SectionLostError) as caught:
+                section.check()
+            assert "operator" in caught.value.details["reason"]
 
 
 def test_a_section_that_cannot_begin_is_lifted(shop: SectionShop) -> None:

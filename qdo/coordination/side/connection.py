@@ -56,7 +56,7 @@ class SideConnection:
 
     def remove(self, machine: Machine) -> None:
         """Stop running a machine."""
-        self._loop.put(partial(self._remove, machine))
+        self._loop.put(partial(self._loop.remove, machine))
 
     def call(self, event: Callable[[], object]) -> None:
         """Call a function on the loop that runs the machines."""
@@ -95,10 +95,6 @@ class SideConnection:
         self._loop.machines.append(machine)
         if self._loop.up:
             machine.connected()
-
-    def _remove(self, machine: Machine) -> None:
-        if machine in self._loop.machines:
-            self._loop.machines.remove(machine)
 
     def _state_changed(self, state: str) -> None:
         self._loop.put(self._connected if state == KazooState.CONNECTED else self._suspended)

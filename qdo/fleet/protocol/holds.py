@@ -1,4 +1,4 @@
-"""Obeys the holds of the fleet: queues that stand still. A machine without I/O of every worker.
+"""Obeys the holds of the fleet: queues that stand still. Machines without I/O.
 
 1.  Whoever holds queues writes the hold into the node `holds`, and *then* lists the workers.
 2.  A worker reads that node after every registration, before it starts anything: a worker that
@@ -196,3 +196,36 @@ class HoldsWatch(Machine):
         self._cleaning = False
         for hold in over:
             _log.info("hold %s of %s is over", hold.id, " ".join(hold.queues))
+
+
+class SectionWatch(Machine):
+    """Tells the maker of a section that somebody else has ended it.
+
+    :ivar ended: whether the node no longer has the section. It never becomes False again.
+    :param path: path of the node `holds`.
+    :param id: id of the section's hold, which is in force.
+    """
+
+    def __init__(self, path: str, id: str) -> None:
+        super().__init__()
+        self.ended = False
+        self._path = path
+        self._id = id
+
+    def connected(self) -> None:
+        self._read()
+
+    def changed(self, path: str) -> None:
+        self._read()
+
+    def _read(self) -> None:
+        if not self.ended:
+            self.ask(Get(self._path, watch=True), self._got)
+
+    def _got(self, answer: Response) -> None:
+        if isinstance(answer, NodeMissing):
+            self.ended = True
+        elif isinstance(answer, NodeRead):
+            # Workers go on to obey what they read before a node became unreadable.
+            node = HoldNode.parse(answer.data)
+            self.ended = node.fault is None and all(hold.id != self._id for hold in node.holds)

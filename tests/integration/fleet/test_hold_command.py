@@ -127,6 +127,21 @@ def test_a_stop_signal_is_passed_on(runs: HoldRuns) -> None:
     runs.works(1)
 
 
+def test_the_command_ends_when_an_operator_ends_its_section(
+    runs: HoldRuns, outsider: Client
+) -> None:
+    runs.start(JOBS)
+    runs.works(0)
+    with runs.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
+        holder.wait_for_line("^inside$")
+        (hold,) = HoldNode.parse(outsider.get(LAYOUT.fleet.holds)[0]).holds
+        ended = command(*QDO, "resume", "--id", hold.id, cwd=runs.folder, env=runs.environ())
+        assert ended.code == 0
+        assert holder.wait() == 5
+    assert runs.told()
+    runs.works(1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
