@@ -20,6 +20,7 @@ SQLAlchemy is only imported for its own sessions (``pip install 'qdo[sql]'``).
 from __future__ import annotations
 
 import enum
+import math
 import re
 import sqlite3
 import sys
@@ -196,11 +197,12 @@ class ProcessedMessages:
         A message that is delivered again after that counts as new. Keep rows for as long as the
         broker keeps messages (`retention_seconds`) and dead letters may be sent again.
 
-        :raises UsageError: the age is negative.
+        :raises UsageError: the age is negative, or not a finite number.
         """
-        if older_than_seconds < 0:
+        if not 0 <= older_than_seconds < math.inf:
             raise UsageError(
-                reason=f"older_than_seconds must be at least 0, got {older_than_seconds!r}"
+                reason="older_than_seconds must be a number of at least 0, got "
+                f"{older_than_seconds!r}"
             )
         limit = int(self._clock() - older_than_seconds)
         return int(_execute(session, self._forget, {"done_at": limit}).rowcount)

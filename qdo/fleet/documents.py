@@ -7,6 +7,7 @@ Writes are transactions at the version read.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 import uuid
@@ -27,7 +28,7 @@ from qdo.coordination.protocol.machine import (
 )
 from qdo.coordination.transactions import Node
 from qdo.coordination.znodes.values import load, unix_time
-from qdo.errors import NotFoundError
+from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.document_store import DocumentStore
 from qdo.fleet.names import checked_name
 from qdo.fleet.protocol.folder_view import MAX_BYTES, MAX_NODES, CopiedNode, FolderView
@@ -39,6 +40,7 @@ from qdo.fleet_errors import (
     StaleCopyError,
 )
 from qdo.strict_json import strict_json
+from qdo.system.clock import checked_timeout
 
 _log = logging.getLogger(__name__)
 
@@ -120,10 +122,11 @@ class Documents(Mapping[str, Any]):
             wrote before this call.
         :raises StaleCopyError: it is not new enough in time.
         """
+        limit = checked_timeout(timeout_seconds)
         view = self._current()
         is_new = ltime is not None and view.ltime >= ltime
-        if not is_new and not self._store().fresh(view, ltime, timeout_seconds):
-            raise StaleCopyError(what=f"documents {self.name!r}", seconds=timeout_seconds)
+        if not is_new and not self._store().fresh(view, ltime, limit):
+            raise StaleCopyError(what=f"documents {self.name!r}", seconds=limit)
         return view.ltime
 
     def on_change(self, function: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
@@ -131,7 +134,15 @@ class Documents(Mapping[str, Any]):
 
         Changes are reported from the first read of the set on. The function runs on the thread of
         the connection and should be fast. An exception is logged.
+
+        :raises UsageError: it is not a function, or one that would never run: ``async def``.
         """
+        given: Any = function
+        if not callable(given) or inspect.iscoroutinefunction(given):
+            raise UsageError(
+                reason=f"on_change of documents {self.name!r} must get a function of (name, value)"
+                f" that is not 'async def', got {function!r}"
+            )
         self._listeners.append(function)
         return function
 

@@ -18,6 +18,7 @@ ExecutorName = Literal["greenlet", "thread", "process"]
 EXECUTORS = ("greenlet", "thread", "process")
 ASYNCIO = "asyncio"
 """The executor of ``async def`` jobs; selected by the kind of function, never by name."""
+LEAST_TIMEOUT_SECONDS, MOST_TIMEOUT_SECONDS = 0.001, 1e6
 LEAST_MEMORY_MIB = 32
 """About the memory of a Python process that has done nothing yet."""
 
@@ -40,9 +41,9 @@ def check_placement(
             reason=f"job {name} is 'async def' and runs on the asyncio loop of its worker, not "
             f"with executor={executor!r}; omit executor, or write the job with 'def'"
         )
-    _check_number(name, "timeout_seconds", timeout_seconds, 0.001)
-    _check_number(name, "memory_mib", memory_mib, LEAST_MEMORY_MIB)
-    _check_number(name, "recycle_after", recycle_after, 1)
+    _check_timeout(name, timeout_seconds)
+    _check_count(name, "memory_mib", memory_mib, LEAST_MEMORY_MIB)
+    _check_count(name, "recycle_after", recycle_after, 1)
     if executor in ("greenlet", "thread") or is_async(function):
         _check_process_only(name, memory_mib, recycle_after)
 
@@ -67,16 +68,24 @@ def kind_of(job: Any, default: str) -> str:
     return str(kind)
 
 
-def _check_number(name: str, option: str, value: Any, least: float) -> None:
+def _check_timeout(name: str, value: Any) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
-        raise UsageError(
-            reason=f"job {name}: {option} must be a number of at least {least:g}, or None, "
-            f"got {value!r}"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and LEAST_TIMEOUT_SECONDS <= value <= MOST_TIMEOUT_SECONDS):
+        raise _invalid(
+            name,
+            f"timeout_seconds must be a number from {LEAST_TIMEOUT_SECONDS:g} to "
+            f"{MOST_TIMEOUT_SECONDS:g}, or None for no limit, got {value!r}",
         )
-    if option != "timeout_seconds" and not isinstance(value, int):
-        raise UsageError(reason=f"job {name}: {option} must be an integer, got {value!r}")
+
+
+def _check_count(name: str, option: str, value: Any, least: int) -> None:
+    if value is not None and not _in_range(value, MOST_COUNT, least):
+        raise _invalid(
+            name,
+            f"{option} must be an integer from {least} to {MOST_COUNT}, or None, got {value!r}",
+        )
 
 
 def _check_process_only(name: str, memory_mib: int | None, recycle_after: int | None) -> None:
@@ -98,6 +107,9 @@ MOST_CONCURRENCY = 10_000
 
 
 MOST_BATCH = 10_000
+
+
+MOST_COUNT = 10**9
 
 
 def check_order(
@@ -189,8 +201,8 @@ def check_limits(limits: Any, per_queue_rate: Any) -> tuple[str, ...]:
     return tuple(sorted(set(limits)))
 
 
-def _in_range(value: Any, most: int) -> bool:
-    return type(value) is int and 1 <= value <= most
+def _in_range(value: Any, most: int, least: int = 1) -> bool:
+    return type(value) is int and least <= value <= most
 
 
 def _invalid(name: str, reason: str) -> UsageError:

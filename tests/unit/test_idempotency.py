@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -222,6 +223,9 @@ def test_old_ids_are_forgotten(transaction: Transaction) -> None:
         assert not done.record(session, message(2, id="young"))
         with pytest.raises(UsageError, match="older_than_seconds"):
             done.forget(session, -1)
+        for endless in (math.inf, math.nan):
+            with pytest.raises(UsageError):
+                done.forget(session, endless)
 
 
 # --- bad use ----------------------------------------------------------------------

@@ -26,7 +26,7 @@ from qdo.fleet_errors import (
     LimitUnusableError,
     PermitLostError,
 )
-from qdo.system.clock import clock
+from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
 
 TRY_SECONDS = 0.5
@@ -101,7 +101,7 @@ class PermitRequest:
         # In this order everywhere: so two callers never wait for each other.
         self._names = sorted({checked_name("limit", name) for name in names})
         self._service = service
-        self._timeout = timeout_seconds
+        self._timeout = None if timeout_seconds is None else checked_timeout(timeout_seconds)
         self._entered: list[HeldPermit] = []
 
     def try_acquire(self) -> HeldPermit | None:
