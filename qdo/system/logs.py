@@ -29,14 +29,34 @@ _INDENT = "    "
 """Before each further line of a record: only a record of its own begins at the left margin."""
 
 
+class _Process:
+    worker = ""
+
+
+def name_worker(name: str) -> None:
+    """Let each later line of qdo in this process name its worker, "" for none."""
+    _Process.worker = name
+
+
+def _is_of_qdo(record: logging.LogRecord) -> bool:
+    return record.name.startswith("qdo.")
+
+
 class LineFormatter(logging.Formatter):
     """Limits the length of tracebacks, and escapes what a terminal would interpret.
 
-    Handlers that a `log_config` defines can name it as their formatter.
+    A line of qdo begins with the worker of this process, unless it names one itself. Handlers that
+    a `log_config` defines can name it as their formatter.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         return printable_lines(super().format(record), _INDENT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        worker = _Process.worker
+        if worker and _is_of_qdo(record) and worker not in record.message:
+            record.message = f"{worker}, {record.message}"
+        return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
         error = ei[1]
@@ -65,7 +85,10 @@ _WORKER = re.compile(r"worker-\d{10}")
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """Return worker, queue, message and fence of a line of qdo, as far as it names them."""
+    """Return worker, queue, message and fence of a line of qdo, as far as it names them.
+
+    The worker is that of this process if the line does not name another one.
+    """
     found: dict[str, object] = {}
     arguments = iter(record.args if isinstance(record.args, tuple) else ())
     for place in _PLACEHOLDER.finditer(record.msg if isinstance(record.msg, str) else ""):
@@ -76,6 +99,8 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
             found.setdefault(_FIELDS[place[1]], value)
         elif isinstance(value, str) and _WORKER.fullmatch(value):
             found.setdefault("worker", value)
+    if _Process.worker:
+        found.setdefault("worker", _Process.worker)
     return found
 
 
@@ -94,7 +119,7 @@ class JsonFormatter(logging.Formatter):
             "process": record.process,
             "message": record.getMessage(),
         }
-        if record.name.startswith("qdo."):
+        if _is_of_qdo(record):
             line |= fields_of(record)
         if record.exc_info and record.exc_info[1] is not None:
             line["traceback"] = describe_traceback(record.exc_info[1]).rstrip()

@@ -1,5 +1,5 @@
-"""Limits the log lines about one queue: ten messages that fail a thousand times a second must not
-fill the disk, nor hide the lines about other queues."""
+"""Limits log lines: ten messages that fail a thousand times a second must not fill the disk, nor
+hide the lines about other queues; and thousands of queues whose broker is away say it together."""
 
 from __future__ import annotations
 
@@ -12,9 +12,21 @@ import gevent
 
 LINES = 10
 """Lines about one queue in one second."""
+LIKE_LINES = 100
+"""Lines with the same sentence, about any queues, in one second."""
 WINDOW_SECONDS = 1.0
-LOGGERS = tuple(f"qdo.worker.engine.{name}" for name in ("outcomes", "batches", "resume"))
+MESSAGE_LOGGERS = tuple(f"qdo.worker.engine.{name}" for name in ("outcomes", "batches", "resume"))
 """Loggers with lines about single messages. The first argument of each line names the queue."""
+QUEUE_LOGGERS = (
+    *(f"qdo.worker.engine.{name}" for name in ("bound_jobs", "compatibility", "observers")),
+    *(f"qdo.worker.duties.{name}" for name in ("discovery", "retention", "queue_reconciler")),
+    *(f"qdo.coordination.protocol.{name}" for name in ("acquisition", "owned_queues")),
+    "qdo.coordination.protocol.queue_nodes",
+    "qdo.brokers.kinesis.shard_reader",
+    "qdo.brokers.sqs.api",
+    "qdo.brokers.sqs.consuming.receive",
+)
+"""Loggers with lines about single queues, of which a worker may own many thousands."""
 
 _KEPT = 1000
 _MORE = "%s: and %d more lines within a second, up to level %s"
@@ -28,38 +40,55 @@ class _Window:
         self.lines = self.left_out = self.level = 0
 
 
-class QueueLineLimit(logging.Filter):
-    """Passes the first lines about a queue in each second, and then one with the number left out.
+def queue_of(record: logging.LogRecord) -> str:
+    """Return the place that a line of `MESSAGE_LOGGERS` names first."""
+    return str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
 
+
+def sentence_of(record: logging.LogRecord) -> str:
+    """Return the text of a line without its arguments, "" for a line that has none."""
+    return str(record.msg) if record.args else ""
+
+
+class LineLimit(logging.Filter):
+    """Passes the first lines of a kind in each second, and then one with the number left out.
+
+    :param kind: returns what lines are counted together by, "" for a line that passes.
+    :param most: lines of one kind in a second.
     :param clock: seconds on a monotonic clock.
     :param later: calls a function after some seconds.
     """
 
     def __init__(
         self,
+        kind: Callable[[logging.LogRecord], str],
+        most: int,
         clock: Callable[[], float] = time.monotonic,
         later: Callable[..., Any] = gevent.spawn_later,
     ) -> None:
         super().__init__()
+        self._kind = kind
+        self._most = most
         self._clock = clock
         self._later = later
         self._windows: dict[str, _Window] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        arguments = record.args
-        if record.msg is _MORE or not isinstance(arguments, tuple) or not arguments:
+        name = "" if record.msg is _MORE else self._kind(record)
+        if not name:
             return True
-        now, name = self._clock(), str(arguments[0])
+        now = self._clock()
         window = self._windows.get(name)
         if window is None or not 0 <= now - window.begun < WINDOW_SECONDS:
             self._forget(now)
             window = self._windows[name] = _Window(now)
         window.lines += 1
-        if window.lines <= LINES:
+        if window.lines <= self._most:
             return True
         if not window.left_out:
+            shown = name if self._kind is queue_of else f"lines like {record.getMessage()!r}"
             logger = logging.getLogger(record.name)
-            self._later(WINDOW_SECONDS - (now - window.begun), self._report, logger, name, window)
+            self._later(WINDOW_SECONDS - (now - window.begun), _report, logger, shown, window)
         window.left_out += 1
         window.level = max(window.level, record.levelno)
         return False
@@ -73,13 +102,16 @@ class QueueLineLimit(logging.Filter):
                 if now - window.begun < WINDOW_SECONDS
             }
 
-    def _report(self, logger: logging.Logger, name: str, window: _Window) -> None:
-        level = logging.getLevelName(window.level)
-        logger.log(window.level, _MORE, name, window.left_out, level)
+
+def _report(logger: logging.Logger, name: str, window: _Window) -> None:
+    level = logging.getLevelName(window.level)
+    logger.log(window.level, _MORE, name, window.left_out, level)
 
 
 def limit_lines() -> None:
-    """Limit the lines about single messages in this process."""
-    limit = QueueLineLimit()
-    for name in LOGGERS:
-        logging.getLogger(name).addFilter(limit)
+    """Limit the lines about single messages and queues in this process."""
+    by_queue, by_sentence = LineLimit(queue_of, LINES), LineLimit(sentence_of, LIKE_LINES)
+    for name in MESSAGE_LOGGERS:
+        logging.getLogger(name).addFilter(by_queue)
+    for name in (*MESSAGE_LOGGERS, *QUEUE_LOGGERS):
+        logging.getLogger(name).addFilter(by_sentence)

@@ -16,6 +16,7 @@ from gevent.event import Event
 from qdo.backoff import Backoff
 from qdo.coordination.protocol.claims import Claim
 from qdo.errors import CoordinatorAccountError, NodeRefusedError, QdoError, UnreachableError
+from qdo.system.logs import name_worker
 from qdo.text import describe, pluralize
 from qdo.worker.duties.member_api import CurrentMember, MemberApi
 from qdo.worker.duties.member_factory import MemberFactory
@@ -147,6 +148,7 @@ class MembershipLoop(Duty):
                 " queues are free once the parent process has closed it, or it has expired",
                 member.name,
             )
+        name_worker("")
 
     def _register(self, events: ClaimEvents) -> None:
         member = self._members.make(events, self._describe_worker(""))
@@ -157,6 +159,7 @@ class MembershipLoop(Duty):
         except BaseException:
             self._members.close(member)
             raise
+        name_worker(member.name)
         self._current.member = member
         self._on_registered()
 
@@ -213,3 +216,4 @@ class MembershipLoop(Duty):
             "%s: session expired, all its queues are lost; registering as a new worker",
             member.name,
         )
+        name_worker("")

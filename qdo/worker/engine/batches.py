@@ -35,7 +35,7 @@ from qdo.worker.engine.decoder import NO_HEADERS
 from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.prefetch import Row
 from qdo.worker.engine.resume import FailureResumer
-from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult
+from qdo.worker.engine.slot import UNREADABLE, Slot, TurnResult, where
 from qdo.worker.engine.tracebacks import traceback_for_log
 from qdo.worker.engine.turn import Turn
 from qdo.worker.executors.base import JobAborted, MessageExpired, NotStarted
@@ -236,9 +236,8 @@ class Batches:
             delay = backoff.delay(1, engine.jitter())
         if alone:
             _log.warning(
-                "queue %s: a batch of %d messages failed as a whole; retrying each alone in %.2f s:"
-                " %s",
-                slot.queue,
+                "%s: a batch of %d messages failed as a whole; retrying each alone in %.2f s: %s",
+                where(slot),
                 len(batch),
                 delay,
                 describe(error),

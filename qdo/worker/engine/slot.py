@@ -218,11 +218,13 @@ class Slot:
 
 
 def where(slot: Slot) -> LogPlace:
-    """Return the worker and queue of a slot, for a log line; as fields also the fence."""
+    """Return the worker, queue and fence of a slot, for a log line."""
     worker = slot.member.name if slot.member is not None else "worker"
+    text = f"{worker}, queue {slot.queue}"
     fields: dict[str, object] = {"queue": slot.queue}
     if slot.member is not None:
         fields["worker"] = worker
     if slot.claim is not None:
         fields["fence"] = slot.claim.fence
-    return LogPlace.of(f"{worker}, queue {slot.queue}", **fields)
+        text = f"{text}, fence {slot.claim.fence}"
+    return LogPlace.of(text, **fields)

@@ -154,6 +154,33 @@ def test_a_record_in_json_names_what_it_is_about(
     assert fields or not found
 
 
+def test_lines_of_qdo_name_the_worker_of_their_process(stream: io.StringIO):
+    """Once; in JSON as a field, and another worker that a line names stays."""
+    log.configure("info", stream)
+    log.name_worker("worker-0000000003")
+    try:
+        logger = logging.getLogger("qdo.x")
+        logger.info("queue %s: no job", "a")
+        logger.info("%s: registered", "worker-0000000003")
+        logging.getLogger("app").info("mine")
+        log.configure("info", stream, format="json")
+        logger.info("queue %s: no job", "a")
+        logger.info("%s: gone", "worker-0000000007")
+    finally:
+        log.name_worker("")
+    logger.info("step 6")
+    *text, own, other, after = stream.getvalue().splitlines()
+    assert [line.partition("] ")[2] for line in text] == [
+        "worker-0000000003, queue a: no job",
+        "worker-0000000003: registered",
+        "mine",
+    ]
+    assert json.loads(own)["worker"] == "worker-0000000003"
+    assert json.loads(own)["message"] == "queue a: no job"
+    assert json.loads(other)["worker"] == "worker-0000000007"
+    assert "worker" not in json.loads(after)
+
+
 def test_lines_of_others_have_no_fields_of_qdo(stream: io.StringIO):
     log.configure("info", stream, format="json")
     logging.getLogger("app").info("queue %s", "not of qdo")

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from qdo.worker.line_limit import LINES, QueueLineLimit
+from qdo.worker.line_limit import (
+    LIKE_LINES,
+    LINES,
+    MESSAGE_LOGGERS,
+    QUEUE_LOGGERS,
+    LineLimit,
+    queue_of,
+    sentence_of,
+)
+from tests.support.paths import ROOT
 
 NAME = "qdo.worker.engine.outcomes"
 
@@ -31,7 +40,7 @@ def later() -> Postponed:
 @pytest.fixture
 def now(later: Postponed) -> Iterator[list[float]]:
     times = [100.0]
-    limit = QueueLineLimit(lambda: times[0], later)
+    limit = LineLimit(queue_of, LINES, lambda: times[0], later)
     logging.getLogger(NAME).addFilter(limit)
     yield times
     logging.getLogger(NAME).removeFilter(limit)
@@ -71,5 +80,33 @@ def test_quiet_queues_are_forgotten(now: list[float], caplog: pytest.LogCaptureF
             now[0] += 0.01
             log.info("%s: message skipped", f"queue {number}")
     assert len(caplog.records) == 5000
-    (limit,) = (each for each in log.filters if isinstance(each, QueueLineLimit))
+    (limit,) = (each for each in log.filters if isinstance(each, LineLimit))
     assert len(limit._windows) <= 1001
+
+
+def test_queues_that_all_say_the_same_are_counted(
+    caplog: pytest.LogCaptureFixture, later: Postponed
+) -> None:
+    """As when the broker of ten thousand queues is away; other sentences pass."""
+    log = logging.getLogger(NAME)
+    limit = LineLimit(sentence_of, LIKE_LINES, lambda: 100.0, later)
+    log.addFilter(limit)
+    try:
+        with caplog.at_level(logging.INFO):
+            for number in range(10_000):
+                log.warning("%s: cannot read the queue", f"queue {number}")
+            log.error("%s: message %d is a dead letter", "a", 0)
+            assert len(caplog.records) == LIKE_LINES + 1
+            caplog.clear()
+            ((_, report),) = later.calls
+            report()
+        shown, left_out, level = arguments(caplog)[0]
+        assert f"queue {LIKE_LINES}: cannot read the queue" in shown
+        assert (left_out, level) == (10_000 - LIKE_LINES, "WARNING")
+    finally:
+        log.removeFilter(limit)
+
+
+@pytest.mark.parametrize("name", [*MESSAGE_LOGGERS, *QUEUE_LOGGERS])
+def test_limited_loggers_exist(name: str) -> None:
+    assert "getLogger(__name__)" in (ROOT / f"{name.replace('.', '/')}.py").read_text()
