@@ -15,10 +15,12 @@ LINES = 10
 LIKE_LINES = 100
 """Lines with the same sentence, about any queues, in one second."""
 WINDOW_SECONDS = 1.0
-MESSAGE_LOGGERS = tuple(f"qdo.worker.engine.{name}" for name in ("outcomes", "batches", "resume"))
+MESSAGE_LOGGERS = tuple(
+    f"qdo.worker.engine.{name}" for name in ("outcomes", "batches", "resume", "observers")
+)
 """Loggers with lines about single messages. The first argument of each line names the queue."""
 QUEUE_LOGGERS = (
-    *(f"qdo.worker.engine.{name}" for name in ("bound_jobs", "compatibility", "observers")),
+    *(f"qdo.worker.engine.{name}" for name in ("bound_jobs", "compatibility")),
     *(f"qdo.worker.duties.{name}" for name in ("discovery", "retention", "queue_reconciler")),
     *(f"qdo.coordination.protocol.{name}" for name in ("acquisition", "owned_queues")),
     "qdo.coordination.protocol.queue_nodes",
