@@ -13,6 +13,7 @@ import tomli
 from kubernetes_validate import ValidationError, validate
 from kubernetes_validate.utils import all_versions
 
+from qdo.errors import UnreachableError
 from qdo.settings.settings import Settings
 from qdo.worker.duties.watchdog import block_limit
 from qdo.worker.metrics.catalog import OLDEST
@@ -56,6 +57,16 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 def test_systemd_reports_a_misspelt_line(tmp_path: Path) -> None:
     """So the silence of the test above means something."""
     assert "KilMode" in verified(UNIT.read_text().replace("KillMode", "KilMode"), tmp_path)
+
+
+def test_systemd_restarts_the_unit_until_its_servers_respond() -> None:
+    """Each start may end within a second: no number of them is too many."""
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(UNIT.read_text())
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+    unreachable = UnreachableError.exit_code
+    assert str(unreachable) not in unit["Service"]["RestartPreventExitStatus"].split()
 
 
 def test_the_page_shows_lines_of_the_unit() -> None:
