@@ -24,11 +24,15 @@ QUEUE_LOGGERS = (
     *(f"qdo.worker.duties.{name}" for name in ("discovery", "retention", "queue_reconciler")),
     *(f"qdo.coordination.protocol.{name}" for name in ("acquisition", "owned_queues")),
     "qdo.coordination.protocol.queue_nodes",
+)
+"""Loggers with lines about single queues, of which a worker may own many thousands."""
+BROKER_LOGGERS = (
+    "qdo.worker.engine.outcomes.broker",
     "qdo.brokers.kinesis.shard_reader",
     "qdo.brokers.sqs.api",
     "qdo.brokers.sqs.consuming.receive",
 )
-"""Loggers with lines about single queues, of which a worker may own many thousands."""
+"""Loggers with lines about a broker that fails, which every queue would repeat every 5 s."""
 
 _KEPT = 1000
 _MORE = "%s: and %d more lines within a second, up to level %s"
@@ -117,3 +121,6 @@ def limit_lines() -> None:
         logging.getLogger(name).addFilter(by_queue)
     for name in (*MESSAGE_LOGGERS, *QUEUE_LOGGERS):
         logging.getLogger(name).addFilter(by_sentence)
+    of_brokers = LineLimit(sentence_of, LINES)
+    for name in BROKER_LOGGERS:
+        logging.getLogger(name).addFilter(of_brokers)

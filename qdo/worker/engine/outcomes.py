@@ -52,6 +52,8 @@ KEY_SECONDS = 2.0
 EXPIRED_REASON = "the broker took it back; it runs when it is received again"
 
 _log = logging.getLogger(__name__)
+_broker_log = logging.getLogger(f"{__name__}.broker")
+"""Its lines are limited for all queues together, see `qdo.worker.line_limit`."""
 
 
 class Outcomes:
@@ -341,5 +343,5 @@ class Outcomes:
         when = "with growing delays" if own else f"in {delay:.2f} s"
         # An operation that the broker does not support fails until an operator changes something.
         level = logging.ERROR if isinstance(error, UnsupportedError) else logging.WARNING
-        _log.log(level, "%s: %s, retrying %s: %s", where(slot), what, when, describe(error))
+        _broker_log.log(level, "%s: %s, retrying %s: %s", where(slot), what, when, describe(error))
         return self.wait(slot, delay)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from qdo.worker.line_limit import (
+    BROKER_LOGGERS,
     LIKE_LINES,
     LINES,
     MESSAGE_LOGGERS,
@@ -107,6 +108,9 @@ def test_queues_that_all_say_the_same_are_counted(
         log.removeFilter(limit)
 
 
-@pytest.mark.parametrize("name", [*MESSAGE_LOGGERS, *QUEUE_LOGGERS])
+@pytest.mark.parametrize("name", [*MESSAGE_LOGGERS, *QUEUE_LOGGERS, *BROKER_LOGGERS])
 def test_limited_loggers_exist(name: str) -> None:
-    assert "getLogger(__name__)" in (ROOT / f"{name.replace('.', '/')}.py").read_text()
+    path = ROOT / name.removesuffix(".broker").replace(".", "/")
+    source = path.with_suffix(".py").read_text()
+    assert "getLogger(__name__)" in source
+    assert not name.endswith(".broker") or 'getLogger(f"{__name__}.broker")' in source
