@@ -26,6 +26,8 @@ class Backlog:
     """Messages that are not due yet; they are not in `count`."""
     approximate: bool = False
     """The count is an estimate; where the broker is not `countable`, 1 stands for any number."""
+    in_flight: int = 0
+    """Messages of `count` that a consumer has received; 0 where the broker hides no message."""
     behind_seconds: float | None = None
     """Age of the next message to read, 0 at the tip; None where the broker does not report it."""
     fault: str | None = None

@@ -47,7 +47,7 @@ def _answer(schema: str, items: Iterable[Mapping[str, Any]]) -> Response:
 def status() -> Response:
     """Return what `qdo status` writes."""
     found = _reading()
-    item = overview(board().app, found.workers, found.judged)
+    item = overview(board().app, found.workers, found.judged, found.notices)
     return _answer("qdo.status/1", [item])
 
 

@@ -13,6 +13,8 @@ from qdo.dashboard.connected_thread import ConnectedThread
 from qdo.dashboard.samples import QueueSamples
 from qdo.errors import QdoError
 from qdo.fleet.components import ProcessDescription, read_components
+from qdo.ops.doctor.case import Case
+from qdo.ops.doctor.checks import notices
 from qdo.ops.items import QUEUE_SORTS
 from qdo.ops.overview import Judged
 from qdo.ops.status import QueueStatus, Statuses, queue_statuses
@@ -40,6 +42,7 @@ _Result = TypeVar("_Result")
 class Reading:
     """The app at one time.
 
+    :ivar notices: faults around the queues, as items.
     :ivar number: counts the readings of this process.
     :ivar seconds: how long it took.
     :ivar pause_seconds: how long the next one is waited for.
@@ -50,6 +53,7 @@ class Reading:
     judged: Judged
     workers: Sequence[WorkerStatus]
     processes: Sequence[ProcessDescription]
+    notices: Sequence[Mapping[str, str | None]]
     seconds: float
     pause_seconds: float
     _kept: dict[Hashable, Any] = field(default_factory=dict)
@@ -93,6 +97,7 @@ class FleetReader:
 
     def __init__(self, settings: Settings, rules: VerdictRules, pause_seconds: float) -> None:
         self._thread = ConnectedThread(settings, "qdo-dashboard-reader")
+        self._settings = settings
         self._rules = rules
         self._shortest = pause_seconds
         self._lock = threading.Lock()
@@ -144,7 +149,9 @@ class FleetReader:
         seconds = clock() - began
         pause = max(self._shortest, min(SHARE * seconds, LONGEST_PAUSE_SECONDS))
         number = self.number + 1
-        self._reading = Reading(number, statuses, judged, workers, processes, seconds, pause)
+        places = self._settings.coordinator, self._settings.broker
+        found = notices(Case(client, connections.broker, layout, {}, *places))
+        self._reading = Reading(number, statuses, judged, workers, processes, found, seconds, pause)
 
     def _ended(self, reading: Future[None]) -> None:
         """Note the result of a reading, or why there is none: the connections may be refused."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from heapq import nlargest
 from typing import Any
 
 from qdo.ops.items import QUEUE_SORTS, worst_item
@@ -16,15 +18,23 @@ from qdo.ops.worker_status import WorkerStatus
 WORST = 10
 SILENT_SECONDS = 30.0
 """A worker reports every 10 s."""
+LONG_SECONDS = 30.0
+MOST_RUNS = 3
+"""This many messages that run for `LONG_SECONDS` are listed, before their queues are late."""
 
 Judged = Sequence[tuple[QueueStatus, Verdict]]
 
 
 def overview(
-    app: str, workers: Sequence[WorkerStatus], judged: Judged, worst: int = WORST
+    app: str,
+    workers: Sequence[WorkerStatus],
+    judged: Judged,
+    notices: Sequence[Mapping[str, str | None]] = (),
+    worst: int = WORST,
 ) -> dict[str, Any]:
     """Return the item of qdo.status/1.
 
+    :param notices: faults around the queues; see `qdo.ops.doctor.checks.notices`.
     :param worst: the most queues that are listed.
     """
     counts = Counter(verdict.state for _, verdict in judged)
@@ -39,9 +49,23 @@ def overview(
         "queues": len(judged),
         "dead_letters": None if None in dead else sum(each or 0 for each in dead),
         "states": {state.value: counts[state] for state in QueueHealth if counts[state]},
+        "notices": list(notices),
+        "long_runs": _long_runs(judged),
         "attention": len(bad),
         "worst": [worst_item(*each) for each in bad[:worst]],
     }
+
+
+def _long_runs(judged: Judged) -> list[dict[str, Any]]:
+    """Return the messages that run for long in queues that need no attention yet, as items."""
+    found = [
+        {"queue": each.queue, "worker": each.owner, **asdict(each.running)}
+        for each, verdict in judged
+        if each.running is not None
+        and each.running.seconds >= LONG_SECONDS
+        and not verdict.state.needs_attention
+    ]
+    return nlargest(MOST_RUNS, found, key=lambda each: each["seconds"])
 
 
 def silent(workers: Sequence[WorkerStatus]) -> list[str]:

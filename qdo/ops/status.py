@@ -32,6 +32,8 @@ class QueueStatus:
     :ivar backlog: messages after `last`; None if the broker does not know the queue, cannot
         count or was not asked, or if `last` cannot be read.
     :ivar approximate: the backlog is an estimate of the broker.
+    :ivar in_flight: messages of the backlog that a consumer has received, as far as the broker
+        hides these.
     :ivar behind_seconds: age of the next message, 0 at the tip; None if unknown.
     :ivar oldest: position of the first message of the backlog.
     :ivar delayed: messages that are not due yet; they are not in the backlog.
@@ -74,6 +76,7 @@ class QueueStatus:
     unclaimed: str | None = None
     position: str | None = None
     approximate: bool = False
+    in_flight: int = 0
     behind_seconds: float | None = None
     waits_for: tuple[str, ...] = ()
     error: str | None = None
@@ -157,6 +160,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         unclaimed=snapshot.unclaimed.get(queue),
         position=node.position,
         approximate=backlog is not None and backlog.approximate,
+        in_flight=backlog.in_flight if backlog else 0,
         behind_seconds=_age(queue, backlog, snapshot),
         waits_for=_pending_parents(queue, snapshot) if snapshot.parents else (),
         error=str(answer) if isinstance(answer, QdoError) else None,

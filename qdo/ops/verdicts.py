@@ -278,9 +278,22 @@ def _stopped(case: _Case) -> Verdict | None:
     elif (case.age or still) >= still and (case.still_seconds or 0.0) >= still:
         moved = short_duration(case.still_seconds or 0.0)
         reason = f"{status.owner} has recorded nothing for {moved}."
+        if status.in_flight:
+            return _starved(reason, status.in_flight)
     else:
         return None
     return Verdict(QueueHealth.STOPPED, reason, f"qdo action {status.owner} stacks")
+
+
+def _starved(reason: str, in_flight: int) -> Verdict:
+    """The stacks of an owner that polls in vain show nothing."""
+    count = pluralize(in_flight, "message")
+    return Verdict(
+        QueueHealth.STOPPED,
+        f"{reason} It runs none, and about {count} {'is' if in_flight == 1 else 'are'} in flight:"
+        " another consumer has received from this queue.",
+        "stop the other consumer; its messages return after their visibility timeout",
+    )
 
 
 def _late(case: _Case) -> Verdict | None:
@@ -294,8 +307,8 @@ def _late(case: _Case) -> Verdict | None:
     run = status.running
     if run is not None:
         reason = f"Message {run.id} has run for {short_duration(run.seconds)}."
-    else:
-        reason = f"Its next message is older than {short_duration(case.rules.late_seconds)}."
+        return Verdict(QueueHealth.LAGGING, reason, f"qdo ps {case.queue}")
+    reason = f"Its next message is older than {short_duration(case.rules.late_seconds)}."
     return Verdict(QueueHealth.LAGGING, reason)
 
 

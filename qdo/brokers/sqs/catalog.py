@@ -49,5 +49,6 @@ class SqsCatalog(QueueCatalog):
             head=0,
             delayed=counts.delayed,
             approximate=True,
+            in_flight=counts.in_flight,
             retention_seconds=counts.retention_seconds,
         )

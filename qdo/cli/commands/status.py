@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -17,6 +18,8 @@ from qdo.cli.output import cell, emit, width_of
 from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
 from qdo.cli.watching import watch_option
 from qdo.errors import QdoError
+from qdo.ops.doctor.case import Case
+from qdo.ops.doctor.checks import notices
 from qdo.ops.overview import SILENT_SECONDS, Judged, overview, silent
 from qdo.ops.queue_health import QueueHealth
 from qdo.ops.verdicts import judge_all
@@ -49,10 +52,10 @@ def status(
     """Show workers, the states of queues that match GLOB, and the worst ten with the next step."""
     app = require_app(settings)
     rules = rules_of(late, stuck)
-    workers = _workers(settings)
+    workers, around = _surroundings(settings)
     readings = read_queues(settings, glob, budget, window)
     judged = judge_all(readings, rules)
-    item = overview(app, workers, judged)
+    item = overview(app, workers, judged, around)
     if form == "table":
         _print(item)
     else:
@@ -64,6 +67,14 @@ def _workers(settings: Settings) -> list[WorkerStatus]:
     with open_connections(settings, broker=False) as connections:
         client = connections.client
         return worker_statuses(client, connections.layout) if client else []
+
+
+def _surroundings(settings: Settings) -> tuple[list[WorkerStatus], list[dict[str, str | None]]]:
+    """Return the workers, and the faults around the queues."""
+    with open_connections(settings, broker=False) as connections:
+        client, layout = connections.client, connections.layout
+        case = Case(client, None, layout, {}, settings.coordinator, settings.broker)
+        return worker_statuses(client, layout) if client else [], notices(case)
 
 
 def _print(item: dict[str, Any]) -> None:
@@ -78,17 +89,27 @@ def _print(item: dict[str, Any]) -> None:
     if item["silent_workers"]:
         print(f"silent for over {SILENT_SECONDS:g} s: {cell(join_some(item['silent_workers']))}")
     print(", ".join(f"{count} {state}" for state, count in item["states"].items()))
-    if not item["attention"]:
-        return
-    width = width_of(sys.stdout) or WIDTH
+    for each in item["notices"]:
+        print(f"\n{each['check']}: {each['status']}")
+        _print_step(each)
+    for each in item["long_runs"]:
+        print(f"\n{cell(each['queue'])}: a message runs for long")
+        running = f"Message {each['id']} has run for {short_duration(each['seconds'])}."
+        _print_step({"reason": running, "remedy": f"qdo ps {shlex.quote(each['queue'])}"})
     for each in item["worst"]:
         print(f"\n{cell(each['queue'])}: {', '.join(_facts(each))}")
-        for text in (each["reason"], each["remedy"] and f"-> {each['remedy']}"):
-            if text:
-                print(textwrap.fill(cell(text), width, initial_indent="  ", subsequent_indent="  "))
+        _print_step(each)
     more = item["attention"] - len(item["worst"])
     if more > 0:
         print(f"\nand {pluralize(more, 'more queue')}: qdo queues --sort state")
+
+
+def _print_step(item: Mapping[str, Any]) -> None:
+    """Print the reason and the next step, as far as there are any."""
+    width = width_of(sys.stdout) or WIDTH
+    for text in (item["reason"], item["remedy"] and f"-> {item['remedy']}"):
+        if text:
+            print(textwrap.fill(cell(text), width, initial_indent="  ", subsequent_indent="  "))
 
 
 def _facts(item: dict[str, Any]) -> Iterator[str]:

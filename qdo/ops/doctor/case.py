@@ -79,27 +79,27 @@ class Case:
 
     def statuses(self) -> Statuses:
         """Return the status of every queue."""
-        return self._once(
+        return self.once(
             "statuses",
             lambda: queue_statuses(self.client, self.layout, self.broker, "*", BACKLOGS),
         )
 
     def names(self) -> list[str]:
         """Return the queues that the broker lists."""
-        return self._once("names", lambda: self.opened().catalog.names_to_show())
+        return self.once("names", lambda: self.opened().catalog.names_to_show())
 
     def judged(self) -> list[tuple[QueueStatus, Verdict]]:
         """Return the queues with the verdicts on them."""
         statuses = self.statuses()
-        return self._once("judged", lambda: judge_all([statuses]))
+        return self.once("judged", lambda: judge_all([statuses]))
 
     def workers(self) -> list[WorkerStatus]:
         """Return the registered workers."""
-        return self._once("workers", lambda: worker_statuses(self.connected(), self.layout))
+        return self.once("workers", lambda: worker_statuses(self.connected(), self.layout))
 
     def processes(self) -> list[ProcessDescription]:
         """Return the processes of the app, as they describe themselves."""
-        return self._once("processes", lambda: read_components(self.connected(), self.layout))
+        return self.once("processes", lambda: read_components(self.connected(), self.layout))
 
     def connected(self) -> Client:
         """Return the client, for checks that need the coordinator."""
@@ -113,7 +113,7 @@ class Case:
             raise LookupError("broker")
         return self.broker
 
-    def _once(self, name: str, read: Callable[[], _Value]) -> _Value:
+    def once(self, name: str, read: Callable[[], _Value]) -> _Value:
         """Return what was read before, or read it. A check that was given up may still read."""
         with self._reading:
             if name not in self._read:

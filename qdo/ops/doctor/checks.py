@@ -16,6 +16,8 @@ from qdo.text import describe
 TOTAL_SECONDS = 8.0
 """For all checks. Opening the coordinator and the broker comes on top."""
 CHECK_SECONDS = 5.0
+FIRST_SECONDS = 2.0
+"""For the checks that `qdo status` makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +26,27 @@ class Check:
 
     :ivar name: stable, for programs.
     :ivar needs: what must be reachable: "coordinator", "broker", both, or nothing.
+    :ivar first: `qdo status` and the dashboard make it, too: it is cheap, and finds a fault that
+        the states of queues do not name.
     """
 
     name: str
     find: Callable[[Case], Diagnosis]
     needs: tuple[str, ...] = ()
+    first: bool = False
 
 
 BOTH = ("coordinator", "broker")
 CHECKS = (
     Check("coordinator-latency", coordinator.latency, ("coordinator",)),
-    Check("coordinator-servers", coordinator.servers, ("coordinator",)),
+    Check("coordinator-servers", coordinator.servers, ("coordinator",), first=True),
+    Check("coordinator-versions", coordinator.server_versions, ("coordinator",)),
     Check("leader", coordinator.leader, ("coordinator",)),
     Check("workers", fleet.workers, ("coordinator",)),
     Check("versions", coordinator.versions, ("coordinator",)),
-    Check("clocks", coordinator.clock, ("coordinator",)),
+    Check("clocks", coordinator.clock, ("coordinator",), first=True),
     Check("broker-latency", brokers.listing, ("broker",)),
-    Check("disk", brokers.disk),
+    Check("disk", brokers.disk, first=True),
     Check("open-files", brokers.open_files),
     Check("deadlines", brokers.deadlines, ("broker",)),
     Check("dead-letters", brokers.dead_letters, ("broker",)),
@@ -69,6 +75,16 @@ def diagnose(
             yield check.name, unknown("not checked: the checks before it took too long")
         else:
             yield check.name, within(left, partial(_answer, check, case))
+
+
+def notices(case: Case) -> list[dict[str, str | None]]:
+    """Return the faults around the queues that the first checks find, as items."""
+    first = tuple(each for each in CHECKS if each.first)
+    return [
+        {"check": name, "status": found.status, "reason": found.text, "remedy": found.remedy}
+        for name, found in diagnose(case, FIRST_SECONDS, first)
+        if name not in BOTH and found.status in ("warning", "failed")
+    ]
 
 
 def within(seconds: float, ask: Callable[[], Diagnosis]) -> Diagnosis:

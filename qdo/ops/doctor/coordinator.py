@@ -50,29 +50,36 @@ def servers(case: Case) -> Diagnosis:
         return ok(f"the coordinator is the file {client.address.path} on this machine")
     if client.access.tls is not None:
         return unknown("servers with TLS are not asked one by one", "ask each with zkServer.sh")
-    hosts = client.address.hosts.split(",")[:MOST_SERVERS]
-    reports = run_parallel(lambda host: read_server(host, SERVER_SECONDS), hosts)
-    return judge_servers(reports)
+    return judge_servers(_reports(case))
+
+
+def server_versions(case: Case) -> Diagnosis:
+    """Look for versions that are too old or may lose transactions."""
+    client = case.connected()
+    if client.address.path is not None:
+        return ok("the coordinator is a file: no server has a version")
+    if client.access.tls is not None:
+        return unknown("servers with TLS are not asked one by one", "ask each with zkServer.sh")
+    return judge_versions(_reports(case))
+
+
+def _reports(case: Case) -> list[ServerReport]:
+    def ask() -> list[ServerReport]:
+        hosts = case.connected().address.hosts.split(",")[:MOST_SERVERS]
+        return run_parallel(lambda host: read_server(host, SERVER_SECONDS), hosts)
+
+    return case.once("servers", ask)
 
 
 def judge_servers(reports: list[ServerReport]) -> Diagnosis:
-    """Return what the servers' own words mean."""
+    """Return whether the servers are one ensemble, all of it running."""
     down = [f"{each.host} ({each.fault})" for each in reports if each.fault is not None]
-    old = [each.host for each in reports if each.version and each.version < LEAST_VERSION]
     modes = sorted(each.mode for each in reports if each.mode)
-    several = len(reports) > 1 or modes not in ([], ["standalone"])
-    unsafe = [e.host for e in reports if several and e.version and not is_safe(e.version)]
-    versions = sorted({".".join(map(str, each.version)) for each in reports if each.version})
-    text = f"{pluralize(len(reports), 'server')}: {', '.join(modes)} of ZooKeeper" + (
-        f" {' and '.join(versions)}"
-    )
     if modes.count("leader") > 1 or ("standalone" in modes and len(reports) > 1):
         return failed(
             f"the servers of the address are no single ensemble: {', '.join(modes)}",
             "correct the address, or the servers' configuration: each must list all of them",
         )
-    if old:
-        return failed(f"{join_some(old)}: ZooKeeper is too old", "upgrade it to 3.6 or newer")
     if down:
         rest = f"{len(reports) - len(down)} of {len(reports)} servers answer"
         return warning(f"{rest}; not: {join_some(down)}", "start these servers again")
@@ -80,15 +87,28 @@ def judge_servers(reports: list[ServerReport]) -> Diagnosis:
         return unknown(
             "no server allows the command srvr", "add it to 4lw.commands.whitelist of the servers"
         )
-    if unsafe:
-        why = f"{join_some(unsafe)} may lose acknowledged transactions in an election"
-        return warning(why, f"upgrade ZooKeeper to a safe version: {SAFE}")
     if "follower" in modes and "leader" not in modes and len(modes) == len(reports):
         return warning(
             f"no server of the address is the leader: {', '.join(modes)}",
             "name all servers of the ensemble in the address",
         )
-    return ok(text)
+    return ok(f"{pluralize(len(reports), 'server')}: {', '.join(modes)}")
+
+
+def judge_versions(reports: list[ServerReport]) -> Diagnosis:
+    """Return whether the servers keep what they acknowledge."""
+    versions = sorted({".".join(map(str, each.version)) for each in reports if each.version})
+    if not versions:
+        return unknown("no server tells its version", "see the check coordinator-servers")
+    old = [each.host for each in reports if each.version and each.version < LEAST_VERSION]
+    if old:
+        return failed(f"{join_some(old)}: ZooKeeper is too old", "upgrade it to 3.6 or newer")
+    several = len(reports) > 1 or reports[0].mode != "standalone"
+    unsafe = [e.host for e in reports if several and e.version and not is_safe(e.version)]
+    if unsafe:
+        why = f"{join_some(unsafe)} may lose acknowledged transactions in an election"
+        return warning(why, f"upgrade ZooKeeper to a safe version: {SAFE}")
+    return ok(f"the servers have version {' and '.join(versions)} of ZooKeeper")
 
 
 def clock(case: Case) -> Diagnosis:

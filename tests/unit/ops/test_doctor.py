@@ -17,7 +17,7 @@ from qdo.jobs.job import Job
 from qdo.ops.doctor import brokers
 from qdo.ops.doctor.case import Case, Diagnosis, ok
 from qdo.ops.doctor.checks import CHECKS, Check, diagnose
-from qdo.ops.doctor.coordinator import judge_servers
+from qdo.ops.doctor.coordinator import judge_servers, judge_versions
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 
@@ -39,16 +39,28 @@ def case_of(broker: Broker | None = None, **values: Any) -> Case:
         ([ServerReport("a", V, "leader"), ServerReport("b", V, "follower")], "ok"),
         ([ServerReport("a", V, "leader"), ServerReport("b", fault="refused")], "warning"),
         ([ServerReport("a", V, "follower"), ServerReport("b", V, "follower")], "warning"),
-        ([ServerReport("a", (3, 9, 3), "leader"), ServerReport("b", V, "follower")], "warning"),
-        ([ServerReport("a", (3, 9, 3), "standalone")], "ok"),
-        ([ServerReport("a", (3, 5, 9), "standalone")], "failed"),
         ([ServerReport("a", V, "standalone"), ServerReport("b", V, "standalone")], "failed"),
         ([ServerReport("a", V, "leader"), ServerReport("b", V, "leader")], "failed"),
         ([ServerReport("a"), ServerReport("b")], "unknown"),
     ],
 )
-def test_servers_are_one_safe_ensemble(reports: list[ServerReport], status: str) -> None:
+def test_servers_are_one_ensemble(reports: list[ServerReport], status: str) -> None:
     assert judge_servers(reports).status == status
+
+
+@pytest.mark.parametrize(
+    ("reports", "status"),
+    [
+        ([ServerReport("a", V, "leader"), ServerReport("b", fault="refused")], "ok"),
+        ([ServerReport("a", (3, 9, 3), "leader"), ServerReport("b", V, "follower")], "warning"),
+        ([ServerReport("a", (3, 9, 3), "standalone")], "ok"),
+        ([ServerReport("a", (3, 5, 9), "standalone")], "failed"),
+        ([ServerReport("a"), ServerReport("b")], "unknown"),
+    ],
+)
+def test_versions_of_servers_are_safe(reports: list[ServerReport], status: str) -> None:
+    """One server alone needs no election."""
+    assert judge_versions(reports).status == status
 
 
 def test_a_server_that_refuses_has_a_fault() -> None:
