@@ -15,6 +15,7 @@ import pytest
 from qdo.app import App
 from qdo.errors import DatabaseFullError
 from qdo.system.clock import clock
+from tests.support.full_disk import full
 from tests.support.processes import Proc, wait_until, whole_lines
 
 SESSION_SECONDS = 2.0
@@ -46,21 +47,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a file system needs root")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@contextlib.contextmanager
-def full(folder: Path) -> Iterator[None]:
-    """Fill a file system to its last byte."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        for size in (65536, 512, 1):
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(b"\0" * size)
-    try:
-        yield
-    finally:
-        filler.unlink()
 
 
 def lines(folder: Path) -> list[list[str]]:

@@ -1,0 +1,268 @@
+"""The ten faults: what happens, what an operator must read, and how the fleet recovers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from bench.drill.stage import PREFIX, SKEWED, WORKERS, Place, Stage
+from bench.support.processes import Program, tree
+from tests.support.full_disk import full
+from tests.support.paths import ROOT
+from tests.support.processes import freeze
+from tests.support.zookeeper import wait_until
+
+EU = ("--exclude", "eu-*")
+AHEAD_SECONDS = 300
+SKEWED_HOST = "shop-4"
+LETTERS = 2000
+HIDDEN_SECONDS = 600
+
+
+HERE = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A command or a page, and what is right to read there.
+
+    :ivar at: words after ``qdo``, or the path of a page.
+    :ivar says: regular expressions that the text must contain, all of them.
+    """
+
+    at: tuple[str, ...] | str
+    says: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return self.at if isinstance(self.at, str) else " ".join(("qdo", *self.at))
+
+
+@dataclass(slots=True)
+class Event:
+    """A fault that has happened.
+
+    :ivar first: `qdo status`.
+    :ivar named: the command that docs/on-call.rst names.
+    :ivar page: of the dashboard.
+    :ivar subject: the queue or the check whose next step `qdo status` prints, "" for none.
+    :ivar repair: ends the cause, as far as no command of qdo does.
+    :ivar commands: the commands that an operator types after the repair.
+    """
+
+    first: Look
+    named: Look
+    page: Look
+    subject: str = ""
+    repair: Callable[[], object] = lambda: None
+    commands: Sequence[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault that can be prepared.
+
+    :ivar title: what has happened, for the person who has found out, or not.
+    :ivar section: of docs/on-call.rst.
+    :ivar strike: lets it happen.
+    """
+
+    name: str
+    title: str
+    section: str
+    strike: Callable[[Stage], Event]
+    place: Place = HERE
+    flags: Sequence[Sequence[str]] = field(default=((),) * WORKERS)
+
+
+def _both(says: tuple[str, ...], named: tuple[str, ...], path: str = "/") -> tuple[Look, ...]:
+    """Return looks that must all say the same."""
+    return Look(("status",), says), Look(named, says), Look(path, says)
+
+
+def hung_job(stage: Stage) -> Event:
+    stage.send("mail-9", 1, "hang")
+    stage.send("mail-9", 2)
+    says = ("mail-9", "has run for")
+
+    def restart() -> None:
+        (stage.folder / "mail-server").touch()
+
+    return Event(
+        Look(("status",), says),
+        Look(("ps",), ("mail-9", r"shop\.py:\d+ mail")),
+        Look("/", says),
+        repair=restart,
+        subject="mail-9",
+    )
+
+
+def poison_message(stage: Stage) -> Event:
+    stage.send("pay-7", 1, "poison")
+    stage.send("pay-7", 2)
+    looks = _both(("pay-7", "blocked", "ValueError: no such account"), ("queue", "show", "pay-7"))
+    return Event(*looks, repair=(stage.folder / "account").touch, subject="pay-7")
+
+
+def no_job(stage: Stage) -> Event:
+    stage.send("letters", 3)
+    says = ("letters", "no-job", "No worker has a job whose glob matches its name")
+    named = ("queues", "--state", "no-job", "--state", "no-worker", "--state", "unowned")
+    return Event(
+        *_both(says, named),
+        repair=(stage.folder / "letters-are-deployed").touch,
+        commands=[("action", "worker-*", "restart", "--all")],
+        subject="letters",
+    )
+
+
+def wrong_filter(stage: Stage) -> Event:
+    stage.send("eu-7", 3)
+    says = ("eu-7", "no-worker", "queues and exclude of all workers leave it out")
+    first, named, page = _both(says, ("workers",))
+    return Event(
+        first,
+        Look(named.at, ("FILTER", r"eu-\*")),
+        page,
+        repair=lambda: stage.start_worker("--queues", "eu-*"),
+        subject="eu-7",
+    )
+
+
+def follower_down(stage: Stage) -> Event:
+    assert stage.ensemble is not None
+    server = next(each for each in stage.ensemble.servers if each.mode() == "follower")
+    server.kill()
+    looks = _both((r"2 of 3 servers answer", f"not: {server.address}"), ("doctor",))
+    return Event(*looks, repair=server.restart, subject="coordinator-servers")
+
+
+def full_disk(stage: Stage) -> Event:
+    stack = ExitStack()
+    stack.enter_context(full(stage.data))
+    looks = _both((r"disk:? +failed|disk:", f"0.0 GiB are free at {stage.data}"), ("doctor",))
+    return Event(*looks, repair=stack.close, subject="disk")
+
+
+def clock_skew(stage: Stage) -> Event:
+    program = start_skewed(stage)
+    looks = _both(("clock", f"ahead of the coordinator's: {SKEWED_HOST}"), ("doctor",))
+
+    def correct() -> None:
+        program.stop(30.0)
+        stage.start_worker()
+
+    return Event(*looks, repair=correct, subject="clocks")
+
+
+def start_skewed(stage: Stage) -> Program:
+    """Start one more worker, on a host whose clock is ahead."""
+    return stage.start_worker(
+        PYTHONPATH=f"{SKEWED}{os.pathsep}{ROOT}",
+        DRILL_AHEAD_SECONDS=str(AHEAD_SECONDS),
+        DRILL_HOST=SKEWED_HOST,
+    )
+
+
+def starved_group(stage: Stage) -> Event:
+    queue = stage.name("mail-1")
+    # Workers poll all the time: only a queue that stands still leaves its messages to others.
+    stage.send("mail-1", 1)
+    wait_until(lambda: stage.missing() <= 2, 90.0, "the queue has been found", 0.5)
+    stage.qdo("pause", queue)
+    stage.send("mail-1", 3)
+    url = stage.sqs.get_queue_url(QueueName=PREFIX + queue)["QueueUrl"]
+    taken = stage.sqs.receive_message(
+        QueueUrl=url, MaxNumberOfMessages=1, VisibilityTimeout=HIDDEN_SECONDS
+    )["Messages"][0]
+    stage.qdo("resume", queue)
+
+    def give_back() -> None:
+        stage.sqs.change_message_visibility(
+            QueueUrl=url, ReceiptHandle=taken["ReceiptHandle"], VisibilityTimeout=0
+        )
+
+    says = (queue, "stopped", "another consumer has received from this queue")
+    return Event(*_both(says, ("queues", queue)), repair=give_back, subject=queue)
+
+
+def frozen_worker(stage: Stage) -> Event:
+    pids = [pid for pid, _ in tree(stage.process(0).pid)]
+    name = next(each["worker"] for each in stage.items("workers") if each["pid"] in pids)
+    # A process that is stopped while it writes to a file of SQLite stops all others.
+    for pid in pids:
+        freeze(pid, f"sqlite:{stage.broker_path}")
+
+    def thaw() -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    return Event(
+        Look(("status",), (f"silent.*{name}|lost.*{name}|app shop: 2 workers",)),
+        Look(("action", "worker-*", "ping"), (f"{name} +unanswered",)),
+        Look("/", (f"(?i)silent.*{name}|lost.*{name}|Workers 2 ",)),
+        repair=thaw,
+    )
+
+
+def dead_letters(stage: Stage) -> Event:
+    for number in range(4):
+        stage.send(f"scan-{number}", LETTERS // 4)
+    error = "LookupError: the service of scans is down"
+
+    def repair() -> None:
+        stage.qdo("pause", "scan-*", "--reason", "the service of scans is down")
+        (stage.folder / "scanner").touch()
+
+    return Event(
+        Look(("status",), (rf"\b{LETTERS} dead letters",)),
+        Look(("dead-letters", "list", "scan-*", "--limit", "5"), (r"scan-\d", error)),
+        Look("/dead-letters", (r"scan-\d", error, f"{LETTERS:,}")),
+        repair=repair,
+        commands=[
+            ("resume", "scan-*"),
+            ("dead-letters", "retry", "scan-*", "--error", "service of scans"),
+        ],
+    )
+
+
+FAULTS = (
+    Fault("hung-job", "a job of mail-9 waits forever", "A queue is stuck", hung_job),
+    Fault("poison-message", "a message blocks pay-7", "A queue is blocked", poison_message),
+    Fault("no-job", "no worker has a job for letters", "No worker takes a queue", no_job),
+    Fault(
+        "wrong-filter",
+        "all workers exclude eu-7",
+        "No worker takes a queue",
+        wrong_filter,
+        flags=(EU,) * WORKERS,
+    ),
+    Fault("follower-down", "a follower of ZooKeeper is down", "ZooKeeper is lost", follower_down),
+    Fault(
+        "full-disk",
+        "the disk of messages and progress is full",
+        "A disk is full",
+        full_disk,
+        Place("embedded", own_disk=True),
+    ),
+    Fault("clock-skew", f"the clock of {SKEWED_HOST} is ahead", "Clocks differ", clock_skew),
+    Fault(
+        "starved-group",
+        "a foreign consumer holds the group of mail-1.fifo",
+        "A group of SQS is starved",
+        starved_group,
+        Place("embedded", "sqs"),
+    ),
+    Fault("frozen-worker", "a worker is frozen", "A worker is silent or frozen", frozen_worker),
+    Fault(
+        "dead-letters",
+        f"{LETTERS} messages of scan-* are dead letters",
+        "Dead letters by the thousand",
+        dead_letters,
+    ),
+)
