@@ -7,6 +7,7 @@
 # make audit  remarks about the code, and known vulnerabilities of libraries
 # make docs   the documentation, into docs/_build/html
 # make lint   ruff and mypy only
+# make screenshots   the pictures of the dashboard in the documentation
 #
 # Everything is installed into .venv; `make clean` removes it. `make demo` installs qdo only, the
 # others add the tools of tests and documentation.
@@ -26,7 +27,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test smoke soak audit bench docs lint types clean python zookeeper postgresql deployment browser
+.PHONY: help demo check test smoke soak audit bench docs screenshots lint types clean python zookeeper postgresql deployment browser
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -77,6 +78,10 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+# By hand, after a change of the pages: two runs never give the same pictures.
+screenshots: $(STAMP) browser
+	$(BIN)/python -m docs.screenshots
 
 # Each creates the virtual environment of the peers at its first run.
 bench: $(STAMP) zookeeper

@@ -11,7 +11,6 @@ Then 100,000 queues without a worker, in files: the time and the memory of `qdo 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import statistics
@@ -79,6 +78,10 @@ STATES = {
 """The right verdict on the queues whose names begin so."""
 FAULTY, LATE_MESSAGES = 50, 1000
 LAYOUT = Layout.of("bench")
+WORKER = "WORKER"
+"""Stands for the name of a worker."""
+CODES = {"check": (0, 1, 2), "doctor": (0, 1)}
+"""Exit codes of commands that tell their result in this way; 0 for all others."""
 PATIENCE_SECONDS = 120.0
 COMMANDS = (
     ("status",),
@@ -88,13 +91,48 @@ COMMANDS = (
     ("queue", "show", "blocked-1"),
     ("groups",),
     ("workers",),
+    ("worker", "show", WORKER),
     ("ps",),
-    ("holds",),
-    ("audit",),
+    ("components",),
     ("check",),
+    ("doctor",),
+    ("dead-letters", "list"),
+    ("peek", "late-1"),
+    ("rebalance", "--dry-run"),
+    ("checkpoints", "export"),
+    ("holds",),
+    ("limits", "list"),
+    ("locks",),
+    ("documents", "list"),
+    ("settings", "show"),
+    ("audit",),
+    ("chores",),
+    ("events", "--for", "0s"),
 )
+"""Each command that lists something."""
 VERDICT_GOAL_SECONDS, LIST_GOAL_SECONDS, STATUS_GOAL_SECONDS = 10.0, 1.0, 0.5
 MANY, MANY_GOAL_SECONDS, MANY_GOAL_MIB = 100_000, 5.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a command costs.
+
+    :ivar processor: seconds of processor time. On a busy machine it tells more than `seconds`.
+    """
+
+    seconds: float
+    processor: float
+    memory_mib: float
+
+    @classmethod
+    def median(cls, costs: Sequence[Cost]) -> Cost:
+        """Return the medians, and the largest memory."""
+        return cls(
+            statistics.median(each.seconds for each in costs),
+            statistics.median(each.processor for each in costs),
+            max(each.memory_mib for each in costs),
+        )
 
 
 @dataclass(frozen=True)
@@ -116,19 +154,27 @@ class Scene:
             "QDO_SESSION_TIMEOUT_SECONDS": "10",
         }
 
-    def run(self, *arguments: str) -> tuple[float, float]:
-        """Run a command; return its seconds and its memory in MiB."""
+    def run(self, *arguments: str) -> Cost:
+        """Run a command; return what it costs."""
         argv = [sys.executable, "-m", "qdo", *arguments]
+        environment = {**os.environ, **self.environment}
+        # An installed qdo has its bytecode.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         began = time.perf_counter()
-        with open(os.devnull, "wb") as nowhere:
+        with tempfile.TemporaryFile() as said, open(os.devnull, "wb") as nowhere:
             process = subprocess.Popen(
-                argv, env={**os.environ, **self.environment}, cwd=self.folder, stdout=nowhere
+                argv, env=environment, cwd=self.folder, stdout=nowhere, stderr=said
             )
             _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode not in ((0, 1, 2) if arguments[0] == "check" else (0,)):
-            raise ProgramError(f"qdo {' '.join(arguments)} ended with {process.returncode}")
-        return time.perf_counter() - began, used.ru_maxrss / 1024
+            seconds = time.perf_counter() - began
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode not in CODES.get(arguments[0], (0,)):
+                said.seek(0)
+                raise ProgramError(
+                    f"qdo {' '.join(arguments)} ended with {process.returncode}:"
+                    f" {said.read().decode()[-1000:]}"
+                )
+        return Cost(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
 def fill(scene: Scene, queues: int) -> int:
@@ -192,23 +238,31 @@ def measure_fleet(url: str, queues: int, times: int) -> dict[str, Any]:
         )
         verdicts = seconds_to_verdicts(scene, count, program)
         commands = {}
+        worker = worker_name(scene)
         for command in COMMANDS:
-            seconds = [scene.run(*command)[0] for _ in range(times)]
-            commands[" ".join(command)] = statistics.median(seconds)
+            words = [worker if word is WORKER else word for word in command]
+            commands[" ".join(command)] = Cost.median([scene.run(*words) for _ in range(times)])
         return {"queues": count, "verdicts": verdicts, "commands": commands}
 
 
-def measure_many(queues: int) -> dict[str, float]:
+def worker_name(scene: Scene) -> str:
+    """Return the name of a registered worker."""
+    client = connect(scene.coordinator)
+    client.open()
+    try:
+        return client.get_children(LAYOUT.workers)[0]
+    finally:
+        client.stop()
+        client.close()
+
+
+def measure_many(queues: int) -> Cost:
     """Measure `qdo queues` for many queues in files, without a worker."""
     with tempfile.TemporaryDirectory(prefix="bench-ops-") as name:
         scene = Scene(Path(name), f"sqlite:{Path(name) / 'coordination.db'}")
         with App("bench", broker=scene.environment["QDO_BROKER"]) as app:
             app.send_many([(f"tenant-{number}", 1) for number in range(queues)])
-        found = [scene.run("queues") for _ in range(3)]
-    return {
-        "seconds": statistics.median(seconds for seconds, _ in found),
-        "memory_mib": max(memory for _, memory in found),
-    }
+        return Cost.median([scene.run("queues") for _ in range(3)])
 
 
 def main() -> int:
@@ -225,17 +279,17 @@ def main() -> int:
     files = measure_many(many)
     _print(found, files)
     goals = [
-        Goal.at_most(f"s for {many:,} queues", MANY_GOAL_SECONDS, files["seconds"]),
-        Goal.at_most(f"MiB for {many:,} queues", MANY_GOAL_MIB, files["memory_mib"], ",.0f"),
+        Goal.at_most(f"s for {many:,} queues", MANY_GOAL_SECONDS, files.seconds),
+        Goal.at_most(f"MiB for {many:,} queues", MANY_GOAL_MIB, files.memory_mib, ",.0f"),
     ]
     for name, each in found.items():
-        slowest = max(each["commands"].values())
+        slowest = max(cost.seconds for cost in each["commands"].values())
         last = max(each["verdicts"].values()) - RULES.stuck_seconds
         goals += [
             Goal.at_most(f"{name}: s until all verdicts", VERDICT_GOAL_SECONDS, last, ".1f"),
             Goal.at_most(f"{name}: s for any list", LIST_GOAL_SECONDS, slowest),
             Goal.at_most(
-                f"{name}: s for qdo status", STATUS_GOAL_SECONDS, each["commands"]["status"]
+                f"{name}: s for qdo status", STATUS_GOAL_SECONDS, each["commands"]["status"].seconds
             ),
         ]
     result = {
@@ -247,13 +301,22 @@ def main() -> int:
     return report.finish("ops", result, [] if given.quick else goals)
 
 
-def _print(found: Mapping[str, Mapping[str, Any]], files: Mapping[str, float]) -> None:
-    for what, unit in (("verdicts", "s until right"), ("commands", "s")):
-        keys: Sequence[str] = list(found["embedded"][what])
-        rows = [(key, *(f"{each[what][key]:.2f}" for each in found.values())) for key in keys]
-        print(report.table((f"{what}, {unit}", *found), rows))
-        print()
-    print(f"many queues in files: {json.dumps(files)}")
+def _print(found: Mapping[str, Mapping[str, Any]], files: Cost) -> None:
+    kinds = found["embedded"]["verdicts"]
+    rows = [(kind, *(f"{each['verdicts'][kind]:.2f}" for each in found.values())) for kind in kinds]
+    print(report.table(("verdicts, s until right", *found), rows))
+    header = ["command, s"]
+    for name in found:
+        header += [name, "processor"]
+    lines = []
+    for command in found["embedded"]["commands"]:
+        costs = [each["commands"][command] for each in found.values()]
+        lines.append([command, *(f"{s:.2f}" for c in costs for s in (c.seconds, c.processor))])
+    print(f"\n{report.table(header, lines)}\n")
+    print(
+        f"many queues in files: {files.seconds:.2f} s, {files.processor:.2f} s of the processor,"
+        f" {files.memory_mib:.0f} MiB"
+    )
 
 
 if __name__ == "__main__":

@@ -66,6 +66,8 @@ class Stage:
         self.sqs: Any = None
         self._stack = stack
         self._workers: list[Program] = []
+        self.at_end = stack.callback
+        self.port = 0
         self._sent: list[tuple[str, int]] = []
         self._stop = threading.Event()
         shutil.copy(SHOP, folder / SHOP.name)
@@ -101,6 +103,7 @@ class Stage:
     def _broker(self, place: Place) -> str:
         if place.broker == "sqlite":
             return f"sqlite:{self.broker_path}"
+        stand_in(os.environ)
         server = self._stack.enter_context(serving("tests.support.aws.sqs_server"))
         self.sqs = client("sqs", server.url, region=REGION)
         return f"sqs://{REGION}/{PREFIX}?endpoint={server.url}&wait_seconds=1&idle_seconds=1"
@@ -164,12 +167,13 @@ class Stage:
             with contextlib.suppress(QdoError):
                 self.send(HEALTHY[len(self._sent) % len(HEALTHY)], 1)
 
-    def missing(self) -> int:
-        """Return how many messages no job has finished yet."""
+    def missing(self, queue: str = "") -> int:
+        """Return how many messages, of one queue or of all, no job has finished yet."""
         path = self.folder / "done"
         text = path.read_text() if path.exists() else ""
         done = {tuple(line.split()) for line in text[: text.rfind("\n") + 1].splitlines()}
-        return sum((queue, str(number)) not in done for queue, number in list(self._sent))
+        sent = [each for each in list(self._sent) if not queue or each[0] == queue]
+        return sum((name, str(number)) not in done for name, number in sent)
 
     def rest(self) -> None:
         """Send no more to the healthy queues."""

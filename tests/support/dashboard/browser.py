@@ -43,13 +43,13 @@ class Browser:
     def close(self) -> None:
         self.driver.quit()
 
-    def look(self, width: int, scheme: str = "light") -> None:
-        """Choose the width of the window, and a light or dark scheme."""
+    def look(self, width: int, scheme: str = "light", height: int = _HEIGHT) -> None:
+        """Choose the size of the window, and a light or dark scheme."""
         self._width = width
         self._devtools(
             "Emulation.setDeviceMetricsOverride",
             width=width,
-            height=_HEIGHT,
+            height=height,
             deviceScaleFactor=1,
             mobile=width < 600,
         )
