@@ -24,7 +24,7 @@ from dataclasses import asdict
 
 from bench.drill.faults import FAULTS, Fault
 from bench.drill.measure import Drill, attempt
-from bench.drill.stage import Stage, staged
+from bench.drill.stage import DrillStage, staged
 from bench.support import report
 from bench.support.statistics import Goal
 
@@ -59,7 +59,7 @@ def practise(fault: Fault) -> None:
     report.say("starting servers and workers, for up to a minute ...")
     with staged(fault.place) as stage:
         stage.start(fault.flags)
-        event = fault.strike(stage)
+        incident = fault.strike(stage)
         print("Something is wrong with the app shop. Type this in another terminal:\n")
         print(f"  cd {shlex.quote(str(stage.folder))}")
         print(f"  export {' '.join(_exports(stage))}")
@@ -67,10 +67,10 @@ def practise(fault: Fault) -> None:
         sys.stdout.flush()
         _wait()
         print(f"{fault.name}: {fault.title}. See {fault.section!r} in docs/on-call.rst:")
-        print(f"{event.first.title}, {event.named.title}, and {event.page.title} of the dashboard.")
+        print(f"qdo status, {incident.named.title}, and {incident.page.title} of the dashboard.")
 
 
-def _exports(stage: Stage) -> list[str]:
+def _exports(stage: DrillStage) -> list[str]:
     return [f"{name}={shlex.quote(value)}" for name, value in stage.environment.items()]
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from bench.drill.faults import Event, Fault, Look
-from bench.drill.stage import Stage, staged
+from bench.drill.faults import Evidence, Fault, Incident
+from bench.drill.stage import DrillStage, staged
 from bench.support.processes import ProgramError
 from tests.support.zookeeper import wait_until
 
@@ -53,15 +53,15 @@ def measure(fault: Fault) -> Drill:
         stage.start(fault.flags)
         stage.dashboard()
         wait_until(lambda: "Queues by state" in page(stage, "/"), 30.0, "the dashboard", 0.5)
-        event = fault.strike(stage)
+        incident = fault.strike(stage)
         began = time.monotonic()
-        _find(stage, event, drill, began)
-        _read_step(stage, event, drill)
-        _repair(stage, event, drill)
+        _find(stage, incident, drill, began)
+        _read_step(stage, incident, drill)
+        _repair(stage, incident, drill)
     return drill
 
 
-def page(stage: Stage, path: str) -> str:
+def page(stage: DrillStage, path: str) -> str:
     """Return the text of a page of the dashboard, "" while it does not listen."""
     try:
         with closing(http.client.HTTPConnection("127.0.0.1", stage.port, timeout=20)) as client:
@@ -72,7 +72,7 @@ def page(stage: Stage, path: str) -> str:
     return " ".join(html.unescape(_MARKUP.sub(" ", text)).split())
 
 
-def read(stage: Stage, look: Look) -> str:
+def read(stage: DrillStage, look: Evidence) -> str:
     """Return what an operator reads there, with one space between words."""
     if isinstance(look.at, str):
         return page(stage, look.at)
@@ -80,14 +80,14 @@ def read(stage: Stage, look: Look) -> str:
     return " ".join((ended.out + ended.err).split())
 
 
-def is_right(text: str, look: Look) -> bool:
+def is_right(text: str, look: Evidence) -> bool:
     return all(re.search(each, text) for each in look.says)
 
 
-def _find(stage: Stage, event: Event, drill: Drill, began: float) -> None:
-    """Look at commands and at the dashboard, side by side, until all of them are right."""
+def _find(stage: DrillStage, incident: Incident, drill: Drill, began: float) -> None:
+    """Evidence at commands and at the dashboard, side by side, until all of them are right."""
 
-    def look_for(name: str, look: Look) -> None:
+    def look_for(name: str, look: Evidence) -> None:
         text = ""
         while time.monotonic() - began < PATIENCE_SECONDS:
             text = read(stage, look)
@@ -97,7 +97,7 @@ def _find(stage: Stage, event: Event, drill: Drill, began: float) -> None:
             time.sleep(PAUSE_SECONDS)
         drill.problems.append(f"{look.title} does not say {look.says}: {text[-600:]}")
 
-    looks = (("first", event.first), ("named", event.named), ("page", event.page))
+    looks = (("first", incident.first), ("named", incident.named), ("page", incident.page))
     threads = [threading.Thread(target=look_for, args=each) for each in looks]
     for thread in threads:
         thread.start()
@@ -105,8 +105,8 @@ def _find(stage: Stage, event: Event, drill: Drill, began: float) -> None:
         thread.join()
 
 
-def _read_step(stage: Stage, event: Event, drill: Drill) -> None:
-    if not event.subject:
+def _read_step(stage: DrillStage, incident: Incident, drill: Drill) -> None:
+    if not incident.subject:
         return
     (item,) = stage.items("status")
     steps = [
@@ -114,24 +114,28 @@ def _read_step(stage: Stage, event: Event, drill: Drill) -> None:
         *((each["check"], each["remedy"]) for each in item["notices"]),
         *((each["queue"], f"qdo ps {each['queue']}") for each in item["long_runs"]),
     ]
-    drill.step = next((step for name, step in steps if name == event.subject and step), "")
+    drill.step = next((step for name, step in steps if name == incident.subject and step), "")
     if not drill.step:
-        drill.problems.append(f"qdo status prints no next step for {event.subject}")
+        drill.problems.append(f"qdo status prints no next step for {incident.subject}")
 
 
-def _repair(stage: Stage, event: Event, drill: Drill) -> None:
+def _repair(stage: DrillStage, incident: Incident, drill: Drill) -> None:
     began = time.monotonic()
-    event.repair()
+    incident.repair()
     step = drill.step.partition(",")[0]
     typed = [tuple(shlex.split(step))[1:]] if step.startswith("qdo ") else []
-    for words in (*typed, *event.commands):
+    for words in (*typed, *incident.commands):
         ended = stage.qdo(*words)
         if ended.code:
             text = (ended.out + ended.err).strip()
             drill.problems.append(f"qdo {' '.join(words)} ended with {ended.code}: {text[-600:]}")
     stage.rest()
     _until(lambda: stage.missing() == 0, drill, "every message is done")
-    _until(lambda: not is_right(read(stage, event.first), event.first), drill, "the fault is gone")
+    _until(
+        lambda: not is_right(read(stage, incident.first), incident.first),
+        drill,
+        "the fault is gone",
+    )
     drill.lost = stage.missing()
     drill.recovered = None if drill.lost else time.monotonic() - began
 

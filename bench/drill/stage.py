@@ -39,7 +39,7 @@ DISK_BYTES = 1536 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Servers:
     """Where a stage has its state.
 
     :ivar coordinator: "zookeeper", an ensemble of three, or "embedded".
@@ -52,7 +52,7 @@ class Place:
     own_disk: bool = False
 
 
-class Stage:
+class DrillStage:
     """The app in a folder.
 
     :ivar data: the folder of the files of qdo.
@@ -60,7 +60,7 @@ class Stage:
     :ivar sqs: a client of the loopback server, None without SQS.
     """
 
-    def __init__(self, folder: Path, place: Place, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, place: Servers, stack: ExitStack) -> None:
         self.folder = self.data = folder
         self.ensemble: Ensemble | None = None
         self.sqs: Any = None
@@ -92,7 +92,7 @@ class Stage:
     def broker_path(self) -> Path:
         return self.data / "messages.db"
 
-    def _coordinator(self, place: Place) -> str:
+    def _coordinator(self, place: Servers) -> str:
         if place.coordinator == "embedded":
             return f"sqlite:{self.data / 'coordination.db'}"
         self.ensemble = Ensemble(self.folder / "zookeeper", 3)
@@ -100,7 +100,7 @@ class Stage:
         self.ensemble.start()
         return self.ensemble.url("/drill")
 
-    def _broker(self, place: Place) -> str:
+    def _broker(self, place: Servers) -> str:
         if place.broker == "sqlite":
             return f"sqlite:{self.broker_path}"
         stand_in(os.environ)
@@ -208,11 +208,11 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(place: Place) -> Iterator[Stage]:
+def staged(place: Servers) -> Iterator[DrillStage]:
     """Make a stage, and end its processes and servers."""
     with ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="qdo-drill-"))
-        yield Stage(Path(name), place, stack)
+        yield DrillStage(Path(name), place, stack)
 
 
 @contextlib.contextmanager

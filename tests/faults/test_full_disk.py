@@ -15,7 +15,7 @@ import pytest
 from qdo.app import App
 from qdo.errors import DatabaseFullError
 from qdo.system.clock import clock
-from tests.support.full_disk import full
+from tests.faults.full_disk import full
 from tests.support.processes import Proc, wait_until, whole_lines
 
 SESSION_SECONDS = 2.0

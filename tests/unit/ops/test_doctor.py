@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -16,7 +17,7 @@ from qdo.errors import NodeRefusedError, UnreachableError
 from qdo.jobs.job import Job
 from qdo.ops.doctor import brokers
 from qdo.ops.doctor.case import Case, Diagnosis, ok
-from qdo.ops.doctor.checks import CHECKS, Check, diagnose
+from qdo.ops.doctor.checks import CHECKS, Check, diagnose, notices
 from qdo.ops.doctor.coordinator import judge_servers, judge_versions
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
@@ -65,6 +66,16 @@ def test_versions_of_servers_are_safe(reports: list[ServerReport], status: str) 
 
 def test_a_server_that_refuses_has_a_fault() -> None:
     assert read_server("127.0.0.1:1", 1.0).fault is not None
+
+
+def test_the_first_look_names_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing about checks that are made by `qdo doctor` alone, or that cannot be made."""
+    free = shutil._ntuple_diskusage(1 << 30, 1 << 30, 0)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: free)
+    (found,) = notices(case_of())
+    assert (found["check"], found["status"]) == ("disk", "failed")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: free._replace(free=1 << 40))
+    assert notices(case_of()) == []
 
 
 def test_a_check_that_hangs_hides_no_other() -> None:

@@ -107,6 +107,17 @@ def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0
             QueueHealth.STOPPED,
             "recorded nothing for 45s",
         ),
+        (
+            replace(OWNED, written=NOW - 45, behind_seconds=None, in_flight=2),
+            QueueHealth.STOPPED,
+            "about 2 messages are in flight: another consumer",
+        ),
+        (replace(OWNED, in_flight=2), QueueHealth.OK, ""),
+        (
+            replace(OWNED, behind_seconds=60.0, running=LongRun("m", 1, 55.0)),
+            QueueHealth.LAGGING,
+            "Message m has run for 55s",
+        ),
         (replace(OWNED, backlog=None, behind_seconds=None), QueueHealth.UNKNOWN, "not asked"),
         (
             replace(OWNED, backlog=None, behind_seconds=None, error="denied"),

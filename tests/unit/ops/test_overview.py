@@ -1,0 +1,33 @@
+"""The item of `qdo status`."""
+
+from __future__ import annotations
+
+from qdo.ops.overview import LONG_SECONDS, MOST_RUNS, overview
+from qdo.ops.queue_health import QueueHealth
+from qdo.ops.reading.long_runs import LongRun
+from qdo.ops.status import QueueStatus
+from qdo.ops.verdicts import Verdict
+
+
+def judged(queue: str, seconds: float, state: QueueHealth) -> tuple[QueueStatus, Verdict]:
+    status = QueueStatus(
+        queue=queue, owner="w", owner_gone=False, last=0, backlog=1, oldest=None, dead_letters=0,
+        fault=None, running=LongRun("m", 1, seconds),
+    )  # fmt: skip
+    return status, Verdict(state)
+
+
+def test_long_runs_are_named_before_their_queue_is_late() -> None:
+    """The longest first; those of the worst queues are not repeated."""
+    found = [judged(f"q{number}", LONG_SECONDS + number, QueueHealth.OK) for number in range(5)]
+    found.append(judged("short", LONG_SECONDS - 1, QueueHealth.OK))
+    found.append(judged("late", 90.0, QueueHealth.LAGGING))
+    item = overview("a", [], found)
+    assert [each["queue"] for each in item["long_runs"]] == ["q4", "q3", "q2"]
+    assert len(item["long_runs"]) == MOST_RUNS
+    assert [each["queue"] for each in item["worst"]] == ["late"]
+
+
+def test_notices_are_part_of_the_item() -> None:
+    notice = {"check": "disk", "status": "failed", "reason": "full", "remedy": "free it"}
+    assert overview("a", [], [], [notice])["notices"] == [notice]
