@@ -13,6 +13,7 @@ from qdo.cli.durations import parse_duration
 from qdo.cli.output import print_message
 from qdo.ops.status import Statuses, queue_statuses
 from qdo.ops.verdicts import RULES, VerdictRules
+from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.text import pluralize
 
@@ -79,16 +80,23 @@ def read_queues(settings: Settings, glob: str, budget: int | None, window: str) 
     """
     pause = parse_duration(window, "--window")
     with open_connections(settings) as connections:
+        return read_opened(connections, glob, budget, pause)
 
-        def read() -> Statuses:
-            return queue_statuses(
-                connections.client, connections.layout, connections.broker, glob, budget
-            )
 
-        readings = [read()]
-        if pause:
-            time.sleep(pause)
-            readings.append(read())
+def read_opened(
+    connections: Connections, glob: str, budget: int | None, pause: float
+) -> list[Statuses]:
+    """Read the queues once; twice with some seconds between, unless `pause` is 0."""
+
+    def read() -> Statuses:
+        return queue_statuses(
+            connections.client, connections.layout, connections.broker, glob, budget
+        )
+
+    readings = [read()]
+    if pause:
+        time.sleep(pause)
+        readings.append(read())
     return readings
 
 

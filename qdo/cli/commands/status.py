@@ -15,7 +15,7 @@ from qdo.cli.connections import open_connections
 from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import cell, emit, width_of
-from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
+from qdo.cli.readings import SHARED, read_opened, reading_options, report_unasked, rules_of
 from qdo.cli.watching import watch_option
 from qdo.errors import QdoError
 from qdo.ops.doctor.case import Case
@@ -24,6 +24,7 @@ from qdo.ops.overview import SILENT_SECONDS, Judged, overview, silent
 from qdo.ops.queue_health import QueueHealth
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
+from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize, short_duration
 
@@ -52,8 +53,10 @@ def status(
     """Show workers, the states of queues that match GLOB, and the worst ten with the next step."""
     app = require_app(settings)
     rules = rules_of(late, stuck)
-    workers, around = _surroundings(settings)
-    readings = read_queues(settings, glob, budget, window)
+    pause = parse_duration(window, "--window")
+    with open_connections(settings) as connections:
+        workers, around = _workers(connections), _around(connections, settings)
+        readings = read_opened(connections, glob, budget, pause)
     judged = judge_all(readings, rules)
     item = overview(app, workers, judged, around)
     if form == "table":
@@ -63,18 +66,15 @@ def status(
     report_unasked(readings[-1])
 
 
-def _workers(settings: Settings) -> list[WorkerStatus]:
-    with open_connections(settings, broker=False) as connections:
-        client = connections.client
-        return worker_statuses(client, connections.layout) if client else []
+def _workers(connections: Connections) -> list[WorkerStatus]:
+    client = connections.client
+    return worker_statuses(client, connections.layout) if client else []
 
 
-def _surroundings(settings: Settings) -> tuple[list[WorkerStatus], list[dict[str, str | None]]]:
-    """Return the workers, and the faults around the queues."""
-    with open_connections(settings, broker=False) as connections:
-        client, layout = connections.client, connections.layout
-        case = Case(client, None, layout, {}, settings.coordinator, settings.broker)
-        return worker_statuses(client, layout) if client else [], notices(case)
+def _around(connections: Connections, settings: Settings) -> list[dict[str, str | None]]:
+    """Return the faults around the queues."""
+    client, broker, layout = connections.client, connections.broker, connections.layout
+    return notices(Case(client, broker, layout, {}, settings.coordinator, settings.broker))
 
 
 def _print(item: dict[str, Any]) -> None:
@@ -176,9 +176,11 @@ def check(
     """
     require_app(settings)
     oldest = parse_duration(max_age, "--max-age")
-    rules = rules_of(late, stuck)
-    workers = _workers(settings)
-    judged = judge_all(read_queues(settings, glob, budget, window), rules)
+    rules, pause = rules_of(late, stuck), parse_duration(window, "--window")
+    with open_connections(settings) as connections:
+        workers = _workers(connections)
+        readings = read_opened(connections, glob, budget, pause)
+    judged = judge_all(readings, rules)
     code, line = _plugin_line(workers, judged, oldest, min_workers)
     print(line)
     raise click.exceptions.Exit(code)
