@@ -109,7 +109,14 @@ def _print_step(item: Mapping[str, Any]) -> None:
     width = width_of(sys.stdout) or WIDTH
     for text in (item["reason"], item["remedy"] and f"-> {item['remedy']}"):
         if text:
-            print(textwrap.fill(cell(text), width, initial_indent="  ", subsequent_indent="  "))
+            filled = textwrap.fill(
+                cell(text),
+                width,
+                initial_indent="  ",
+                subsequent_indent="  ",
+                break_on_hyphens=False,  # an id must be copied whole
+            )
+            print(filled)
 
 
 def _facts(item: dict[str, Any]) -> Iterator[str]:
