@@ -21,7 +21,7 @@ from qdo.fleet.live_settings import read_answers, read_settings
 from qdo.fleet.settings_node import SettingsNode
 from qdo.fleet_errors import HoldsUnreadableError
 from qdo.history.recorder import RecordedRun
-from qdo.history.reports import MinuteReport, failures, minute_reports
+from qdo.history.reports import MinuteReport, Ownership, failures, minute_reports, owners
 from qdo.ops.items import audit_item, hold_item, limit_item
 from qdo.ops.overview import Judged
 from qdo.sending.connections import Connections
@@ -31,6 +31,7 @@ MOST_ENTRIES = 1000
 """The newest entries of the action log, of 5,000 at most."""
 MINUTES = 60
 FAILURES = 10
+OWNERS = 10
 DAY_SECONDS = 86400.0
 
 Item = dict[str, Any]
@@ -150,6 +151,7 @@ class ShownHistory:
 
     minutes: Sequence[MinuteReport] = ()
     failures: Sequence[RecordedRun] = ()
+    owners: Sequence[Ownership] = ()
     fault: str | None = None
 
 
@@ -165,9 +167,10 @@ def history(board: Board, queue: str) -> ShownHistory | None:
             minutes = minute_reports(url, board.app, queue, now - 60 * MINUTES, limit=MINUTES)
             exact = globs.escape(queue)
             failed = failures(url, board.app, now - DAY_SECONDS, exact, limit=FAILURES)
+            owned = owners(url, board.app, queue, 0.0, limit=OWNERS)
         except QdoError as error:
             return ShownHistory(fault=str(error))
-        return ShownHistory(minutes, failed)
+        return ShownHistory(minutes, failed, owned)
 
     return board.direct.get(("history", queue), read)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from qdo.events import OutcomeName
 from qdo.history.buckets import BOUNDS, BUCKETS, bucket_of
+from qdo.history.owners import OwnerRows
 from qdo.message import Batch, Message
 from qdo.text import error_kind
 
@@ -74,6 +75,7 @@ class Recorder:
         queues that are idle.
     :ivar runs: attempts for rows of their own, oldest first.
     :ivar actions: entries of the action log to be stored; the writing thread removes them.
+    :ivar owners: who owned which queue.
     :ivar dropped_runs: how many there was no room for.
     """
 
@@ -85,6 +87,7 @@ class Recorder:
         self.counts: dict[str, Counts] = {}
         self.runs: deque[RecordedRun] = deque()
         self.actions: deque[RecordedAction] = deque()
+        self.owners = OwnerRows(now)
         self.dropped_runs = 0
         self._clock = clock
         self._now = now

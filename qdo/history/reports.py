@@ -1,4 +1,4 @@
-"""What a history answers: totals of queues, and single attempts."""
+"""What a history answers: totals and owners of queues, and single attempts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ _FETCHED = 1000
 _GLOB = re.compile(r"[*?\[]")
 USUAL_ATTEMPTS = 10
 """Attempts that show how long those of a queue usually take."""
+UNKNOWN = "unknown"
+"""Why a claim ended whose process did not record it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def queue_reports(url: str, app: str, since: float, glob: str = "*") -> list[Que
     :raises HistoryUnreadableError: the database does not answer.
     :raises DatabaseError: the file cannot be used; see its subclasses.
     """
-    with _opened(url) as connection:
+    with _opened(url, "qdo_minutes") as connection:
         if connection is None:
             return []
         from sqlalchemy import func, select
@@ -111,7 +113,7 @@ def minute_reports(
     :param limit: the most that are returned.
     :raises SettingsError: see `queue_reports`, as for the other errors.
     """
-    with _opened(url) as connection:
+    with _opened(url, "qdo_minutes") as connection:
         if connection is None:
             return []
         from qdo.history.tables import DURATIONS
@@ -139,7 +141,7 @@ def usual_seconds(url: str, app: str, queues: Iterable[str]) -> dict[str, float]
     :raises SettingsError: see `queue_reports`, as for the other errors.
     """
     found: dict[str, float] = {}
-    with _opened(url) as connection:
+    with _opened(url, "qdo_minutes") as connection:
         if connection is None:
             return found
         for queue in queues:
@@ -180,7 +182,7 @@ def failures(
     :param slow: return those that returned after a long time instead.
     :raises SettingsError: see `queue_reports`, as for the other errors.
     """
-    with _opened(url) as connection:
+    with _opened(url, "qdo_runs") as connection:
         if connection is None:
             return []
         from sqlalchemy import select
@@ -222,7 +224,7 @@ def actions(
     :param limit: the most that are returned.
     :raises SettingsError: see `queue_reports`, as for the other errors.
     """
-    with _opened(url) as connection:
+    with _opened(url, "qdo_actions") as connection:
         if connection is None:
             return []
         from sqlalchemy import select
@@ -241,13 +243,68 @@ def actions(
         return list(islice(wanted, limit))
 
 
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """A time in which one worker process owned a queue.
+
+    :ivar owner: name of its worker node.
+    :ivar claimed: Unix time, as is `ended`.
+    :ivar ended: None if it lasts, or if nobody recorded its end.
+    :ivar why: why it ended, or `UNKNOWN`; None while it lasts.
+    """
+
+    claimed: float
+    ended: float | None
+    owner: str
+    host: str
+    pid: int
+    fence: int
+    why: str | None
+
+
+def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[Ownership]:
+    """Return the processes that owned a queue, newest first.
+
+    A claim without an end lasts if it is the newest. Otherwise its process was killed, or could
+    not write the end: then it ended before the next claim.
+
+    :param since: Unix time; those that ended before are left out.
+    :param limit: the most that are returned.
+    :raises SettingsError: see `queue_reports`, as for the other errors.
+    """
+    result: list[Ownership] = []
+    with _opened(url, "qdo_owners") as connection:
+        if connection is None:
+            return result
+        from sqlalchemy import select
+
+        from qdo.history.tables import OWNERS
+
+        columns = OWNERS.c
+        shown = [columns[each.name] for each in fields(Ownership)]
+        query = select(*shown).where(columns.app == app, columns.queue == queue)
+        # The fence orders claims whatever the clocks of their machines say.
+        query = query.order_by(columns.fence.desc(), columns.claimed.desc()).limit(limit)
+        later: float | None = None
+        for row in connection.execute(query):
+            found = Ownership(*row)
+            if found.ended is None and later is not None:
+                found = replace(found, why=UNKNOWN)
+            ended = found.ended or later
+            if ended is not None and ended < since:
+                break
+            result.append(found)
+            later = found.claimed
+    return result
+
+
 @contextlib.contextmanager
-def _opened(url: str) -> Iterator[Connection | None]:
-    """Yield a connection; None if nothing has been recorded yet in a database that exists."""
+def _opened(url: str, table: str) -> Iterator[Connection | None]:
+    """Yield a connection; None if a database that exists has no such table yet."""
     engine = open_engine(url, writes=False)
     from sqlalchemy.exc import SQLAlchemyError
 
-    from qdo.history.tables import is_created
+    from qdo.history.tables import METADATA, is_created
 
     if url.startswith("sqlite:") and not os.path.exists(url.removeprefix("sqlite:")):
         # Reading creates no file. Usually the path is wrong, or relative to another folder.
@@ -255,7 +312,8 @@ def _opened(url: str) -> Iterator[Connection | None]:
         raise HistoryUnreadableError(address=url, reason=reason)
     try:
         with engine.connect() as connection:
-            yield connection if is_created(connection) else None
+            created = is_created(connection, METADATA.tables[table])
+            yield connection if created else None
     except SQLAlchemyError as error:
         reason = describe(getattr(error, "orig", None) or error)
         raise HistoryUnreadableError(address=hide_credentials(url), reason=reason) from error

@@ -2,6 +2,10 @@
 
 Every statement may be repeated, and may come late: rows have natural keys, hold totals, and are
 only replaced by totals of as many or more attempts.
+
+There is no number of a version: a table never changes once it is released. Workers of a newer
+version create tables that are missing, and older ones ignore tables that they do not know. A table
+that needs other columns becomes a new table with a new name.
 """
 
 from __future__ import annotations
@@ -19,8 +23,11 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    and_,
     delete,
+    exists,
     inspect,
+    or_,
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -76,6 +83,21 @@ ACTIONS = Table(
     Column("reason", Text, nullable=False),
     Index("qdo_actions_by_time", "app", "at"),
 )
+OWNERS = Table(
+    "qdo_owners",
+    METADATA,
+    Column("app", Text, primary_key=True),
+    Column("queue", Text, primary_key=True),
+    Column("fence", BigInteger, primary_key=True),
+    Column("worker", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("claimed", Float(53), nullable=False),
+    Column("ended", Float(53)),
+    Column("why", Text),
+    Index("qdo_owners_by_time", "app", "claimed"),
+)
 _KEY = ("app", "queue", "minute", "worker")
 _SCHEMA_LOCK = 0x71646F68
 """Key of PostgreSQL's lock: two processes that create a table at once would fail there, even with
@@ -91,10 +113,10 @@ def create(connection: Connection) -> None:
     METADATA.create_all(connection)
 
 
-def is_created(connection: Connection) -> bool:
-    """Return whether all tables exist."""
+def is_created(connection: Connection, *tables: Table) -> bool:
+    """Return whether these tables exist, or all."""
     found = inspect(connection)
-    return all(found.has_table(each.name) for each in METADATA.tables.values())
+    return all(found.has_table(each.name) for each in tables or METADATA.tables.values())
 
 
 def write_minutes(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
@@ -114,12 +136,37 @@ def write_once(connection: Connection, table: Table, rows: Sequence[dict[str, An
     connection.execute(statement, list(rows))
 
 
+def write_owners(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Store claims and their ends; a claim that comes late does not replace its end."""
+    insert = _insert(connection, OWNERS)
+    new = insert.excluded
+    statement = insert.on_conflict_do_update(
+        index_elements=list(OWNERS.primary_key.columns.keys()),
+        set_={"ended": new.ended, "why": new.why},
+        where=new.ended.is_not(None),
+    )
+    connection.execute(statement, list(rows))
+
+
 def delete_older(connection: Connection, app: str, limit: float, actions_limit: float) -> None:
     """Delete the rows of an app from before a Unix time; actions have one of their own."""
     minutes, runs, actions = MINUTES.c, RUNS.c, ACTIONS.c
     connection.execute(delete(MINUTES).where(minutes.app == app, minutes.minute < limit))
     connection.execute(delete(RUNS).where(runs.app == app, runs.at < limit))
     connection.execute(delete(ACTIONS).where(actions.app == app, actions.at < actions_limit))
+    # A claim without an end lasts, or nobody recorded its end. Then a later one follows, unless the
+    # queue was deleted.
+    own, later = OWNERS.c, OWNERS.alias()
+    followed = exists().where(
+        later.c.app == own.app,
+        later.c.queue == own.queue,
+        later.c.fence > own.fence,
+        later.c.claimed < limit,
+    )
+    unended = and_(own.ended.is_(None), or_(followed, own.claimed < actions_limit))
+    connection.execute(
+        delete(OWNERS).where(own.app == app, own.claimed < limit, or_(own.ended < limit, unended))
+    )
 
 
 def _insert(connection: Connection, table: Table) -> Any:

@@ -5,8 +5,9 @@ what happens                  consequence
 ============================  =================================================================
 the answer to a commit is     the same rows are written again, which changes nothing
 lost
-the database is away, slow,   rows are kept, at most 10,000 of each table; the attempts of
-locked, read-only or full     further ones are counted and dropped. Messages do not wait
+the database is away, slow,   rows are kept, at most 10,000 of each table, and 100,000 of
+locked, read-only or full     owners; the attempts of further ones are counted and dropped.
+                              Messages do not wait
 the file is removed or        rows are written to the file that is there now, or to a new one
 replaced
 the process is killed         what it counted in its last second is lost
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from qdo.errors import DatabaseReplacedError
 from qdo.history.address import open_engine
 from qdo.history.minutes import Key, Minutes, attempts_in
+from qdo.history.owners import OwnerRow
 from qdo.history.recorder import (
     BUSY,
     DEAD_LETTERED,
@@ -57,6 +59,8 @@ RETENTION_SECONDS = 30 * 86_400.0
 """Age at which rows are deleted."""
 ACTION_RETENTION_SECONDS = 365 * 86_400.0
 """The same for operators' changes, which are few."""
+OWNERS_AT_ONCE = 2000
+"""Owners in one write: more would hold Python's lock, and with it the event loop, for longer."""
 _DELETE_SECONDS = 3600.0
 _CLOSE_SECONDS = 3.0
 """How long the end of a process waits for the last write."""
@@ -70,11 +74,17 @@ class HistoryWriter:
     :param url: address of the database.
     :param app: name of the app.
     :param now: Unix time.
+    :param host: name of this machine, as others may know it.
     :raises SettingsError: the address is invalid, or a library is missing.
     """
 
     def __init__(
-        self, url: str, app: str, recorder: Recorder, now: Callable[[], float] = time.time
+        self,
+        url: str,
+        app: str,
+        recorder: Recorder,
+        now: Callable[[], float] = time.time,
+        host: str = "",
     ) -> None:
         self._engine = open_engine(url, writes=True)
         from qdo.history import tables  # imports SQLAlchemy, whose absence is reported by now
@@ -85,11 +95,13 @@ class HistoryWriter:
         self._recorder = recorder
         self._now = now
         # Unlike the name of a worker node, it is never used again, and never changes.
-        self.worker = f"{_clean(socket.gethostname())}:{os.getpid()}:{secrets.token_hex(6)}"
+        self._host = _clean(host or socket.gethostname())
+        self.worker = f"{self._host}:{os.getpid()}:{secrets.token_hex(6)}"
         self.failing = False
         self._minutes = Minutes()
         self._runs: dict[int, RecordedRun] = {}
         self._next_run = 0
+        self._owners: list[OwnerRow] = []
         self._reported_drops = 0
         self._delete_at = 0.0
         self._connection: Connection | None = None
@@ -100,8 +112,9 @@ class HistoryWriter:
 
     @property
     def dropped(self) -> int:
-        """Attempts and rows of single attempts that were dropped."""
-        return self._minutes.dropped + self._recorder.dropped_runs
+        """Attempts and rows of single attempts and owners that were dropped."""
+        recorder = self._recorder
+        return self._minutes.dropped + recorder.dropped_runs + recorder.owners.dropped
 
     # --- the thread -------------------------------------------------------------------
 
@@ -130,6 +143,8 @@ class HistoryWriter:
             except Exception:  # noqa: BLE001 - a history must not end a worker
                 _log.exception("history: writing to %s failed; trying again", self._shown)
             taken = time.thread_time() - began
+        while self._recorder.owners.pending and not self.failing:
+            self.step()  # the queues that a drain has released
         self._disconnect()
         self._ended = True
 
@@ -140,9 +155,11 @@ class HistoryWriter:
         now = self._now()
         self._minutes.collect(self._recorder.counts, now)
         self._collect_runs()
+        self._collect_owners()
         minutes, runs = self._minutes.unstored(), list(self._runs.items())
         actions = list(self._recorder.actions)
-        if minutes or runs or actions or (now >= self._delete_at and not self.failing):
+        found = minutes or runs or actions or self._owners
+        if found or (now >= self._delete_at and not self.failing):
             try:
                 self._write(minutes, runs, actions, now)
             except Exception as error:  # noqa: BLE001 - databases raise what their drivers raise
@@ -154,6 +171,7 @@ class HistoryWriter:
                     del self._runs[number]
                 for _ in actions:
                     self._recorder.actions.popleft()
+                self._owners.clear()
                 self._succeeded()
         if len(self._minutes) > MAX_KEPT:
             self._minutes.limit()
@@ -164,6 +182,11 @@ class HistoryWriter:
         while found and len(self._runs) < MAX_KEPT:
             self._runs[self._next_run] = found.popleft()
             self._next_run += 1
+
+    def _collect_owners(self) -> None:
+        found = self._recorder.owners.pending
+        while found and len(self._owners) < OWNERS_AT_ONCE:
+            self._owners.append(found.popleft())
 
     def _write(
         self,
@@ -183,6 +206,8 @@ class HistoryWriter:
             if actions:
                 rows = [self._action_row(each) for each in actions]
                 tables.write_once(connection, tables.ACTIONS, rows)
+            if self._owners:
+                tables.write_owners(connection, list(map(self._owner_row, self._owners)))
             if now >= self._delete_at:
                 limits = now - RETENTION_SECONDS, now - ACTION_RETENTION_SECONDS
                 tables.delete_older(connection, self._app, *limits)
@@ -249,6 +274,16 @@ class HistoryWriter:
         row = {"app": self._app, **asdict(action)}
         return {key: _clean(each) if isinstance(each, str) else each for key, each in row.items()}
 
+    def _owner_row(self, row: OwnerRow) -> dict[str, Any]:
+        return {
+            "app": self._app,
+            "worker": self.worker,
+            "host": self._host,
+            "pid": os.getpid(),
+            **row._asdict(),
+            "queue": _clean(row.queue),
+        }
+
     # --- reports ----------------------------------------------------------------------
 
     def _failed(self, error: Exception) -> None:
@@ -270,13 +305,15 @@ class HistoryWriter:
     def _report_drops(self) -> None:
         if self.dropped and not self._reported_drops:
             _log.warning(
-                "history: there is no room for more rows until %s answers; further attempts are"
+                "history: there is no room for more rows until %s answers; further ones are"
                 " counted and dropped",
                 self._shown,
             )
             self._reported_drops = self.dropped
         elif self.dropped > self._reported_drops and not self.failing:
-            _log.warning("history: %d attempts are missing in %s", self.dropped, self._shown)
+            _log.warning(
+                "history: %d attempts and owners are missing in %s", self.dropped, self._shown
+            )
             self._reported_drops = self.dropped
 
 

@@ -239,7 +239,7 @@ class Worker:
         self._membership = MembershipLoop(
             self._members,
             self._current,
-            partial(ClaimEvents, self._dispatcher, counters, gate),
+            partial(ClaimEvents, self._dispatcher, counters, gate, self._pipeline.history),
             self._status.component,
             self._process.in_flight,
             on_registered=self._registered,
@@ -265,7 +265,7 @@ class Worker:
         if self._process.left:
             yield LeftMessages(self._broker, self._process.left)
         if self._pipeline.history is not None:
-            yield HistoryDuty(settings.history, self.app.name, self._pipeline.history)
+            yield HistoryDuty(settings, self.app.name, self._pipeline.history)
         if self._pipeline.meters is not None:
             totals, page = self._members.checkpoint_totals, self._process.metrics
             parts = self._broker, self._dispatcher, self._pipeline, self._current

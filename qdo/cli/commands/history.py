@@ -19,8 +19,10 @@ from qdo.history.reports import (
     actions,
     failures,
     minute_reports,
+    owners,
     queue_reports,
 )
+from qdo.ops.items import owner_item
 from qdo.settings.settings import Settings
 
 _SETTINGS = ("app", "history")
@@ -43,6 +45,7 @@ _MINUTES = {
     "max_seconds": "MAX SECONDS",
 }
 _ACTIONS = ("time", "by", "command", "target", "from", "to", "reason")
+_OWNERS = ("claimed", "ended", "owner", "host", "pid", "fence", "why")
 _RUNS = ("time", "queue", "id", "attempt", "outcome", "error", "seconds")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -56,6 +59,7 @@ def history() -> None:
     qdo history queues --app shop:app 'eu-*' --since 2h
     qdo history failures --app shop:app --since 2h
     qdo history durations --app shop:app orders
+    qdo history owners --app shop:app orders --since 7d
     qdo history actions --app shop:app --since 90d
 
     Rows are kept for 30 days, and changes of operators for a year. Rows of attempts appear a second
@@ -146,6 +150,36 @@ def durations(queue: str, since: str, limit: int, form: str, settings: Settings)
     emit("qdo.history-durations/1", items, form, _MINUTES)
     if len(found) > limit:
         print_message(f"hint: only the newest {limit} minutes are listed; see --limit and --since")
+
+
+@history.command("owners")
+@click.argument("queue")
+@_since_option
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="The number of owners, the newest first.",
+)
+@with_settings(*_SETTINGS)
+@output_option
+def owners_(queue: str, since: str, limit: int, form: str, settings: Settings) -> None:
+    """List the workers that owned QUEUE, newest first, and why each gave it up.
+
+    A killed process records no end: the reason is unknown once another worker has claimed the
+    queue.
+    """
+    app = require_app(settings)
+    oldest = time.time() - parse_duration(since, "--since")
+    found = owners(settings.history, app, queue, oldest, limit=limit + 1)
+    if not found:
+        print_message(f"hint: no owner of queue {queue!r} of app {app!r} in the history matches")
+    items = list(map(owner_item, found[:limit]))
+    emit("qdo.history-owners/1", items, form, {name: name.upper() for name in _OWNERS})
+    if len(found) > limit:
+        print_message(f"hint: only the newest {limit} owners are listed; see --limit and --since")
 
 
 @history.command("actions")

@@ -14,13 +14,14 @@ from qdo.brokers.registry import positions_of
 from qdo.cli.app_settings import import_app
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import cell, emit, values_text, width_of
+from qdo.cli.output import cell, emit, print_message, values_text, width_of
 from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
-from qdo.errors import NotFoundError
+from qdo.errors import NotFoundError, QdoError
 from qdo.fleet.audit import read_entries
 from qdo.fleet.globs import exactly
+from qdo.history.reports import owners
 from qdo.ops.decisions import id_of
-from qdo.ops.items import audit_item, queue_item, worker_item
+from qdo.ops.items import audit_item, owner_item, queue_item, worker_item
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
@@ -50,7 +51,7 @@ def worker() -> None:
 @queue.command("show")
 @click.argument("name")
 @reading_options
-@with_settings(*SHARED, import_app=False)
+@with_settings(*SHARED, "history", import_app=False)
 @output_option
 def show_queue(
     name: str,
@@ -84,13 +85,27 @@ def show_queue(
     item["process"] = worker_item(owners[0]) if owners else None
     item["job"] = None if app is None else _job(app, settings, name)
     item["changes"] = [audit_item(each) for each in entries]
+    item["owners"] = _owners(settings, name)
     if form == "table":
         _print(f"{name}: {item['state']}", item["reason"], item["remedy"])
         _print_facts(_queue_facts(item))
+        _print_owners(item["owners"] or ())
         _print_changes(item["changes"])
     else:
         emit("qdo.queue/1", [item], form, {})
     report_unasked(readings[-1])
+
+
+def _owners(settings: Settings, queue: str) -> list[dict[str, Any]] | None:
+    """Return the last owners of a queue; None without a history, or if it does not answer."""
+    if not settings.history:
+        return None
+    try:
+        found = owners(settings.history, settings.app, queue, 0.0, limit=CHANGES)
+    except QdoError as error:
+        print_message(f"cannot read the owners: {error}")
+        return None
+    return [owner_item(each) for each in found]
 
 
 def _failing_id(settings: Settings, status: QueueStatus) -> str | None:
@@ -262,6 +277,15 @@ def _print_facts(facts: Sequence[tuple[str, str | None]]) -> None:
         if text:
             indent = " " * _LABEL
             print(_filled(f"{label:{_LABEL}}{cell(text)}", "", indent))
+
+
+def _print_owners(owners: Sequence[Mapping[str, Any]]) -> None:
+    for number, each in enumerate(owners):
+        label = "owners" if not number else ""
+        until = f" to {each['ended']}" if each["ended"] else ""
+        why = f" ({each['why']})" if each["why"] else ""
+        text = f"{each['claimed']}{until} {each['owner']} on {each['host']}, pid {each['pid']}{why}"
+        print(_filled(f"{label:{_LABEL}}{cell(text)}", "", " " * _LABEL))
 
 
 def _print_changes(changes: Sequence[Mapping[str, Any]]) -> None:

@@ -32,6 +32,19 @@ from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.positions import TIME_POSITIONS, Positions
 
+ENDINGS = REBALANCED, DRAINED, DELETED, REFUSED, UNDONE, LOST, SESSION = (
+    "rebalanced",
+    "drained",
+    "deleted",
+    "refused",
+    "undone",
+    "lost",
+    "session",
+)
+"""Why a claim ends: the leader assigned the queue elsewhere; the worker stops; the queue was
+deleted or finished; its node cannot be read or written; acknowledged writes of it have vanished;
+its node does not name the worker; the session has ended."""
+
 
 class QueueState(Enum):
     READING = "reading"
@@ -65,11 +78,13 @@ class Claim:
     :ivar open: whether messages may be started, while the lease is valid.
     :ivar held: it is not open because its queue is held; it opens again when the hold ends.
     :ivar lease: the lease of the registration that made the claim, and no other.
+    :ivar ending: why the owner gives the queue up, one of `ENDINGS`; "" while it keeps it.
     """
 
     __slots__ = (
         "before",
         "done",
+        "ending",
         "failure",
         "fence",
         "held",
@@ -102,6 +117,7 @@ class Claim:
         self.before: Claim | None = None
         self.open = True
         self.held = False
+        self.ending = ""
         self.lease = lease
         self.positions = positions
         self.unconfirmed = unconfirmed

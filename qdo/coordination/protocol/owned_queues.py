@@ -11,7 +11,18 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from qdo.coordination.protocol.acquisition import Acquisition
-from qdo.coordination.protocol.claims import Claim, ClaimListener, OwnedQueue, QueueState
+from qdo.coordination.protocol.claims import (
+    DRAINED,
+    LOST,
+    REBALANCED,
+    REFUSED,
+    SESSION,
+    UNDONE,
+    Claim,
+    ClaimListener,
+    OwnedQueue,
+    QueueState,
+)
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -80,7 +91,7 @@ class OwnedQueues:
         """Start to release queues that are not assigned, and to take those that are."""
         for slot in [slot for queue, slot in self.slots.items() if not self._wanted(queue)]:
             if slot.state is QueueState.OWNED:
-                self.begin_release(slot)
+                self.begin_release(slot, DRAINED if self._worker.draining else REBALANCED)
             else:
                 self.drop_unwanted(slot)
         if self._worker.accepting:
@@ -153,10 +164,11 @@ class OwnedQueues:
 
     # --- releases ---------------------------------------------------------------------
 
-    def begin_release(self, slot: OwnedQueue) -> None:
+    def begin_release(self, slot: OwnedQueue, ending: str) -> None:
         """Ask the engine to finish the message in flight and to start no other."""
         if slot.claim is not None:
             slot.state = QueueState.RELEASING
+            slot.claim.ending = ending
             slot.claim.close()
             self._listener.releasing(slot.claim)
 
@@ -187,7 +199,7 @@ class OwnedQueues:
                 slot.queue,
                 reason,
             )
-            self.begin_release(slot)
+            self.begin_release(slot, REFUSED)
         elif slot.state is not QueueState.RELEASING:
             self.lost(slot, reason)
 
@@ -205,7 +217,7 @@ class OwnedQueues:
         if slot.claim is not None:
             self._listener.undone(slot.claim)
         if slot.state is QueueState.OWNED:
-            self.begin_release(slot)
+            self.begin_release(slot, UNDONE)
 
     def lost(
         self, slot: OwnedQueue, reason: str = "its node does not name this worker as owner"
@@ -219,7 +231,7 @@ class OwnedQueues:
         )
         self.delist(slot)
         self._forget(slot)
-        self._close(slot)
+        self._close(slot, LOST)
         if self._wanted(slot.queue):
             self._take(slot.queue)
 
@@ -234,10 +246,11 @@ class OwnedQueues:
         slots = list(self.slots.values())
         self.slots.clear()
         for slot in slots:
-            self._close(slot)
+            self._close(slot, SESSION)
 
-    def _close(self, slot: OwnedQueue) -> None:
+    def _close(self, slot: OwnedQueue, ending: str) -> None:
         claim, slot.claim = slot.claim, None
         if claim is not None:
+            claim.ending = ending
             claim.close()
             self._listener.lost(claim)

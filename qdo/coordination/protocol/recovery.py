@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from qdo.coordination.protocol.claims import OwnedQueue, QueueState
+from qdo.coordination.protocol.claims import DELETED, OwnedQueue, QueueState
 from qdo.coordination.protocol.machine import (
     Get,
     Machine,
@@ -119,7 +119,7 @@ class Recovery:
                 slot.as_found = slot.as_found or sought
         elif node.deleted:
             slot.as_found = sought
-            self._queues.begin_release(slot)
+            self._queues.begin_release(slot, DELETED)
         elif sought:
             self._queues.repositioned(slot, node, before)
         else:

@@ -1,4 +1,4 @@
-"""The duty "history": writes what the attempts of this worker came to."""
+"""The duty "history": writes what the attempts of this worker came to, and what it owned."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import gevent
 from qdo.fleet.protocol.audit_entries import AuditEntry
 from qdo.history.recorder import MAX_KEPT, RecordedAction, Recorder
 from qdo.history.writer import HistoryWriter
+from qdo.settings.hosts import host_shown
+from qdo.settings.settings import Settings
 from qdo.worker.duties.runner import Duty
 
 
 class HistoryDuty(Duty):
     """Runs the thread that writes the history, until the last message of the worker has ended.
 
-    :param url: address of the database.
     :param app: name of the app.
     :raises SettingsError: a library is missing.
     """
@@ -23,8 +24,8 @@ class HistoryDuty(Duty):
     name = "history"
     ends_at_drain = False
 
-    def __init__(self, url: str, app: str, recorder: Recorder) -> None:
-        self._writer = HistoryWriter(url, app, recorder)
+    def __init__(self, settings: Settings, app: str, recorder: Recorder) -> None:
+        self._writer = HistoryWriter(settings.history, app, recorder, host=host_shown(settings))
 
     def run(self) -> None:
         self._writer.start()

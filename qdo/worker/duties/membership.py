@@ -16,6 +16,7 @@ from gevent.event import Event
 from qdo.backoff import Backoff
 from qdo.coordination.protocol.claims import Claim
 from qdo.errors import CoordinatorAccountError, NodeRefusedError, QdoError, UnreachableError
+from qdo.history.recorder import Recorder
 from qdo.system.logs import name_worker
 from qdo.text import describe, pluralize
 from qdo.worker.duties.member_api import CurrentMember, MemberApi
@@ -38,14 +39,22 @@ class ClaimEvents:
     Each registration has its own: events of an older one never reach the newer one.
 
     :ivar over: set when the registration has ended for good.
+    :param history: what records the owners of queues, None if nothing does.
     """
 
-    def __init__(self, dispatcher: Dispatcher, counters: Counters, gate: HoldGate) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        counters: Counters,
+        gate: HoldGate,
+        history: Recorder | None = None,
+    ) -> None:
         self.member: MemberApi | None = None
         self.over = Event()
         self._dispatcher = dispatcher
         self._counters = counters
         self._gate = gate
+        self._history = history
 
     def _sender(self) -> MemberApi:
         if self.member is None:
@@ -55,19 +64,26 @@ class ClaimEvents:
     def claimed(self, claim: Claim) -> None:
         self._counters.claimed += 1
         self._gate.admit(claim)
-        self._dispatcher.claimed(self._sender(), claim)
+        sender = self._sender()
+        if self._history is not None:
+            self._history.owners.claimed(claim.queue, claim.fence, sender.name)
+        self._dispatcher.claimed(sender, claim)
 
     def releasing(self, claim: Claim) -> None:
         self._dispatcher.releasing(self._sender(), claim)
 
     def released(self, claim: Claim) -> None:
         self._counters.released += 1
+        if self._history is not None:
+            self._history.owners.ended(claim.queue, claim.fence, claim.ending)
 
     def undone(self, claim: Claim) -> None:
         self._counters.undone += 1
 
     def lost(self, claim: Claim) -> None:
         self._counters.lost += 1
+        if self._history is not None:
+            self._history.owners.ended(claim.queue, claim.fence, claim.ending)
         self._dispatcher.lost(claim)
 
     def repositioned(self, old: Claim, new: Claim) -> None:
