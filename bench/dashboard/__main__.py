@@ -48,6 +48,7 @@ PAGES = {
     "queues, one state": "/queues?state=blocked",
     "one queue": f"/queue?name={quote('tenant-0000007')}",
     "workers": "/workers",
+    "events": "/events",
     "dead letters": "/dead-letters",
     "holds": "/holds",
     "audit": "/audit",
@@ -134,7 +135,7 @@ class Dashboard:
     def _follow(self, stop: threading.Event) -> None:
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(client):
-            client.request("GET", "/events")
+            client.request("GET", "/stream")
             answer = client.getresponse()
             while not stop.is_set():
                 if answer.readline().startswith(b"event: reading"):

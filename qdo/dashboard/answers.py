@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from qdo.dashboard.board import Board
-from qdo.dashboard.fleet_reader import Reading
+from qdo.dashboard.reading.fleet_reader import Reading
 from qdo.errors import QdoError
 from qdo.fleet.audit import read_entries
 from qdo.fleet.holds import HoldsRead, read_holds
@@ -21,7 +21,7 @@ from qdo.fleet.live_settings import read_answers, read_settings
 from qdo.fleet.settings_node import SettingsNode
 from qdo.fleet_errors import HoldsUnreadableError
 from qdo.history.recorder import RecordedRun
-from qdo.history.reports import MinuteReport, Ownership, failures, minute_reports, owners
+from qdo.history.reports import MinuteReport, RecordedOwner, failures, minute_reports, owners
 from qdo.ops.items import audit_item, hold_item, limit_item
 from qdo.ops.overview import Judged
 from qdo.sending.connections import Connections
@@ -151,7 +151,7 @@ class ShownHistory:
 
     minutes: Sequence[MinuteReport] = ()
     failures: Sequence[RecordedRun] = ()
-    owners: Sequence[Ownership] = ()
+    owners: Sequence[RecordedOwner] = ()
     fault: str | None = None
 
 

@@ -9,9 +9,11 @@ from flask import Blueprint, Response, jsonify, request
 
 from qdo.dashboard import answers, letters
 from qdo.dashboard.board import ANSWER_WAIT_SECONDS, board
-from qdo.dashboard.fleet_reader import Reading
+from qdo.dashboard.reading.event_log import EVENT_KINDS
+from qdo.dashboard.reading.fleet_reader import Reading
 from qdo.errors import NotFoundError, QdoError, UnreachableError, UsageError
 from qdo.fleet_errors import UnreadError
+from qdo.ops.changes import event_item
 from qdo.ops.items import QUEUE_SORTS, component_item, queue_item, worker_item
 from qdo.ops.overview import overview
 from qdo.ops.queue_health import QueueHealth
@@ -104,6 +106,18 @@ def holds() -> Response:
 def limits() -> Response:
     """Return what `qdo limits list` writes."""
     return _answer("qdo.limits/1", answers.limits(board()))
+
+
+@api.get("/events")
+def events() -> Response:
+    """Return what `qdo events -o jsonl` writes, newest first."""
+    kinds = request.args.getlist("kind")
+    for value in kinds:
+        if value not in EVENT_KINDS:
+            raise UsageError(reason=f"it must be one of {', '.join(EVENT_KINDS)}, got {value!r}")
+    _reading()
+    found = board().reader.events.newest(request.args.get("glob", "*"), kinds)
+    return _answer("qdo.events/1", [event_item(each.at, each.change) for each in found])
 
 
 @api.get("/audit")

@@ -11,14 +11,15 @@ from werkzeug.exceptions import HTTPException
 from qdo.dashboard.access import guard
 from qdo.dashboard.actions import actions
 from qdo.dashboard.api import api
+from qdo.dashboard.asking import ANSWER_SECONDS, asking
 from qdo.dashboard.board import EXTENSION, Board
-from qdo.dashboard.direct_reads import DirectReads
-from qdo.dashboard.events import EventStreams, Sleep, events_blueprint
-from qdo.dashboard.fleet_reader import FleetReader
 from qdo.dashboard.options import DashboardOptions
 from qdo.dashboard.pages import page, pages
 from qdo.dashboard.queue_pages import queue_pages
+from qdo.dashboard.reading.direct_reads import DirectReads
+from qdo.dashboard.reading.fleet_reader import FleetReader
 from qdo.dashboard.rendering import prepare
+from qdo.dashboard.streams import EventStreams, Sleep, stream_blueprint
 from qdo.errors import QdoError, UnreachableError, UsageError
 from qdo.settings.settings import Settings
 
@@ -45,12 +46,13 @@ def create_app(
         settings,
         chosen,
         FleetReader(settings, chosen.rules, chosen.pause_seconds),
-        DirectReads(settings),
+        DirectReads(settings, "qdo-dashboard-direct"),
+        DirectReads(settings, "qdo-dashboard-asking", ANSWER_SECONDS),
     )
     prepare(flask)
     guard(flask, chosen, settings.app)
     events = EventStreams(sleep) if streams is None else EventStreams(sleep, streams)
-    for blueprint in (pages, queue_pages, actions, api, events_blueprint(events)):
+    for blueprint in (pages, queue_pages, actions, asking, api, stream_blueprint(events)):
         flask.register_blueprint(blueprint)
     flask.register_error_handler(HTTPException, _refused)
     flask.register_error_handler(QdoError, _failed)

@@ -7,9 +7,9 @@ from typing import cast
 
 from flask import current_app
 
-from qdo.dashboard.direct_reads import DirectReads
-from qdo.dashboard.fleet_reader import FleetReader, Reading
 from qdo.dashboard.options import DashboardOptions
+from qdo.dashboard.reading.direct_reads import DirectReads
+from qdo.dashboard.reading.fleet_reader import FleetReader, Reading
 from qdo.settings.settings import Settings
 
 EXTENSION = "qdo"
@@ -24,12 +24,15 @@ class Board:
     """What all pages share.
 
     :ivar settings: those in force, with the name of the app.
+    :ivar direct: reads that some pages need.
+    :ivar asking: questions to workers, which take longer: other pages do not wait for them.
     """
 
     settings: Settings
     options: DashboardOptions
     reader: FleetReader
     direct: DirectReads
+    asking: DirectReads
 
     @property
     def app(self) -> str:
@@ -51,6 +54,7 @@ class Board:
         """End the threads."""
         self.reader.close()
         self.direct.close()
+        self.asking.close()
 
 
 def board() -> Board:

@@ -10,16 +10,19 @@ from flask import Blueprint, render_template, request
 
 from qdo.dashboard import answers
 from qdo.dashboard.board import board
-from qdo.dashboard.fleet_reader import Reading
-from qdo.dashboard.paging import paged
+from qdo.dashboard.paging import glob_of, paged
+from qdo.dashboard.reading.event_log import EVENT_KINDS, MOST_EVENTS
+from qdo.dashboard.reading.fleet_reader import Reading
 from qdo.fleet.components import skew
+from qdo.ops.changes import MOST_OF_A_KIND
 from qdo.ops.items import component_item, worker_item
 from qdo.ops.overview import overview as overview_of
 from qdo.ops.overview import silent
 from qdo.ops.queue_health import QueueHealth
 
 WORST = 20
-AUDIT_ROWS = 100
+NEWEST_EVENTS = 10
+EVENT_ROWS = AUDIT_ROWS = 100
 
 pages = Blueprint("pages", __name__)
 
@@ -39,7 +42,8 @@ def overview() -> str:
     if reading is None:
         return page("waiting.html")
     content = reading.once("overview", lambda: _overview(reading))
-    return page("overview.html", reading=reading, **content)
+    newest = board().reader.events.newest()[:NEWEST_EVENTS]
+    return page("overview.html", reading=reading, events=newest, **content)
 
 
 def _overview(reading: Reading) -> dict[str, Any]:
@@ -83,6 +87,31 @@ def workers() -> str:
     )
 
 
+@pages.get("/events")
+def events() -> str:
+    """List what has changed between the readings."""
+    reading = board().reading()
+    if reading is None:
+        return page("waiting.html")
+    log, text = board().reader.events, request.args.get("glob", "").strip()
+    kinds = [each for each in EVENT_KINDS if each in request.args.getlist("kind")]
+    matching = log.newest(glob_of(text))
+    chosen = [each for each in matching if each.kind in kinds] if kinds else matching
+    return page(
+        "events.html",
+        reading=reading,
+        text=text,
+        kinds=EVENT_KINDS,
+        chosen_kinds=kinds,
+        counts=Counter(each.kind for each in matching),
+        part=paged(chosen, request.args.get("page"), EVENT_ROWS),
+        begin=log.begin,
+        commands_fault=log.fault,
+        most=MOST_EVENTS,
+        most_of_a_kind=MOST_OF_A_KIND,
+    )
+
+
 @pages.get("/holds")
 def holds() -> str:
     """List holds and limits."""
@@ -103,8 +132,7 @@ def holds() -> str:
 def audit() -> str:
     """List what operators changed."""
     glob = request.args.get("glob", "").strip()
-    wanted = glob if not glob or set(glob) & set("*?[") else f"*{glob}*"
-    found, fault = answers.attempt(lambda: answers.audit(board(), wanted or "*"))
+    found, fault = answers.attempt(lambda: answers.audit(board(), glob_of(glob)))
     return page(
         "audit.html",
         glob=glob,

@@ -1,4 +1,4 @@
-"""Parts of long lists. Pure functions."""
+"""Filters and parts of long lists. Pure functions."""
 
 from __future__ import annotations
 
@@ -36,3 +36,8 @@ def paged(items: Sequence[_Item], number: str | None, size: int) -> Part[_Item]:
     shown = items[begin : begin + size]
     first = begin + 1 if shown else 0
     return Part(shown, wanted, pages, first, begin + len(shown), len(items))
+
+
+def glob_of(text: str) -> str:
+    """Return the glob of a text that was typed into a filter: plain text matches anywhere."""
+    return f"*{text}*" if text and not set(text) & set("*?[") else text or "*"

@@ -14,9 +14,9 @@ from flask import Blueprint, request
 from qdo.dashboard import answers, letters
 from qdo.dashboard.board import board
 from qdo.dashboard.charts import bars, line_chart
-from qdo.dashboard.fleet_reader import Reading
 from qdo.dashboard.pages import page
-from qdo.dashboard.paging import paged
+from qdo.dashboard.paging import glob_of, paged
+from qdo.dashboard.reading.fleet_reader import Reading
 from qdo.ops.items import QUEUE_SORTS, queue_item
 from qdo.ops.queue_health import QueueHealth
 
@@ -58,11 +58,6 @@ def queues() -> str:
         etas={each.queue: verdict.eta_seconds for each, verdict in part.items},
         unasked=reading.statuses.unasked,
     )
-
-
-def glob_of(text: str) -> str:
-    """Return the glob of a text that was typed into a filter: plain text matches anywhere."""
-    return f"*{text}*" if text and not set(text) & set("*?[") else text or "*"
 
 
 @queue_pages.get("/queue")

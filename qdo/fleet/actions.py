@@ -86,15 +86,17 @@ def ask_workers(
     *,
     within_seconds: float,
     reason: str = "",
+    by: str = "",
 ) -> list[Asked]:
     """Ask each of these workers for an action; return what they were asked for.
 
     :param within_seconds: they do not begin it later.
+    :param by: who asks, if that is not the user of this process.
     :raises NodeRefusedError: this account may not ask for actions; some workers may be asked.
     :raises CoordinatorUnreachableError: no answer in time; some workers may be asked.
     """
     now, fleet = time.time(), layout.fleet
-    action = Action(name, args, round(now + within_seconds, 3), writer(), reason)
+    action = Action(name, args, round(now + within_seconds, 3), by or writer(), reason)
     asked = [Asked(each, entry_name(now, secrets.token_hex(4))) for each in workers]
     found = read_children(client, [fleet.actions])
     if fleet.actions not in found:

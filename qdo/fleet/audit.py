@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from qdo.coordination.bulk_reads import read_children, read_nodes
@@ -106,15 +106,27 @@ def read_entries(
     :raises NodeRefusedError: this account may not list the log.
     :raises CoordinatorUnreachableError: the connection is lost.
     """
-    folder = layout.fleet.actionlog
-    names = read_children(client, [folder]).get(folder, [])
+    names = entry_names(client, layout)
     wanted = sorted((name for name in names if entry_time(name) >= since), reverse=True)
     found: list[AuditEntry] = []
     while wanted and len(found) < limit:
         batch, wanted = wanted[:READ_AT_ONCE], wanted[READ_AT_ONCE:]
-        for node in read_nodes(client, [layout.fleet.log_entry(name) for name in batch]):
-            name = node.path.rpartition("/")[2]
-            entry = AuditEntry.parse(name, node.data, node.written, node.refused)
-            if entry.matches(glob):
-                found.append(entry)
+        found += [entry for entry in read_named(client, layout, batch) if entry.matches(glob)]
     return found[:limit]
+
+
+def entry_names(client: Client, layout: Layout) -> list[str]:
+    """Return the names of all entries, in no order.
+
+    :raises NodeRefusedError: see `read_entries`, as for the other error.
+    """
+    folder = layout.fleet.actionlog
+    return read_children(client, [folder]).get(folder, [])
+
+
+def read_named(client: Client, layout: Layout, names: Sequence[str]) -> list[AuditEntry]:
+    """Return the entries with these names that still exist."""
+    return [
+        AuditEntry.parse(node.path.rpartition("/")[2], node.data, node.written, node.refused)
+        for node in read_nodes(client, [layout.fleet.log_entry(name) for name in names])
+    ]

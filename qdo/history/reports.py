@@ -244,7 +244,7 @@ def actions(
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
+class RecordedOwner:
     """A time in which one worker process owned a queue.
 
     :ivar owner: name of its worker node.
@@ -262,7 +262,7 @@ class Ownership:
     why: str | None
 
 
-def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[Ownership]:
+def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[RecordedOwner]:
     """Return the processes that owned a queue, newest first.
 
     A claim without an end lasts if it is the newest. Otherwise its process was killed, or could
@@ -272,7 +272,7 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
     :param limit: the most that are returned.
     :raises SettingsError: see `queue_reports`, as for the other errors.
     """
-    result: list[Ownership] = []
+    result: list[RecordedOwner] = []
     with _opened(url, "qdo_owners") as connection:
         if connection is None:
             return result
@@ -281,13 +281,13 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
         from qdo.history.tables import OWNERS
 
         columns = OWNERS.c
-        shown = [columns[each.name] for each in fields(Ownership)]
+        shown = [columns[each.name] for each in fields(RecordedOwner)]
         query = select(*shown).where(columns.app == app, columns.queue == queue)
         # The fence orders claims whatever the clocks of their machines say.
         query = query.order_by(columns.fence.desc(), columns.claimed.desc()).limit(limit)
         later: float | None = None
         for row in connection.execute(query):
-            found = Ownership(*row)
+            found = RecordedOwner(*row)
             if found.ended is None and later is not None:
                 found = replace(found, why=UNKNOWN)
             ended = found.ended or later

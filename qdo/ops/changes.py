@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from qdo.fleet.protocol.audit_entries import AuditEntry
 from qdo.ops.overview import Judged
+from qdo.text import iso_time, pluralize, shorten
+
+KINDS = ("state", "owner", "queue", "worker")
+"""The kinds of changes that are not commands."""
+MOST_OF_A_KIND = 20
+"""Changes of one kind that are listed one by one."""
+_NAMES, _NAME_CHARACTERS = 3, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,11 @@ class Difference:
     after: str
     reason: str = ""
     by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSum(Difference):
+    """Many changes at once; its subject has their number and the first names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +84,49 @@ def _came_and_went(
         yield Difference(kind, name, "there", "gone")
     for name in sorted(found - known):
         yield Difference(kind, name, "", "new")
+
+
+def summed_up(found: Iterable[Difference], most: int = MOST_OF_A_KIND) -> list[Difference]:
+    """Return at most so many changes of each kind, and the largest groups of those with more.
+
+    A group has the same values. Its subject has the number and the first names: if a worker with
+    30,000 queues dies, 60,000 changes become a handful.
+    """
+    kinds: dict[str, list[Difference]] = {}
+    for each in found:
+        kinds.setdefault(each.kind, []).append(each)
+    result: list[Difference] = []
+    for kind, changed in kinds.items():
+        result += changed if len(changed) <= most else _groups(kind, changed, most)
+    return result
+
+
+def _groups(kind: str, changed: Sequence[Difference], most: int) -> Iterator[Difference]:
+    groups: dict[tuple[str, str], list[Difference]] = {}
+    for each in changed:
+        groups.setdefault((each.before, each.after), []).append(each)
+    largest = sorted(groups.items(), key=lambda group: -len(group[1]))
+    kept = most if len(largest) <= most else most - 1
+    for values, group in largest[:kept]:
+        yield group[0] if len(group) == 1 else _sum(kind, group, *values)
+    rest = [each for _, group in largest[kept:] for each in group]
+    if rest:
+        yield _sum(kind, rest, "", "", ", with different values")
+
+
+def _sum(
+    kind: str, group: Sequence[Difference], before: str, after: str, more: str = ""
+) -> Difference:
+    noun = kind if kind == "worker" else "queue" if kind in KINDS else "target"
+    names = ", ".join(shorten(each.subject, _NAME_CHARACTERS) for each in group[:_NAMES])
+    others = f" and {len(group) - _NAMES:,} more" if len(group) > _NAMES else ""
+    subject = f"{pluralize(len(group), noun)}: {names}{others}"
+    return ChangeSum(kind, subject, before, after, f"summed up: many changes at once{more}")
+
+
+def event_item(at: float, change: Difference) -> dict[str, Any]:
+    """Return a line of ``qdo events -o jsonl``.
+
+    :param at: Unix time.
+    """
+    return {"time": iso_time(at), **asdict(change)}

@@ -11,7 +11,7 @@ from qdo.fleet.hold_node import Hold
 from qdo.fleet.limit_node import LimitNode
 from qdo.fleet.protocol.audit_entries import AuditEntry
 from qdo.fleet.rates import rate_text
-from qdo.history.reports import Ownership
+from qdo.history.reports import RecordedOwner
 from qdo.ops.dead_letters import Letter
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import Verdict
@@ -144,7 +144,7 @@ def audit_item(entry: AuditEntry) -> dict[str, Any]:
     }
 
 
-def owner_item(found: Ownership) -> dict[str, Any]:
+def owner_item(found: RecordedOwner) -> dict[str, Any]:
     """Return an item of qdo.history-owners/1."""
     return {
         "claimed": iso_time(found.claimed),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict
 
 import click
 
@@ -17,7 +16,7 @@ from qdo.cli.readings import SHARED
 from qdo.errors import UnreachableError, UsageError
 from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import read_entries
-from qdo.ops.changes import Difference, Look, changes
+from qdo.ops.changes import Difference, Look, changes, event_item
 from qdo.ops.status import queue_statuses
 from qdo.ops.verdicts import judge_all
 from qdo.sending.connections import Connections
@@ -81,12 +80,12 @@ def _read(connections: Connections, glob: str) -> Look:
 
 
 def _write(change: Difference, form: str) -> None:
-    now = iso_time(time.time())
+    now = time.time()
     if form == "jsonl":
-        print(json.dumps({"time": now, **asdict(change)}), flush=True)
+        print(json.dumps(event_item(now, change)), flush=True)
         return
     values = " -> ".join(text for text in (change.before, change.after) if text)
     by = f"by {change.by}" if change.by else ""
-    parts = [now or "", change.kind, change.subject, values, by, change.reason]
+    parts = [iso_time(now) or "", change.kind, change.subject, values, by, change.reason]
     sys.stdout.write("  ".join(cell(part) for part in parts if part) + "\n")
     sys.stdout.flush()

@@ -65,7 +65,7 @@ class Events:
 
     def __init__(self, client: socket.socket, known: str) -> None:
         self._client = client
-        text = f"GET /events HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: {known}\r\n\r\n"
+        text = f"GET /stream HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: {known}\r\n\r\n"
         client.sendall(text.encode())
         self.text = ""
 
@@ -141,7 +141,7 @@ def test_slow_clients_hold_up_nobody(stack: ExitStack, local_shop: FilledShop) -
         b"GET / HTTP/1.1\r\nHost: loc",
         b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\ncsrf",
         b"",
-        b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n",
     )
     for half in halves * 15:
         client = stack.enter_context(closing(server.connect()))
@@ -181,12 +181,12 @@ def test_rude_requests_are_refused(
 def test_streams_are_bounded(local_shop: FilledShop) -> None:
     """Others are told to come again."""
     visitor = local_shop.visitor(streams=1)
-    first = visitor.get("/events", buffered=False)
-    second = visitor.get("/events")
+    first = visitor.get("/stream", buffered=False)
+    second = visitor.get("/stream")
     assert (first.status_code, second.status_code) == (200, 503)
     assert second.headers["Retry-After"]
     first.close()
-    third = visitor.get("/events", buffered=False)
+    third = visitor.get("/stream", buffered=False)
     assert third.status_code == 200
     third.close()
 

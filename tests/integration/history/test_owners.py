@@ -19,7 +19,7 @@ from qdo.history import owners as owners_module
 from qdo.history.address import open_engine
 from qdo.history.owners import OwnerRow
 from qdo.history.recorder import Recorder
-from qdo.history.reports import Ownership, owners, queue_reports
+from qdo.history.reports import RecordedOwner, owners, queue_reports
 from qdo.history.tables import METADATA, MINUTES, OWNERS, RUNS
 from qdo.history.writer import HistoryWriter
 from tests.integration.history.test_writing import HOSTILE, Writers, attempts, writers
@@ -62,10 +62,10 @@ class ShopWorkers:
     def worker(self) -> Proc:
         return Proc.python(*WORKER, env=clean_environment(self.env), cwd=self.folder)
 
-    def of(self, queue: str) -> list[Ownership]:
+    def of(self, queue: str) -> list[RecordedOwner]:
         return owners(self.url, "shop", queue, 0.0, limit=100)
 
-    def newest(self) -> list[Ownership]:
+    def newest(self) -> list[RecordedOwner]:
         return [found[0] for each in QUEUES if (found := self.of(each))]
 
     def owned_by(self, *processes: int) -> bool:

@@ -18,7 +18,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.dashboard import close_app, create_app
-from qdo.dashboard.fleet_reader import FleetReader
+from qdo.dashboard.reading.fleet_reader import FleetReader
 from qdo.history.recorder import Recorder
 from qdo.history.writer import HistoryWriter
 from qdo.message import Message

@@ -12,7 +12,7 @@ from qdo.dashboard.charts import HEIGHT, WIDTH, bars, line_chart
 from qdo.dashboard.letters import error_kind_of
 from qdo.dashboard.paging import paged
 from qdo.dashboard.queue_pages import glob_of
-from qdo.dashboard.samples import MOST_VALUES, QueueSamples
+from qdo.dashboard.reading.samples import MOST_VALUES, QueueSamples
 from qdo.ops.status import QueueStatus, Statuses
 
 

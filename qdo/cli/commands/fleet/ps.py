@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +16,9 @@ from qdo.cli.watching import watch_option
 from qdo.errors import UsageError
 from qdo.fleet import action_arguments as names
 from qdo.fleet.action_node import AHEAD_SECONDS
-from qdo.fleet.actions import Asked
-from qdo.fleet.protocol.action_results import DONE
 from qdo.fleet.protocol.audit_entries import Values
 from qdo.fleet_errors import ActionsFailedError
+from qdo.ops.reading.runs import read_runs
 from qdo.settings.settings import Settings
 from qdo.text import join_some, one_line, pluralize, printable, printable_lines, short_duration
 
@@ -72,77 +70,28 @@ def ps(
         raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
     args: Values = {"queues": glob, "most": limit}
     asked = ask(settings, worker, names.RUNS, args, seconds, "")
-    items, total = _items(asked)
-    items.sort(key=lambda item: -item["seconds"])
-    shown = items[:limit]
+    found = read_runs(asked)
+    for name, blocked in found.blocked.items():
+        print_message(
+            f"{name}: {one_line(blocked)}; its other messages are unknown; see"
+            f" `qdo action {name} stacks`"
+        )
+    shown = found.items[:limit]
     if form == "table":
         for item in shown:
             item["running"] = f"~{short_duration(item['seconds'])}"
     emit("qdo.runs/1", shown, form, _COLUMNS)
     if form == "table":
         _print_stacks(shown if stacks else ())
-    if len(shown) < total:
+    if len(shown) < found.total:
         print_message(
-            f"hint: {len(shown)} of {pluralize(total, 'message')} are listed; see --limit"
+            f"hint: {len(shown)} of {pluralize(found.total, 'message')} are listed; see --limit"
         )
-    silent = [each.worker for each in asked if each.outcome != DONE]
-    if silent:
+    if silent := found.silent:
         of = pluralize(len(asked), "worker")
         raise ActionsFailedError(
             action=names.RUNS, total=of, count=len(silent), names=join_some(silent)
         )
-
-
-def _items(asked: Sequence[Asked]) -> tuple[list[dict[str, Any]], int]:
-    """Return the messages, and how many there are in all."""
-    items: list[dict[str, Any]] = []
-    total = 0
-    for each in asked:
-        answer = _answer(each.output) if each.outcome == DONE else {}
-        if "blocked" in answer:
-            print_message(
-                f"{each.worker}: {one_line(str(answer['blocked']))}; its other messages are"
-                f" unknown; see `qdo action {each.worker} stacks`"
-            )
-        runs = [_item(each.worker, run) for run in answer.get("runs") or () if _is_run(run)]
-        items += runs
-        total += max(len(runs), answer.get("total") or 0)
-    return items, total
-
-
-def _is_run(run: Any) -> bool:
-    """Return whether a worker wrote this, and not another program."""
-    return (
-        isinstance(run, dict)
-        and isinstance(run.get("seconds"), int | float)
-        and isinstance(run.get("stack"), list)
-    )
-
-
-def _answer(output: str) -> dict[str, Any]:
-    try:
-        found = json.loads(output)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _item(worker: str, run: dict[str, Any]) -> dict[str, Any]:
-    stack = [str(frame) for frame in run["stack"]]
-    return {
-        "worker": worker,
-        "queue": run.get("queue"),
-        "id": run.get("id"),
-        "attempt": run.get("attempt"),
-        "seconds": run["seconds"],
-        "where": _short(stack[-1]) if stack else None,
-        "stack": stack,
-    }
-
-
-def _short(frame: str) -> str:
-    """Return a frame without the folder of its file."""
-    return frame.rpartition("/")[2]
 
 
 def _print_stacks(items: Sequence[dict[str, Any]]) -> None:

@@ -78,8 +78,8 @@ def _event_of(shown: Board) -> tuple[str, str]:
     return f"id: {id}\nevent: reading\ndata: {json.dumps(data)}\n\n", id
 
 
-def events_blueprint(streams: EventStreams) -> Blueprint:
-    """Return the routes of events."""
-    events = Blueprint("events", __name__)
-    events.get("/events")(streams.response)
-    return events
+def stream_blueprint(streams: EventStreams) -> Blueprint:
+    """Return the route of the streams."""
+    stream = Blueprint("stream", __name__)
+    stream.get("/stream")(streams.response)
+    return stream

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from qdo.dashboard.connected_thread import ConnectedThread
-from qdo.dashboard.samples import QueueSamples
+from qdo.dashboard.reading.connected_thread import ConnectedThread
+from qdo.dashboard.reading.event_log import EventLog
+from qdo.dashboard.reading.samples import QueueSamples
 from qdo.errors import QdoError
 from qdo.fleet.components import ProcessDescription, read_components
 from qdo.ops.doctor.case import Case
@@ -92,6 +93,7 @@ class FleetReader:
 
     :param pause_seconds: the shortest pause between two readings.
     :ivar samples: of each queue, over time.
+    :ivar events: what has changed between the readings.
     :ivar fault: why the last attempt to read failed, None if it did not.
     """
 
@@ -105,6 +107,7 @@ class FleetReader:
         self._due = 0.0
         self._reading: Reading | None = None
         self.samples = QueueSamples()
+        self.events = EventLog()
         self.fault: str | None = None
 
     def look(self, wait_seconds: float = 0.0) -> Reading | None:
@@ -146,6 +149,9 @@ class FleetReader:
         processes = read_components(client, layout) if client else []
         judged = judge_all([*self._earlier(statuses), statuses], self._rules)
         self.samples.add(statuses)
+        entries = self.events.new_entries(connections)
+        names = [each.worker for each in workers]
+        self.events.compare(statuses.at, judged, names, statuses.unread, entries)
         seconds = clock() - began
         pause = max(self._shortest, min(SHARE * seconds, LONGEST_PAUSE_SECONDS))
         number = self.number + 1

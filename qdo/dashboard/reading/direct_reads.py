@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future, TimeoutError
 from typing import Any, TypeVar
 
-from qdo.dashboard.connected_thread import ConnectedThread
+from qdo.dashboard.reading.connected_thread import ConnectedThread
 from qdo.errors import QdoError
 from qdo.fleet_errors import SlowReadError
 from qdo.sending.connections import Connections
@@ -25,10 +25,15 @@ class DirectReads:
     """A thread for reads and actions beside those of the whole app.
 
     Ten clients that ask for the same within `KEPT_SECONDS` cause one read.
+
+    :param patience_seconds: how long a page waits for a read.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._thread = ConnectedThread(settings, "qdo-dashboard-direct")
+    def __init__(
+        self, settings: Settings, name: str, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        self._thread = ConnectedThread(settings, name)
+        self._patience_seconds = patience_seconds
         self._lock = threading.Lock()
         self._kept: dict[Hashable, tuple[float, Future[Any]]] = {}
 
@@ -44,7 +49,7 @@ class DirectReads:
                 future = self._thread.submit(read)
                 self._kept[key] = clock(), future
         kept: Future[_Result] = future
-        return self._result(kept)
+        return self._result(kept, self._patience_seconds)
 
     def run(self, change: Callable[[Connections], _Result]) -> _Result:
         """Change something; what was read before is read again."""
@@ -59,9 +64,7 @@ class DirectReads:
         """End the thread."""
         self._thread.close()
 
-    def _result(
-        self, future: Future[_Result], patience_seconds: float = PATIENCE_SECONDS
-    ) -> _Result:
+    def _result(self, future: Future[_Result], patience_seconds: float) -> _Result:
         try:
             return future.result(patience_seconds)
         except TimeoutError as error:
