@@ -40,10 +40,10 @@ def test_every_route_was_tried(guarded: Visitor) -> None:
     reading = {rule for rule, methods in rules if "GET" in methods}
     known = {each.partition("?")[0] for each in ADDRESSES}
     known |= {f"/api/{each}" for each in ("workers", "components", "holds", "limits")}
-    known |= {"/api/audit", "/api/settings", "/login", "/static/<path:filename>"}
+    known |= {"/api/audit", "/api/events", "/api/settings", "/login", "/static/<path:filename>"}
     assert reading == known
     writing = {rule for rule, methods in rules if "POST" in methods}
-    assert writing == {"/login", "/logout", *(f"/actions/{each}" for each in ACTIONS)}
+    assert writing == {"/login", "/logout", "/ask/runs", *(f"/actions/{each}" for each in ACTIONS)}
 
 
 def test_a_viewer_logs_in_and_out(guarded: Visitor) -> None:
@@ -102,7 +102,9 @@ def test_a_forged_session_is_refused(guarded: Visitor) -> None:
         ({}, None),
     ],
 )
-@pytest.mark.parametrize("path", ["/login", "/logout", *(f"/actions/{each}" for each in ACTIONS)])
+@pytest.mark.parametrize(
+    "path", ["/login", "/logout", "/ask/runs", *(f"/actions/{each}" for each in ACTIONS)]
+)
 def test_forms_of_other_sites_are_refused(
     local_shop: FilledShop, path: str, headers: dict[str, str], csrf: str | None
 ) -> None:

@@ -17,6 +17,7 @@ from qdo.queues import QueueFilter
 from tests.support.dashboard.html_check import PageCheck
 from tests.support.dashboard.shop import LAYOUT, POSITION, FilledShop, Visitor
 from tests.support.fakes.hostile_text import HOSTILE_NAME, TEXT, unsafe
+from tests.support.processes import wait_until
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'><svg onload=alert(1)>{{7*7}}"
 NAME = f"{HOSTILE_NAME}<img src=x onerror='x'>\"&{{{{7*7}}}}"
@@ -25,6 +26,7 @@ PAGES = (
     *("/", "/queues", f"/queues?glob={quote(NAME)}", f"/queue?name={quote(NAME)}", "/workers"),
     *("/dead-letters", "/dead-letters?list=1", f"/dead-letters?error={quote(ATTACK)}", "/holds"),
     *("/audit", f"/audit?glob={quote(ATTACK)}", "/settings"),
+    *("/events", f"/events?glob={quote(ATTACK)}&kind={quote(ATTACK)}"),
     f"/dead-letter?queue={quote(NAME)}&id={POSITION}",
 )
 
@@ -54,6 +56,31 @@ def hostile(local_shop: FilledShop) -> FilledShop:
     limit = {"max": 1, "reason": ATTACK + TEXT, "permits": [[ATTACK, 1, 1]]}
     client.create(LAYOUT.fleet.limit(HOSTILE_NAME), encode(limit), makepath=True)
     return local_shop
+
+
+def test_hostile_changes_are_shown_as_text(local_shop: FilledShop) -> None:
+    """Names, owners, states, commands and errors of others, on the pages of events."""
+    visitor = local_shop.visitor(pause_seconds=0.05)
+    visitor.page("/")
+    client = local_shop.client
+    local_shop.app.send(NAME, 1)
+    client.create(LAYOUT.queue("owned"), QueueNode(last=7, owner="x").encode())
+    visitor.page("/")
+    wait_until(lambda: "owned" in visitor.page("/events"), "it is seen")
+    client.set(LAYOUT.queue("owned"), QueueNode(last=7, owner=ATTACK + TEXT).encode())
+    names = ("by", "command", "target", "reason")
+    client.create(
+        LAYOUT.fleet.log_entry("1000-x"), encode(dict.fromkeys(names, LONG)), makepath=True
+    )
+    local_shop.block(NAME, ATTACK + TEXT)
+    wait_until(lambda: len(visitor.items("/api/events?kind=command")) == 1, "the command is seen")
+    wait_until(lambda: visitor.items("/api/events?kind=owner") != [], "the owner is seen")
+    for path in ("/", "/events"):
+        text = visitor.page(path)
+        assert PageCheck(text).faults == []
+        assert "<script>" not in text
+        assert unsafe(re.sub(r'value="[^"]*"', "", text)) == set()
+        assert len(text) < 100_000
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])

@@ -1,0 +1,208 @@
+"""Operators ask the owner of a queue for its messages in flight."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdo.coordination.client import connect
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.dashboard import asking
+from qdo.fleet.audit import read_entries
+from qdo.fleet.protocol.audit_entries import AuditEntry
+from tests.integration.dashboard.test_hostile_pages import ATTACK, NAME
+from tests.support.cli import WORKER, clean_environment
+from tests.support.dashboard.html_check import PageCheck
+from tests.support.dashboard.shop import LAYOUT, OPERATOR, VIEWER, FilledShop
+from tests.support.fakes.hostile_text import TEXT, unsafe
+from tests.support.processes import Proc, children, wait_until
+
+APP = """
+import gevent
+import qdo
+
+app = qdo.App("shop")
+
+
+@app.job()
+def deliver(message, context):
+    open("began", "a").close()
+    gevent.sleep(3600)
+"""
+
+
+class AnsweringWorker:
+    """A worker node whose program answers each action with a text."""
+
+    def __init__(self, shop: FilledShop, output: str, queue: str) -> None:
+        self._output = output
+        self._client = client = connect(shop.places["coordinator"], handler="threading")
+        client.open(20)
+        path = client.create(
+            f"{LAYOUT.workers}/worker-", WorkerNode().encode(), ephemeral=True, sequence=True
+        )
+        self.name = path.rpartition("/")[2]
+        client.create(LAYOUT.queue(queue), QueueNode(owner=self.name).encode())
+        self._folder = LAYOUT.fleet.actions_of(self.name)
+        client.ensure_path(self._folder)
+        client.ensure_path(LAYOUT.fleet.actionlog)
+        client.ensure_path(LAYOUT.fleet.actionoutput)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def _answer(self) -> None:
+        seen: set[str] = set()
+        while not self._over.wait(0.02):
+            for id in set(self._client.get_children(self._folder)) - seen:
+                seen.add(id)
+                output = f"{LAYOUT.fleet.actionoutput}/{id}"
+                self._client.create(output, self._output.encode())
+                entry = AuditEntry(id, 0.0, after={"outcome": "done", "result": ""})
+                self._client.create(LAYOUT.fleet.log_entry(id), entry.encode())
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._client.stop()
+        self._client.close()
+
+
+@contextlib.contextmanager
+def silent_worker(shop: FilledShop, *queues: str) -> Iterator[str]:
+    """A worker node that never answers, and owns queues."""
+    path = shop.client.create(
+        f"{LAYOUT.workers}/worker-", WorkerNode().encode(), ephemeral=True, sequence=True
+    )
+    name = path.rpartition("/")[2]
+    for queue in queues:
+        shop.client.create(LAYOUT.queue(queue), QueueNode(owner=name).encode())
+    yield name
+
+
+def test_a_worker_lists_its_messages(shop: FilledShop, tmp_path: Path) -> None:
+    """With id, attempt, time and stack; the action log names the operator."""
+    (tmp_path / "shop.py").write_text(APP)
+    places = {f"QDO_{name.upper()}": value for name, value in shop.places.items()}
+    env = clean_environment({"QDO_APP": "shop:app", **places})
+    operator = shop.operator()
+    with Proc.python(*WORKER, "--drain-seconds", "1", env=env, cwd=tmp_path) as worker:
+        wait_until(lambda: (tmp_path / "began").exists(), "a message runs")
+        wait_until(lambda: "Ask its worker" in operator.page("/queue?name=fine"), "it has an owner")
+
+        def answer() -> str:
+            return str(operator.post("/ask/runs", queue="fine").text)
+
+        wait_until(lambda: "1 message in flight" in answer(), "the message is listed")
+        text = answer()
+        assert "shop.py:11 deliver" in text
+        assert "Running since" in text
+        assert "<dt>Attempt</dt><dd>1</dd>" in text
+        assert PageCheck(text).faults == []
+        [entry, *_] = read_entries(shop.client, LAYOUT, limit=1)
+        assert entry.command == "action runs"
+        assert entry.by.startswith("Grace (dashboard, ")
+        os.kill(children(worker.pid)[0], signal.SIGKILL)
+        worker.kill()
+
+
+def test_only_operators_may_ask(local_shop: FilledShop) -> None:
+    """Neither viewers, nor operators of a dashboard without actions."""
+    with silent_worker(local_shop, "owned"):
+        viewer = local_shop.visitor(
+            viewer_token=VIEWER, operator_token=OPERATOR, allow_actions=True
+        )
+        viewer.log_in(VIEWER)
+        reader = local_shop.operator(allow_actions=False)
+        for each in (viewer, reader, local_shop.visitor()):
+            assert each.post("/ask/runs", queue="owned").status_code == 403
+            wait_until(lambda each=each: "owned" in each.page("/queues"), "it is read")  # type: ignore[misc]
+            assert "Ask its worker" not in each.page("/queue?name=owned")
+    assert read_entries(local_shop.client, LAYOUT, limit=1) == []
+
+
+def test_a_queue_without_an_owner_is_not_asked(local_shop: FilledShop) -> None:
+    operator = local_shop.operator()
+    for name in ("blocked", "no-such-queue", NAME):
+        text = operator.post("/ask/runs", queue=name).text
+        assert "No worker owns this queue" in text
+        assert unsafe(text) - unsafe(NAME) == set()
+    assert "Ask its worker" not in operator.page("/queue?name=blocked")
+
+
+def test_a_silent_worker_delays_no_other_page(
+    local_shop: FilledShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question ends after some seconds; more than four at once are refused."""
+    monkeypatch.setattr(asking, "ANSWER_SECONDS", 3.0)
+    operator = local_shop.operator()
+    csrf = operator.csrf()
+    with silent_worker(local_shop, "owned") as name:
+        wait_until(lambda: "owned" in operator.page("/queues"), "the queue is read")
+        answers: list[Any] = []
+
+        def ask() -> None:
+            client = type(operator)(operator.flask)
+            client.http._cookies = operator.http._cookies
+            answers.append(client.post("/ask/runs", csrf, queue="owned"))
+
+        threads = [threading.Thread(target=ask) for _ in range(asking.MOST_AT_ONCE)]
+        began = time.monotonic()
+        for each in threads:
+            each.start()
+        wait_until(lambda: asking._waiting._value == 0, "all wait")
+        for path in ("/", "/holds", "/audit", "/queue?name=owned"):
+            assert operator.page(path)
+        assert operator.post("/ask/runs", csrf, queue="blocked").status_code == 503
+        assert all(each.is_alive() for each in threads)
+        for each in threads:
+            each.join()
+        assert time.monotonic() - began < 20
+    assert [each.status_code for each in answers] == [200] * asking.MOST_AT_ONCE
+    assert all(f"{name} did not answer in time" in each.text for each in answers)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "",
+        "no json",
+        "[]",
+        '{"runs": 7, "total": "x", "blocked": 3}',
+        '{"runs": [1, {}, {"seconds": "x", "stack": []}, {"seconds": 1e400, "stack": []}]}',
+        '{"runs": [{"seconds": NaN, "stack": [1]}, {"seconds": -1, "stack": []}], "total": 1e99}',
+        json.dumps({"blocked": ATTACK + TEXT, "total": 10**9}),
+        json.dumps(
+            {
+                "total": 10**9,
+                "runs": [
+                    {"seconds": 1, "stack": [ATTACK + TEXT] * 3, "id": ATTACK, "attempt": TEXT}
+                ]
+                * 30,
+            }
+        ),
+    ],
+)
+def test_hostile_answers_are_shown_as_text(local_shop: FilledShop, output: str) -> None:
+    operator = local_shop.operator()
+    worker = AnsweringWorker(local_shop, output, "owned")
+    try:
+        answer = operator.post("/ask/runs", queue="owned")
+    finally:
+        worker.close()
+    assert answer.status_code == 200
+    assert "answered" in answer.text
+    assert PageCheck(answer.text).faults == []
+    assert "<script>" not in answer.text
+    assert unsafe(answer.text) == set()
+    assert len(answer.text) < 400_000
