@@ -5,15 +5,24 @@ Pictures of all pages are in tests/screenshots, which git ignores.
 
 from __future__ import annotations
 
+import json
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.fleet.holds import new_hold, pause
+from qdo.history.owners import OwnerRow
+from qdo.history.recorder import Recorder
+from qdo.history.writer import HistoryWriter
+from tests.integration.dashboard.test_asking import AnsweringWorker
 from tests.integration.dashboard.test_server import Served
 from tests.support.dashboard.browser import SCHEMES, WIDTHS, Browser, require_chromium
-from tests.support.dashboard.shop import OPERATOR, POSITION, VIEWER, FilledShop
+from tests.support.dashboard.shop import LAYOUT, OPERATOR, POSITION, VIEWER, FilledShop
 from tests.support.paths import ROOT
 from tests.support.processes import wait_until
 
@@ -22,11 +31,14 @@ PAGES = {
     "overview": "/",
     "queues": "/queues",
     "queue": "/queue?name=blocked",
+    "queue-owned": "/queue?name=owned",
     "workers": "/workers",
     "dead-letters": "/dead-letters",
     "dead-letters-list": "/dead-letters?list=1",
     "dead-letter": f"/dead-letter?queue=dead&id={POSITION}",
     "holds": "/holds",
+    "events": "/events",
+    "events-none": "/events?glob=nothing&kind=worker",
     "audit": "/audit",
     "settings": "/settings",
 }
@@ -48,6 +60,7 @@ def served(local_shop: FilledShop) -> Iterator[str]:
     """A dashboard process, with names that are hard to lay out."""
     local_shop.app.send_many([(f"tenant-{'x' * 150}", 1), ("<img src=x onerror=alert(1)>", 2)])
     local_shop.record("blocked", "OSError")
+    owned(local_shop)
     server = Served(
         local_shop,
         "--allow-actions",
@@ -57,6 +70,35 @@ def served(local_shop: FilledShop) -> Iterator[str]:
     )
     with server.proc:
         yield f"http://127.0.0.1:{server.port}"
+
+
+def owned(shop: FilledShop) -> None:
+    """Let a worker that answers nothing own a queue, which others owned before."""
+    node = WorkerNode(("owned",)).encode()
+    path = shop.client.create(f"{LAYOUT.workers}/worker-", node, ephemeral=True, sequence=True)
+    name = path.rpartition("/")[2]
+    shop.client.create(LAYOUT.queue("owned"), QueueNode(last=7, owner=name).encode())
+    now = time.time()
+    recorder = Recorder()
+    for row in (
+        OwnerRow("owned", 5, "worker-0000000003", now - 90_000, now - 80_000, "rebalanced"),
+        OwnerRow("owned", 6, "worker-0000000004", now - 80_000, now - 900, "drained"),
+        OwnerRow("owned", 7, "worker-0000000005", now - 800),
+        OwnerRow("owned", 8, name, now - 60),
+    ):
+        recorder.owners.pending.append(row)
+    writer = HistoryWriter(shop.places["history"], "shop", recorder)
+    writer.start()
+    writer.close()
+
+
+def change(shop: FilledShop) -> None:
+    """Let the dashboard see changes of every kind."""
+    shop.app.send_many([(f"new-{number}", 1) for number in range(30)])
+    shop.app.send("new-tenant-with-a-long-name-in-eu-central-1", 1)
+    shop.client.create(LAYOUT.queue("fine"), QueueNode(owner="worker-0000000000").encode())
+    hold = new_hold(["orders-*"], "the warehouse moves to another building this weekend")
+    pause(shop.client, LAYOUT, hold)
 
 
 def log_in(browser: Browser, address: str) -> None:
@@ -70,10 +112,15 @@ def log_in(browser: Browser, address: str) -> None:
     wait_until(lambda: browser.heading() == "Queues", "the page that was asked for is shown")
 
 
-def test_every_page_is_shown_without_complaint(browser: Browser, served: str) -> None:
+def test_every_page_is_shown_without_complaint(
+    browser: Browser, served: str, local_shop: FilledShop
+) -> None:
     """No error on the console, nothing refused by the policy, nothing wider than the window."""
     browser.look(WIDTHS[-1])
     log_in(browser, served)
+    browser.driver.get(f"{served}/events")
+    change(local_shop)
+    wait_until(lambda: "the warehouse moves" in browser.text(), "the changes are shown", 30)
     for name, path in PAGES.items():
         for width in WIDTHS:
             for scheme in SCHEMES:
@@ -84,6 +131,30 @@ def test_every_page_is_shown_without_complaint(browser: Browser, served: str) ->
                 assert browser.overflow() == 0, (path, width)
                 assert browser.heading(), path
                 assert browser.unnamed() == [], path
+
+
+def test_an_operator_asks_a_worker(browser: Browser, served: str, local_shop: FilledShop) -> None:
+    """By keyboard, at each width."""
+    stack = ["/srv/shop/jobs.py:12 deliver", "/srv/shop/carriers/parcels.py:345 wait_for_carrier"]
+    run = {"id": "8b907075-e805-11f1-8000-632a399f95cb", "attempt": 2, "seconds": 754.2}
+    output = json.dumps({"total": 45, "runs": [{**run, "stack": stack}, {**run, "stack": []}]})
+    worker = AnsweringWorker(local_shop, output, "asked")
+    try:
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                browser.look(width, scheme)
+                log_in(browser, served)
+                browser.driver.get(f"{served}/queue?name=asked")
+                while browser.tab() != "Ask its worker":
+                    pass
+                browser.enter()
+                wait_until(lambda: "wait_for_carrier" in browser.text(), "the answer is shown")
+                browser.picture(PICTURES / f"runs-{width}-{scheme}.png")
+                assert browser.complaints() == []
+                assert browser.overflow() == 0, width
+                assert browser.unnamed() == []
+    finally:
+        worker.close()
 
 
 def test_an_open_page_follows_the_app(

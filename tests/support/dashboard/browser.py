@@ -14,7 +14,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-WIDTHS = (380, 800, 1400)
+WIDTHS = (390, 820, 1280)
 SCHEMES = ("light", "dark")
 _HEIGHT = 900
 
