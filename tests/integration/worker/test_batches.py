@@ -141,7 +141,8 @@ def test_a_batch_that_fails_whole_is_taken_apart(
     assert batching.letters() == [b"3"]
     assert batching.failures == [3, 3]
     (record,) = [each for each in caplog.records if each.name.endswith(".batches")]
-    assert record.args[:2] == ("q", 10)
+    place, count = record.args[:2]
+    assert (place.fields["queue"], count) == ("q", 10)
 
 
 def test_a_batch_that_asks_for_a_retry_gets_its_pause(batching: Batching) -> None:

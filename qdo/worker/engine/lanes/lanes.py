@@ -84,7 +84,7 @@ class Lanes:
         self._source = Slot(slot.queue)
         self._source.subscription = slot.subscription
         self._source.member = slot.member
-        self._cursor = Claim(slot.queue, claim.fence, claim.done, claim.lease)
+        self._source.claim = self._cursor = Claim(slot.queue, claim.fence, claim.done, claim.lease)
         self._ready: deque[Lane] = deque()
         self._running: dict[Lane, Any] = {}
         self._parked: list[tuple[float, int, Lane]] = []
