@@ -101,14 +101,14 @@ class Cancellations:
         """Let a turn take no further row; return the positions that it may have taken.
 
         Its loop runs over an iterator of the fetched rows. Once that is exhausted, the loop ends
-        after the message in flight, and the turn drops what it has read.
+        after the message in flight. The next turn takes the rows that are left, unless a message
+        was cancelled: then this turn drops them at its end.
         """
+        if slot.gathered is not None:
+            return set(map(_POSITION, slot.gathered[: self._batch_of(slot)]))
         self._engine.limits.streaks.interrupt()
         left = list(slot.rows or ())
-        if slot.gathered is not None:
-            batch = self._batch_of(slot)
-            del slot.gathered[batch:]
-            return set(map(_POSITION, slot.gathered))
+        slot.rows = iter(left)
         self._engine.counters.attempts -= len(left)  # the turn counts all rows that are gone
         return range(left[0][0] if left else slot.fetched + 1)
 

@@ -159,9 +159,11 @@ class Pipeline:
 
     def _uses_lanes(self, turn: Turn) -> bool:
         """Return whether messages may finish out of order."""
-        claim, job = turn.claim, turn.job
+        claim, job, lanes = turn.claim, turn.job, turn.slot.lanes
         if self._runs_out_of_order(claim):
             return True
+        if lanes is not None and lanes.claim is claim:
+            return True  # only they know what is done and failing since the last checkpoint
         return not job.batch and (job.order != "queue" or not claim.positions.stable)
 
     def _turn_serial(self, turn: Turn) -> TurnResult:

@@ -39,6 +39,40 @@ def test_what_waits_is_cancelled_behind_a_running_job(desk: OperatorDesk, order:
     assert desk.outcomes(ids[0], ids[1], code=4) == ["done", "done"]
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_is_not_cancelled_loses_nothing_behind_it(desk: OperatorDesk, order: str) -> None:
+    """A running job, and then one that has ended: the messages behind it run in their order."""
+    ids = desk.send(*range(1, 31))
+    held = [desk.hold(each) for each in (2, 9)]
+    desk.work(**ORDERS[order])
+    desk.wait_for(2)
+    assert desk.outcomes(ids[1], code=4) == ["started"]
+    held[0].unlink()
+    desk.wait_for(9)
+    assert desk.outcomes(ids[0], ids[8], code=4) == ["done", "started"]
+    held[1].unlink()
+    desk.wait_done()
+    assert desk.bodies() == [str(each) for each in range(1, 31)]
+
+
+def test_a_queue_that_passed_its_cancelled_messages(desk: OperatorDesk) -> None:
+    """A failing message behind them repeats none of those that are done."""
+    ids = desk.send(1, 2, 3)
+    first, last = desk.hold(1), desk.hold(3)
+    desk.work(policy=qdo.Policy(attempts=3, backoff_seconds=0.01))
+    desk.wait_for(1)
+    assert desk.outcomes(ids[1]) == ["cancelled"]
+    first.unlink()
+    desk.wait_for(3)
+    wait_until(lambda: desk.node("q").out_of_order is None, "the record that it was passed")
+    (desk.folder / "fail-4").touch()
+    desk.send(4)
+    last.unlink()
+    wait_until(lambda: desk.bodies().count("4") == 3, "the attempts")
+    desk.wait_done()
+    assert desk.bodies() == ["1", "3", "4", "4", "4"]
+
+
 def test_messages_of_other_lanes_run_on(desk: OperatorDesk) -> None:
     """A cancelled message of a busy key, and one that was not read yet."""
     ids = [desk.app.send("q", each, key="same") for each in range(1, 6)]
