@@ -230,7 +230,7 @@ def remove(
     """Delete the node of a queue that is marked as deleted, unless it has an owner.
 
     :param entry: makes the entry in the action log.
-    :returns: the owner, "" if the node is deleted or does not exist.
+    :returns: the owner; "" if the node is deleted, does not exist, or is not marked.
     :raises NodeRefusedError: the coordinator does not let this client delete the node.
     """
     path = layout.queue(queue)
@@ -242,10 +242,13 @@ def remove(
         if not isinstance(folder, NodeRead) or not isinstance(found, NodeRead):
             owner = ""
             return None
-        owner = QueueNode.parse(found.data).owner
+        node = QueueNode.parse(found.data)
+        owner = node.owner
         if owner and isinstance(read(client, layout.worker(owner)), NodeRead):
             return None
         owner = ""
+        if not node.deleted:  # restored in between: it has the progress of newer messages
+            return None
         written = SetOp(layout.queues, folder.data, folder.version)
         ops: list[Op] = [written, DeleteOp(path, found.version)]
         return [*ops, entry()] if entry is not None else ops

@@ -105,17 +105,23 @@ def add_hold(client: Client, layout: Layout, hold: Hold, *, record: Record | Non
     :raises CoordinatorUnreachableError: no answer in time; the hold may be written.
     """
     path, mine = layout.fleet.holds, hold.id.encode()
+    entry: tuple[CreateOp, ...] = ()
 
     def decide(node: Node) -> list[Op]:
+        nonlocal entry
         if not isinstance(node, NodeRead):  # no worker has ever started
             make_folder(client, path)
         holds = (*_holds(node), hold)
         length = sum(len(glob) for each in holds for glob in each.queues)
         if len(holds) > MAX_HOLDS or length > MAX_GLOBS_CHARACTERS:
             raise TooManyHoldsError(limit=MAX_HOLDS, characters=MAX_GLOBS_CHARACTERS)
-        return [*_writing(path, node, holds), *_recorded(record, (), (hold,))]
+        entry = _recorded(record, (), (hold,))
+        return [*_writing(path, node, holds), *entry]
 
-    answer = change(client, path, decide, root=layout.root, is_mine=lambda node: mine in node.data)
+    def is_mine(node: NodeRead) -> bool:  # another operator may have ended it already
+        return mine in node.data or any(isinstance(read(client, op.path), NodeRead) for op in entry)
+
+    answer = change(client, path, decide, root=layout.root, is_mine=is_mine)
     return answer.zxid if answer is not None else 0
 
 

@@ -68,6 +68,10 @@ class Oracle:
         before = self._queues.get(name, QueueNode())
         after = QueueNode.parse(data or b"")
         self._queues[name] = after
+        if data is None:
+            if not before.deleted:
+                self.violations.append(f"zxid {zxid:#x}: {name} was deleted without a mark")
+            return
         if after.last < before.last and after.seek == before.seek:
             self.violations.append(
                 f"zxid {zxid:#x}: last of {name} went back from {before.last} to {after.last}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,6 +120,32 @@ def test_a_failed_deletion_is_logged_with_its_undoing(folder: Path) -> None:
     assert undone.after == {"deleted": False}
     assert begun.reason == undone.reason == "no longer used"
     assert not QueueNode.parse(client.get(LAYOUT.queue("a"))[0]).deleted
+    client.stop()
+    client.close()
+
+
+def test_a_queue_that_was_used_again_keeps_its_progress(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator who stalls between the two stores does not delete what is new in one of them."""
+    qdo(folder, "send", "a", "1")
+    process(folder)
+    client = connect(f"sqlite:{folder}/qdo-data/coordination.db", handler="threading")
+    client.open(5.0)
+    with App("shop", broker=f"sqlite:{folder}/qdo-data/messages.db") as app:
+        plan = plan_deletion(client, LAYOUT, app.broker, "a")
+        delete_queue = app.broker.delete_queue
+
+        def stall(*arguments: Any, **options: Any) -> None:
+            delete_queue(*arguments, **options)
+            app.send("a", 2)
+            queue_admin.restore(client, LAYOUT, "a")  # of another operator whose deletion failed
+            process(folder)
+
+        monkeypatch.setattr(app.broker, "delete_queue", stall)
+        delete(client, LAYOUT, app.broker, plan)
+        assert queues(folder) == {"a": 0}
+        assert QueueNode.parse(client.get(LAYOUT.queue("a"))[0]).last
     client.stop()
     client.close()
 

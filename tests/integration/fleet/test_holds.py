@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qdo.coordination import transactions
 from qdo.coordination.client import Client
+from qdo.coordination.protocol.machine import NoResponse, Op
 from qdo.coordination.znodes.worker_node import WorkerNode
+from qdo.fleet import holds
+from qdo.fleet.audit import read_entries
 from tests.support.app_runs import AppRuns
 from tests.support.cli import QDO, Ended, command
 from tests.support.processes import Proc, wait_until
@@ -209,3 +214,24 @@ def test_bad_calls_are_refused(runs: AppRuns, qdo: Qdo) -> None:
     assert items(qdo("pause", "unknown-*", "--allow-none", "-o", "json"))[0]["matching"] == 0
     assert items(qdo("pause", "*", "--all", "-o", "json"))[0]["matching"] == 1
     assert len(items(qdo("holds", "-o", "json"))) == 2
+
+
+def test_a_pause_that_was_ended_before_its_answer(
+    runs: AppRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is lost, and another operator resumes the queues: the pause is not made again."""
+    runs.client.ensure_path(runs.layout.fleet.holds)
+    commit = transactions.commit
+
+    def lose(client: Client, ops: Sequence[Op]) -> Any:
+        answer = commit(client, ops)
+        if ops[0].path != runs.layout.fleet.holds:
+            return answer
+        monkeypatch.setattr(transactions, "commit", commit)
+        holds.end_all(client, runs.layout)
+        return NoResponse()
+
+    monkeypatch.setattr(transactions, "commit", lose)
+    holds.pause(runs.client, runs.layout, holds.new_hold(["plain-*"]))
+    assert holds.read_holds(runs.client, runs.layout).node.holds == ()
+    assert len(read_entries(runs.client, runs.layout, limit=9)) == 1
