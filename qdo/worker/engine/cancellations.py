@@ -108,8 +108,7 @@ class Cancellations:
             return set(map(_POSITION, slot.gathered[: self._batch_of(slot)]))
         self._engine.limits.streaks.interrupt()
         left = list(slot.rows or ())
-        slot.rows = iter(left)
-        self._engine.counters.attempts -= len(left)  # the turn counts all rows that are gone
+        slot.rows, slot.withheld = iter(left), len(left)
         return range(left[0][0] if left else slot.fetched + 1)
 
     def _batch_of(self, slot: Slot) -> int:

@@ -179,6 +179,7 @@ class Pipeline:
 
     def _turn_rows(self, turn: Turn) -> TurnResult:
         slot, claim, engine = turn.slot, turn.claim, self._engine
+        slot.withheld = 0
         try:
             rows = self._fetcher.fetch(slot, claim)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
@@ -209,7 +210,7 @@ class Pipeline:
         finally:
             in_doubt = engine.clock() >= claim.lease.until
             engine.in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
-            left = length_hint(rows)
+            left = length_hint(rows) + slot.withheld
             self.counters.attempts += waiting - left
             self._fetcher.learn(slot, waiting - left, left)
             if (meter := turn.job.meter) is not None:

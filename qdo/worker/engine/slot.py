@@ -123,6 +123,7 @@ class Slot:
     :ivar in_flight_index: index of the turn's entry in the in-flight table.
     :ivar unreturned: messages of this turn whose job did not return, and `unstarted` those whose
         job was not called at all; for the metrics.
+    :ivar withheld: number of `rows` that the turn may not take any more; see `cancellations`.
     :ivar message: the message in flight; valid while running.
     :ivar greenlet: the greenlet that runs the turn; `started_at` is its start (clock time).
     """
@@ -161,6 +162,7 @@ class Slot:
         "unreturned",
         "unstarted",
         "waited",
+        "withheld",
         "woken",
     )
 
@@ -191,7 +193,7 @@ class Slot:
         self.grant: Any = None
         self.awaits_permit = False
         self.in_flight_index = 0
-        self.unreturned = self.unstarted = 0
+        self.unreturned = self.unstarted = self.withheld = 0
         self.message: Message | None = None
         self.greenlet: Any = None
         self.started_at = 0.0

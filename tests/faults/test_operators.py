@@ -1,0 +1,152 @@
+"""An operator dies between any two transactions, or a worker before it knows of a request."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from qdo.coordination.znodes.progress import FailureRecord
+from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.ops.messages.find import waiting_rows
+from tests.support.app_runs import OperatorDesk
+from tests.support.cli import clean_environment
+from tests.support.processes import Proc, paused, wait_until
+
+DYING = """
+import os, signal, sys
+from qdo.coordination import transactions
+
+left, moment = int(sys.argv.pop(1)), sys.argv.pop(1)
+commit_each = transactions.commit_each
+
+def die_at(when):
+    if left == 0 and moment == when:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def counted(client, found):
+    global left
+    left -= 1
+    die_at("before")
+    answers = commit_each(client, found)
+    die_at("after")
+    return answers
+
+transactions.commit_each = counted
+sys.argv[0] = "qdo"
+from qdo.cli.main import main
+sys.exit(main())
+"""
+"""Runs `qdo` until the transaction with a number, and dies before or after it."""
+BLOCKED = QueueNode(failure=FailureRecord(1, 1, "no", blocked_since=1.0))
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A command that is killed at a transaction.
+
+    :ivar argv: its arguments; Q stands for the name of the queue.
+    :ivar command: its name in the action log.
+    :ivar node: the queue's node before.
+    :ivar again: exit codes of its repetition.
+    """
+
+    argv: tuple[str, ...]
+    command: str
+    node: QueueNode = QueueNode()
+    again: tuple[int, ...] = (0,)
+
+
+COMMANDS = {
+    "seek": Killed(("seek", "Q", "latest", "--execute"), "seek"),
+    "purge": Killed(("purge", "Q"), "purge"),
+    "cancel": Killed(("cancel", "Q", "ID"), "cancel"),
+    "delete": Killed(("delete", "Q", "--with-messages", "--yes"), "delete", again=(0, 6)),
+    "pause": Killed(("pause", "Q"), "pause"),
+    "unblock": Killed(("unblock", "Q", "--skip", "--all"), "unblock", BLOCKED, again=(0, 5)),
+}
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[OperatorDesk]:
+    desk = OperatorDesk("desk", tmp_path, f"sqlite:{tmp_path / 'coordination.db'}")
+    yield desk
+    desk.close()
+
+
+@pytest.fixture(params=["embedded_url", "zookeeper_url"])
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OperatorDesk]:
+    desk = OperatorDesk("desk", tmp_path, request.getfixturevalue(request.param))
+    yield desk
+    desk.close()
+
+
+def state(desk: OperatorDesk, queue: str) -> tuple[bytes | None, bool]:
+    """Return everything of a queue that these commands change."""
+    path, holds = desk.layout.queue(queue), desk.layout.fleet.holds
+    node = desk.client.get(path)[0] if desk.client.exists(path) else None
+    held = desk.client.get(holds)[0] if desk.client.exists(holds) else b""
+    return node, f'"{queue}"'.encode() in held
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_operator_killed_at_each_transaction(local: OperatorDesk, name: str) -> None:
+    """The change is there with its entry, or neither; the repeated command completes it."""
+    killed = COMMANDS[name]
+    (local.folder / "dying.py").write_text(DYING)
+    deaths = 0
+    for step in range(1, 10):
+        for moment in ("before", "after"):
+            queue = f"q-{step}-{moment}"
+            (id,) = local.send(1, queue=queue)
+            local.known(queue)
+            if killed.node != QueueNode():
+                local.client.set(local.layout.queue(queue), killed.node.encode())
+            before = state(local, queue)
+            argv = [{"Q": queue, "ID": id}.get(each, each) for each in killed.argv]
+            with Proc.python(
+                "dying.py",
+                str(step),
+                moment,
+                *argv,
+                env=clean_environment(local.environment),
+                cwd=local.folder,
+            ) as command:
+                code = command.wait(60.0)
+            if code == 0:
+                assert deaths > 1, command.output
+                return
+            assert code == -signal.SIGKILL, command.output
+            deaths += 1
+            logged = [each for each in local.audit(killed.command) if each.target == queue]
+            assert (state(local, queue) != before) == bool(logged), (step, moment)
+            assert local.qdo(*argv).code in killed.again
+            assert state(local, queue) != before
+            assert [each for each in local.audit(killed.command) if each.target == queue]
+    raise AssertionError("the command has no end")
+
+
+@pytest.mark.parametrize("target", ["earliest", "3"])
+def test_a_worker_killed_before_it_knows_of_a_seek(desk: OperatorDesk, target: str) -> None:
+    """Its queue resumes where the operator wants it, and what was in flight runs only if it must."""
+    desk.send(1, 2, 3, 4)
+    places = [row.position for row in waiting_rows(desk.broker, "q", 0, 9)]
+    held = desk.hold(2)
+    desk.work()
+    desk.wait_for(2)
+    (process,) = set(desk.pids())
+    with paused(process):
+        place = target if target == "earliest" else str(places[2])
+        assert desk.qdo("seek", "q", place, "--execute").code == 0
+        os.kill(process, signal.SIGKILL)
+    held.unlink()
+    desk.wait_done()
+    following = ["1", "2", "3", "4"] if target == "earliest" else ["4"]
+    wait_until(lambda: len(desk.bodies()) == 2 + len(following), "the runs")
+    assert desk.bodies() == ["1", "2", *following]
+    (entry,) = desk.audit("seek")
+    assert entry.target == "q"
