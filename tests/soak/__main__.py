@@ -7,13 +7,20 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.soak.checks import check_journal, check_log, check_owners, read_journal, unfinished
+from tests.soak.crew import OperatorCrew
 from tests.soak.fleet import SoakFleet
 from tests.soak.growth import Growth
-from tests.soak.log_rules import FlipRules, LimitRules
+from tests.soak.log_rules import FlipRules, LimitRules, unlogged
+from tests.soak.operator_rules import check_crew, summary
 from tests.soak.shared import SOAK_ROOT
+from tests.support.postgresql.commands import missing
+from tests.support.postgresql.schema import prepared
+from tests.support.postgresql.server import PostgresqlServer
 
 PARENTS = 2
 SEND_EVERY = 0.25
@@ -24,26 +31,49 @@ Processes that died several times in a row are restarted after a pause of up to 
 AWHILE = 0.05
 
 
-def play(
-    coordinator: str, seed: int, seconds: float, folder: Path, older: Path | None = None
-) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What to play.
+
+    :ivar older: checkout of a version to run beside this one.
+    :ivar operators: how many operators there are at a time.
+    :ivar broker: address of the broker, "" for a file.
+    """
+
+    coordinator: str
+    seed: int
+    seconds: float
+    folder: Path
+    older: Path | None = None
+    operators: int = 0
+    broker: str = ""
+
+
+def play(wanted: Round) -> list[str]:
     """Play one round; return the violations."""
+    coordinator, folder, older = wanted.coordinator, wanted.folder, wanted.older
     url = f"sqlite:{folder / 'coordination.db'}" if coordinator == "embedded" else coordinator
-    fleet = SoakFleet(folder, url, seed, older)
+    fleet = SoakFleet(folder, url, wanted.seed, older, wanted.broker)
+    crew = OperatorCrew(folder, fleet.environment, wanted.seed, wanted.operators)
     try:
         for _ in range(PARENTS):
             fleet.start_parent()
         if older is None:  # an older version may not obey them
             fleet.shared.begin()
+        if wanted.operators:
+            crew.begin()
         growth = Growth()
-        _befall(fleet, growth, seconds)
+        _befall(fleet, growth, wanted.seconds)
+        crew.end()
         fleet.shared.end()
         text, limit = "", time.monotonic() + HEAL_SECONDS
-        while unfinished(fleet.text(), fleet.facts()) and time.monotonic() < limit:
+        while not _is_over(fleet, crew) and time.monotonic() < limit:
             if text != fleet.text():  # a backlog may take longer, but must become smaller
                 text, limit = fleet.text(), time.monotonic() + HEAL_SECONDS
             time.sleep(10 * AWHILE)
         found = check_journal(fleet.text(), fleet.facts()) + check_owners(fleet.transactions())
+        found += check_crew(fleet.text(), crew.facts(), fleet.facts())
+        found += [*crew.errors(), *crew.left_behind(), *unlogged(fleet.transactions(), SOAK_ROOT)]
         flips = FlipRules(SOAK_ROOT)
         flips.replay(fleet.transactions())
         limits = LimitRules(SOAK_ROOT)
@@ -56,13 +86,18 @@ def play(
             found += check_log(output)
         fleet.end_workers()
         found += fleet.shared.left_behind()
-        _report(fleet, growth, coordinator, seed, found)
+        _report(fleet, crew, growth, wanted, found)
         if found:
             for pid, text in fleet.outputs():
                 (folder / f"parent-{pid}.log").write_text(text)
         return found
     finally:
+        crew.close()
         fleet.close()
+
+
+def _is_over(fleet: SoakFleet, crew: OperatorCrew) -> bool:
+    return crew.heal() and not unfinished(fleet.text(), fleet.facts())
 
 
 def _befall(fleet: SoakFleet, growth: Growth, seconds: float) -> None:
@@ -83,13 +118,14 @@ def _befall(fleet: SoakFleet, growth: Growth, seconds: float) -> None:
 
 
 def _report(
-    fleet: SoakFleet, growth: Growth, coordinator: str, seed: int, found: list[str]
+    fleet: SoakFleet, crew: OperatorCrew, growth: Growth, wanted: Round, found: list[str]
 ) -> None:
     entries = read_journal(fleet.text())
     runs = Counter(each.kind for each in entries)
     faults = Counter(fleet.faults)
     print(
-        f"{coordinator} seed {seed}: {sum(fleet.sent.values())} messages, {runs['S']} runs,"
+        f"{wanted.coordinator} seed {wanted.seed}: {sum(fleet.sent.values())} messages,"
+        f" {runs['S']} runs,"
         f" {len(fleet.endless)} endless, {len(fleet.facts().letters)} dead letters,"
         f" {runs['L']} locks, {len(fleet.shared.sections)} sections of"
         f" {len(fleet.shared.sections) + fleet.shared.not_held},"
@@ -98,8 +134,49 @@ def _report(
         f" {sum(faults.values())} faults {dict(faults)}: {len(found)} violations",
         flush=True,
     )
+    if wanted.operators:
+        sent, faults = sum(crew.sent.values()), dict(crew.faults)
+        print(f"  operators: {sent} messages, {faults}, {summary(crew.facts())}", flush=True)
     for each in found[:20]:
         print(f"  {each}", flush=True)
+
+
+class Brokers:
+    """A PostgreSQL server, once a round needs it."""
+
+    def __init__(self) -> None:
+        self._server: PostgresqlServer | None = None
+
+    def url(self, kind: str) -> str:
+        """Return the address of a broker without messages, "" for a file."""
+        if kind == "embedded":
+            return ""
+        if self._server is None:
+            self._server = PostgresqlServer(durable=False)
+            self._server.start()
+        return prepared(self._server.address.url(self._server.address.create_database()))
+
+    def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            self._server.close()
+
+
+def _play_round(arguments: argparse.Namespace, number: int, brokers: Brokers) -> list[str]:
+    kinds = ("embedded", "zookeeper")
+    kind = kinds[number % 2] if arguments.coordinator == "both" else arguments.coordinator
+    stores = ("embedded", "postgresql") if missing() is None else ("embedded",)
+    store = stores[number // 2 % len(stores)] if arguments.broker == "both" else arguments.broker
+    seed = arguments.seed + number
+    with tempfile.TemporaryDirectory(prefix="soak-") as name:
+        folder = Path(name)
+        if arguments.keep:
+            folder = Path(arguments.keep).absolute() / f"{kind}-{store}-{seed}"
+            folder.mkdir(parents=True)
+        crew = arguments.operators if arguments.older is None else 0
+        broker = brokers.url(store)
+        seconds, older = arguments.seconds, arguments.older
+        return play(Round(kind, seed, seconds, folder, older, crew, broker))
 
 
 def main() -> int:
@@ -111,18 +188,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults in each round")
     parser.add_argument("--keep", help="folder for the files of rounds with violations")
     parser.add_argument("--older", type=Path, help="checkout of a version to run beside this one")
+    parser.add_argument("--operators", type=int, default=3, help="at a time; 0 for none")
+    parser.add_argument("--broker", choices=("embedded", "postgresql", "both"), default="both")
     arguments = parser.parse_args()
-    kinds = ("embedded", "zookeeper")
     violations = 0
-    for number in range(arguments.rounds):
-        kind = kinds[number % 2] if arguments.coordinator == "both" else arguments.coordinator
-        seed = arguments.seed + number
-        with tempfile.TemporaryDirectory(prefix="soak-") as name:
-            folder = Path(name)
-            if arguments.keep:
-                folder = Path(arguments.keep).absolute() / f"{kind}-{seed}"
-                folder.mkdir(parents=True)
-            violations += len(play(kind, seed, arguments.seconds, folder, arguments.older))
+    with closing(Brokers()) as brokers:
+        for number in range(arguments.rounds):
+            violations += len(_play_round(arguments, number, brokers))
     return 1 if violations else 0
 
 

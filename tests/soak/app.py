@@ -8,6 +8,7 @@ A line is one write to a file opened for appending, so the lines of all processe
 from __future__ import annotations
 
 import os
+import random
 import time
 from typing import Any
 
@@ -23,12 +24,16 @@ LIMIT, MOST_AT_ONCE = "crm", 3
 LOCK = "export"
 HELD = "plain-1*"
 """The queues of sections."""
+STUCK = 0.7
+"""Share of the attempts of a stuck message that fail."""
 
 app = qdo.App("soak", session_timeout_seconds=TIMEOUT_SECONDS, checkpoint_seconds=0.1)
 _path = os.environ.get("SOAK_JOURNAL", os.devnull)
 _journal = os.open(_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 _patient = qdo.Policy(attempts=100_000, backoff_seconds=0.02, backoff_max_seconds=0.1)
 _strict = qdo.Policy(attempts=BLOCK_ATTEMPTS, backoff_seconds=0.02, backoff_max_seconds=0.1)
+_two = {"attempts": 2, "backoff_seconds": 0.02, "backoff_max_seconds": 0.1}
+_letters, _blocks = qdo.Policy(**_two), qdo.Policy(**_two, then="block")
 
 
 def _note(kind: str, message: qdo.Message, fence: int = 0) -> None:
@@ -56,6 +61,8 @@ def _act(message: qdo.Message) -> None:
         raise ValueError("it fails once")
     elif kind == "die" and first:
         os._exit(1)
+    elif kind == "stuck" and random.random() < STUCK:
+        raise ValueError("an operator decides")
 
 
 @app.job("lock-*", policy=_patient)
@@ -73,6 +80,20 @@ def locked_job(message: qdo.Message, context: Any) -> None:
     _note("E", message)
 
 
+@app.job("opsbatch-*", policy=_letters, batch=4)
+def batch_job(batch: qdo.Batch, context: Any) -> None:
+    """Do what each message says."""
+    for index, message in enumerate(batch):
+        try:
+            job(message, context)
+        except Exception as error:
+            raise qdo.FailedAt(index) from error
+
+
+@app.job("opsblock-*", policy=_blocks)
+@app.job("opskey-*", policy=_letters, order="key")
+@app.job("gone-*", policy=_letters)
+@app.job("ops-*", policy=_letters)
 @app.job("limit-*", policy=_patient, limits=[LIMIT])
 @app.job(policy=_patient)
 @app.job("thread-*", policy=_patient, executor="thread")

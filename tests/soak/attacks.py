@@ -56,7 +56,7 @@ class AttackedFleet(SoakFleet):
 
     def __init__(self, folder: Path, coordinator: str) -> None:
         super().__init__(folder, coordinator, seed=1)
-        self._broker = open_broker(self._environment["QDO_BROKER"], "soak")
+        self._broker = open_broker(self.environment["QDO_BROKER"], "soak")
         self._client = connect(self._url, handler="threading")
         self.outsider = Outsider(self._client, Layout.of("soak"))
         self._over = threading.Event()

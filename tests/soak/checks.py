@@ -74,6 +74,7 @@ class Judged:
     outages: Sequence[tuple[float, float]] = ()
     sections: Sequence[tuple[float, float]] = ()
     most_at_once: int = MOST_AT_ONCE
+    died: Sequence[tuple[int, float]] = ()
 
 
 def read_journal(text: str) -> list[Entry]:
@@ -104,12 +105,14 @@ def check_journal(text: str, facts: Judged) -> list[str]:
     journal = read_journal(text)
     for entry in journal:
         by_queue[entry.queue].append(entry)
+    own = {queue: by_queue[queue] for queue in facts.sent}
     found = [f"lost: {queue} {number}" for queue, number in unfinished(text, facts)]
     for queue, entries in by_queue.items():
-        found += _order(entries, facts)
         found += _fences(entries, facts)
-        if not queue.startswith("key"):
+        if not queue.startswith(("key", "opskey", "opsbatch")):
             found += _overlaps(entries, facts)
+    for entries in own.values():
+        found += _order(entries, facts)
         found += _attempts(entries, facts)
     return [*found, *_limits(journal, facts), *_locks(journal, facts), *_sections(journal, facts)]
 
@@ -159,7 +162,7 @@ def _overlaps(entries: list[Entry], facts: Judged) -> Iterable[str]:
         for later in runs[index + 1 :]:
             if run.end is None or later.place > run.end:
                 break
-            if not _excused(run.first, later.first.at, facts):
+            if not excused(run.first, later.first.at, facts):
                 yield f"overlap: {later.first} while {run.first} was running"
 
 
@@ -176,7 +179,7 @@ def _runs(entries: Iterable[Entry]) -> list[SoakRun]:
     return runs
 
 
-def _excused(run: Entry, until: float, facts: Judged) -> bool:
+def excused(run: Entry, until: float, facts: Judged) -> bool:
     """Return whether the process of a run may not have known what happened meanwhile."""
     start = run.at - TIMEOUT_SECONDS
     return (
@@ -194,9 +197,9 @@ def _limits(journal: Iterable[Entry], facts: Judged) -> Iterable[str]:
             for run in runs[:index]
             if run.end is not None
             and run.end > later.place
-            and not _excused(run.first, later.first.at, facts)
+            and not excused(run.first, later.first.at, facts)
         ]
-        if len(beside) >= facts.most_at_once and not _excused(later.first, later.first.at, facts):
+        if len(beside) >= facts.most_at_once and not excused(later.first, later.first.at, facts):
             yield f"limit: {later.first} beside {len(beside)} others"
 
 
@@ -204,18 +207,14 @@ def _locks(journal: Iterable[Entry], facts: Judged) -> Iterable[str]:
     newest = 0
     for each in journal:
         if each.kind == "L":
-            if each.fence <= newest and not _excused(each, each.at, facts):
+            if each.fence <= newest and not excused(each, each.at, facts):
                 yield f"lock: {each} after a holder with fence {newest}"
             newest = max(newest, each.fence)
 
 
 def _sections(journal: Iterable[Entry], facts: Judged) -> Iterable[str]:
     for each in journal:
-        if (
-            each.kind == "S"
-            and fnmatchcase(each.queue, HELD)
-            and not _excused(each, each.at, facts)
-        ):
+        if each.kind == "S" and fnmatchcase(each.queue, HELD) and not excused(each, each.at, facts):
             for began, ended in facts.sections:
                 if began < each.at < ended:
                     yield f"section: {each} within {began} to {ended}"

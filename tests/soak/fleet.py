@@ -17,7 +17,7 @@ from typing import Any
 import qdo
 from qdo.brokers.registry import open_broker
 from tests.soak.app import MOST_AT_ONCE, TIMEOUT_SECONDS
-from tests.soak.checks import Judged
+from tests.soak.checks import Judged, read_journal
 from tests.soak.shared import SharedParts
 from tests.support.paths import ROOT
 from tests.support.processes import Proc, alive, children, whole_lines
@@ -59,7 +59,12 @@ class SoakFleet:
     """
 
     def __init__(
-        self, folder: Path, coordinator: str, seed: int, older: Path | None = None
+        self,
+        folder: Path,
+        coordinator: str,
+        seed: int,
+        older: Path | None = None,
+        broker: str = "",
     ) -> None:
         self.folder = folder
         self._trees = itertools.cycle([older or ROOT, ROOT])
@@ -77,14 +82,15 @@ class SoakFleet:
             self._ensemble = Ensemble(folder / "zookeeper", 1)
             self._ensemble.start()
             self._url = self._ensemble.url()
-        self._environment = {
-            "QDO_BROKER": f"sqlite:{folder / 'messages.db'}",
+        self.environment = {
+            "QDO_BROKER": broker or f"sqlite:{folder / 'messages.db'}",
             "QDO_COORDINATOR": self._url,
             "SOAK_JOURNAL": str(self.journal),
         }
-        self._app = qdo.App("soak", broker=self._environment["QDO_BROKER"])
+        self._app = qdo.App("soak", broker=self.environment["QDO_BROKER"])
         self._most_at_once = MOST_AT_ONCE if older is None else len(QUEUES)
         self.shared = SharedParts(self._url, seed)
+        self.died: list[tuple[int, float]] = []
         self._parents: list[Proc] = []
         self.ended: list[Proc] = []
 
@@ -116,7 +122,7 @@ class SoakFleet:
         """Start a parent with its processes."""
         options = ("tests.soak.app:app", "--processes", str(PROCESSES))
         tree = next(self._trees)
-        environment = {**self._environment, "PYTHONPATH": str(tree)}
+        environment = {**self.environment, "PYTHONPATH": str(tree)}
         proc = Proc.python("-m", "qdo.cli.worker", *options, env=environment, cwd=tree)
         self._parents.append(proc)
 
@@ -165,6 +171,7 @@ class SoakFleet:
     def _kill_child(self) -> None:
         pid = self._child()
         if pid is not None:
+            self.died.append((pid, time.monotonic()))
             self._signal(pid, signal.SIGKILL)
 
     def _drain_child(self) -> None:
@@ -241,11 +248,25 @@ class SoakFleet:
             self.outages,
             self.shared.sections,
             self._most_at_once,
+            [*self.died, *self._died_by_themselves()],
         )
+
+    def _died_by_themselves(self) -> Iterator[tuple[int, float]]:
+        """Return the processes that died in the middle of a run, and when it began."""
+        begun: dict[tuple[int, str, int], float] = {}
+        for each in read_journal(self.text()):
+            run = each.pid, each.queue, each.number
+            if each.kind == "S":
+                begun[run] = each.at
+            elif each.kind in "EX":
+                begun.pop(run, None)
+        for (pid, _, _), at in begun.items():
+            if not alive(pid):
+                yield pid, at
 
     def _dead_letters(self) -> set[tuple[str, int]]:
         """Return queue and number of every dead letter."""
-        broker = open_broker(self._environment["QDO_BROKER"], "soak")
+        broker = open_broker(self.environment["QDO_BROKER"], "soak")
         try:
             return {
                 (queue, json.loads(each.body)["n"])

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.limit_node import LimitNode, ShareHolders
 from qdo.fleet.protocol.live_settings import SettingsReport
 from qdo.fleet.settings_node import SettingsNode, SettingsVersion
@@ -123,3 +124,19 @@ class LimitRules:
             overtaken = self._overtaken.setdefault(worker, Counter())
             overtaken.update(began)
             self.most_overtaken = max(self.most_overtaken, *overtaken.values(), 0)
+
+
+def unlogged(log: Iterable[Txn], root: str) -> Iterator[str]:
+    """Return the changes of queues by operators that have no entry in the action log."""
+    queues, entries = f"{root}/queues/", f"{root}/actionlog/"
+    sought: dict[str, int] = {}
+    for txn in log:
+        logged = any(
+            each.path.startswith(entries) and each.data is not None for each in txn.changes
+        )
+        for change in txn.changes:
+            if change.path.startswith(queues):
+                seek = QueueNode.parse(change.data).seek if change.data is not None else 0
+                if seek > sought.get(change.path, 0) and not logged:
+                    yield f"audit: {change} at zxid {txn.zxid} without an entry"
+                sought[change.path] = seek
