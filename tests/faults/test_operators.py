@@ -71,7 +71,7 @@ COMMANDS = {
     "cancel": Killed(("cancel", "Q", "ID"), "cancel"),
     "delete": Killed(("delete", "Q", "--with-messages", "--yes"), "delete", again=(0, 6)),
     "pause": Killed(("pause", "Q"), "pause"),
-    "unblock": Killed(("unblock", "Q", "--skip", "--all"), "unblock", BLOCKED, again=(0, 5)),
+    "skip": Killed(("skip", "Q", "1"), "skip", BLOCKED, again=(0, 5)),
 }
 
 

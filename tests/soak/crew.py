@@ -18,13 +18,13 @@ from qdo.brokers.registry import open_broker
 from qdo.coordination.bulk_reads import read_children
 from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import NotBlockedError, QdoError
+from qdo.errors import NotFailingError, QdoError
 from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import read_entries
 from qdo.fleet.holds import read_holds, resume_hold
+from qdo.ops.decisions import decide
 from qdo.ops.delete import delete, plan_deletion
 from qdo.ops.messages.find import read_queue_node, waiting_rows
-from qdo.ops.unblock import failing, unblock
 from tests.soak.crew_queues import CREW_QUEUES, KEPT
 from tests.soak.ledger import OperatorRequest, RequestLedger, read_ledger
 from tests.soak.operator_rules import CrewFacts, StoredMessage
@@ -160,7 +160,7 @@ class OperatorCrew:
         if node is not None and node.deleted:
             self._delete(queue)
             return True
-        if failing(self._client, _LAYOUT, queue):
+        if node is not None and node.failures:
             self._skip(queue)
         if self._broker.delayed.numbers(queue):
             return True
@@ -168,9 +168,9 @@ class OperatorCrew:
         return next(waiting_rows(self._broker, queue, done, 1), None) is not None
 
     def _skip(self, queue: str) -> None:
-        with contextlib.suppress(NotBlockedError):
+        with contextlib.suppress(NotFailingError):
             id = self._own.asks("decide", queue, decision="skip", which="all")
-            decided = unblock(self._client, _LAYOUT, queue, "skip", "all", id)
+            decided = decide(self._client, _LAYOUT, queue, "skip", "all", id)
             self._own.told(id, positions=[each.position for each in decided])
 
     def _delete(self, queue: str) -> None:

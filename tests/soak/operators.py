@@ -19,6 +19,7 @@ from typing import Any
 
 from qdo.brokers.registry import open_broker
 from qdo.coordination.client import connect
+from qdo.coordination.queue_admin import Which
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
 from qdo.fleet.actions import list_workers
@@ -27,13 +28,13 @@ from qdo.ops import dead_letters
 from qdo.ops.checkpoints.exporting import read_checkpoints
 from qdo.ops.checkpoints.importing import execute_step, plan_import
 from qdo.ops.checkpoints.lines import Checkpoint
+from qdo.ops.decisions import OperatorDecision, decide, read_queue
 from qdo.ops.delete import delete, plan_deletion
 from qdo.ops.messages.cancel import cancel
 from qdo.ops.messages.find import id_of_row, read_queue_node, waiting_rows
 from qdo.ops.messages.purge import plan_purge, purge
 from qdo.ops.placement.moving import execute_move, plan_move
 from qdo.ops.seek import EARLIEST, execute, plan_seek
-from qdo.ops.unblock import Decision, failing, unblock
 from tests.soak.crew_queues import DELETED, KEPT
 from tests.soak.ledger import RequestLedger
 
@@ -240,14 +241,14 @@ class SoakOperator:
 
     def _decide(self) -> None:
         queue = self._queue()
-        found = failing(self._client, self._layout, queue)
+        found = read_queue(self._client, self._layout, queue).failures
         if not found:
             return
-        decision: Decision = self._random.choice(("retry", "skip", "dead-letter"))
-        position = self._random.choice(found).position
-        which = self._random.choice(("first", "all", position, position))
+        decision: OperatorDecision = self._random.choice(("retry", "skip", "dead-letter"))
+        some = tuple(each.position for each in self._random.sample(found, 1))
+        which: Which = self._random.choice(("first", "all", some, some))
         with self._request("decide", queue, decision=decision, which=which) as (id, answer):
-            decided = unblock(self._client, self._layout, queue, decision, which, id)
+            decided = decide(self._client, self._layout, queue, decision, which, id)
             answer["positions"] = [each.position for each in decided]
 
     def _letters(self) -> None:
