@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import count
 
+from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.limit_node import LimitNode, ShareHolder
-from tests.soak.log_rules import LimitRules
+from tests.soak.log_rules import LimitRules, unlogged
 from tests.support.zookeeper_txn_log import NodeChange, Txn
 
 
@@ -42,3 +43,11 @@ def test_turns_of_others_are_counted_while_one_waits() -> None:
     rules = rules_of(*turns, held(0, 0, 1))
     assert rules.turns == {"a": 2, "b": 2, "c": 1}
     assert rules.most_overtaken == 2
+
+
+def test_changes_of_operators_without_an_entry_are_noticed() -> None:
+    entry = NodeChange("/qdo/actionlog/1-a", b"{}")
+    changes = [NodeChange("/qdo/queues/a", QueueNode(seek=seek).encode()) for seek in range(3)]
+    logged = [Txn(zxid, 1, (each, entry)) for zxid, each in enumerate(changes)]
+    assert list(unlogged(logged, "/qdo")) == []
+    assert len(list(unlogged([logged[0], logged[1], Txn(3, 1, (changes[2],))], "/qdo"))) == 1
