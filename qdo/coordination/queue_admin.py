@@ -238,15 +238,13 @@ def remove(
 
     def decide(folder: Node) -> list[Op] | None:
         nonlocal owner
-        found = read(client, path)
+        found, owner = read(client, path), ""
         if not isinstance(folder, NodeRead) or not isinstance(found, NodeRead):
-            owner = ""
             return None
         node = QueueNode.parse(found.data)
-        owner = node.owner
-        if owner and isinstance(read(client, layout.worker(owner)), NodeRead):
+        if node.owner and isinstance(read(client, layout.worker(node.owner)), NodeRead):
+            owner = node.owner
             return None
-        owner = ""
         if not node.deleted:  # restored in between: it has the progress of newer messages
             return None
         written = SetOp(layout.queues, folder.data, folder.version)
