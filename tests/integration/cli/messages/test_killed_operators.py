@@ -1,16 +1,13 @@
 """An operator dies at any transaction, or a worker before it knows of a request.
 
-`tests/integration/cli/messages` kills them during `qdo cancel` and `qdo purge`, and
-`tests/integration/coordination/test_moves.py` during `qdo move`.
+`test_cancel`, `test_purge` and `tests/integration/coordination/test_moves.py` kill them, too.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -73,20 +70,6 @@ COMMANDS = {
     "pause": Killed(("pause", "Q"), "pause"),
     "skip": Killed(("skip", "Q", "1"), "skip", BLOCKED, again=(0, 5)),
 }
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[OperatorDesk]:
-    desk = OperatorDesk("desk", tmp_path, f"sqlite:{tmp_path / 'coordination.db'}")
-    yield desk
-    desk.close()
-
-
-@pytest.fixture(params=["embedded_url", "zookeeper_url"])
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OperatorDesk]:
-    desk = OperatorDesk("desk", tmp_path, request.getfixturevalue(request.param))
-    yield desk
-    desk.close()
 
 
 def state(desk: OperatorDesk, queue: str) -> tuple[bytes | None, bool]:
