@@ -77,7 +77,7 @@ class ObjectTooLargeError(QdoError):
 class PositionTrimmedError(QdoError):
     """queue {queue!r} is stuck: the record at its recorded position ({position}, of {time}) is
     no longer in stream {stream!r}, which keeps records for {hours} hours; messages may be lost.
-    Continue with the remaining records by `qdo seek {queue} earliest --execute`, or set
+    Continue with the remaining records by `qdo seek {queue} earliest --yes`, or set
     trimmed=oldest in the broker's address to let all such queues continue"""
 
     exit_code = 5

@@ -308,7 +308,7 @@ class PartialSendError(PartialFailureError):
 
 
 class ConfirmationRequiredError(QdoError):
-    """{what} cannot be undone; add --yes to confirm"""
+    """nothing was changed; add --yes to {what}"""
 
     exit_code = 5
 

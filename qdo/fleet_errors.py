@@ -112,7 +112,7 @@ class PermitLostError(QdoError):
 
 class HoldsUnreadableError(QdoError):
     """the holds of the fleet cannot be read: {reason}; remove all of them with
-    `qdo resume --all`"""
+    `qdo resume --all --yes`"""
 
     exit_code = 5
 

@@ -94,6 +94,11 @@ Java code, a character beyond U+FFFF, such as an emoji, is two surrogates."""
 
 
 @functools.lru_cache(maxsize=4096)
+def is_glob(text: str) -> bool:
+    """Return whether a text may match several names."""
+    return any(character in text for character in "*?[")
+
+
 def name_error(name: str) -> str | None:
     """Return why `name` cannot be a znode name, None if it can.
 

@@ -4,47 +4,42 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
 from qdo.brokers.registry import positions_of
+from qdo.cli.changing import Consent
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import require_app
-from qdo.cli.output import emit, print_message
+from qdo.cli.output import emit
 from qdo.coordination.queue_admin import Which, chosen
 from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord
 from qdo.errors import (
     AlreadyDecidedError,
-    ConfirmationRequiredError,
     MessageNotFailingError,
     NotFoundError,
     UsageError,
 )
-from qdo.ops.decisions import COMMANDS, OperatorDecision, check_store, decide, id_of, read_queue
+from qdo.ops.decisions import OperatorDecision, check_store, decide, id_of, read_queue
 from qdo.positions import TIME_POSITIONS, format_position
 from qdo.settings.settings import Settings
 from qdo.text import pluralize
 
 _COLUMNS = ("queue", "id", "attempts", "decision", "error")
+_VERBS: Mapping[OperatorDecision, str] = {
+    "retry": "retry",
+    "skip": "skip",
+    "dead-letter": "store as dead letters",
+}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def dry_run_option(function: _Function) -> _Function:
-    """Add --dry-run, as `dry_run`."""
-    return click.option("--dry-run", is_flag=True, help="Only show which messages these are.")(
-        function
-    )
-
-
-def all_options(function: _Function) -> _Function:
-    """Add --all, as `every`, and --yes."""
-    with_yes = click.option("--yes", is_flag=True, help="Confirm --all for several messages.")(
-        function
-    )
+def all_option(function: _Function) -> _Function:
+    """Add --all, as `every`."""
     return click.option(
         "--all", "every", is_flag=True, help="All messages that fail or block the queue."
-    )(with_yes)
+    )(function)
 
 
 def decide_about(
@@ -55,12 +50,12 @@ def decide_about(
     *,
     schema: str,
     form: str,
-    reason: str,
-    dry_run: bool,
+    consent: Consent,
     every: bool = False,
-    yes: bool = False,
 ) -> None:
     """Decide about the messages that a command names, and print them.
+
+    A skipped message is dropped, so that decision is always to be confirmed.
 
     :param ids: ids or positions of messages. Without any: the first, or with `every` all.
     """
@@ -82,15 +77,21 @@ def decide_about(
         which: Which = "all" if every else "first"
         if ids:
             which = tuple(_position(queue, id, node.failures, names) for id in ids)
-        decided = chosen(node, queue, which)
-        if not dry_run:
-            if every and len(decided) > 1 and not yes:
-                _confirm(f"`qdo {COMMANDS[decision]}` for {pluralize(len(decided), 'message')}")
-            decided = decide(client, layout, queue, decision, which, reason)
-    items = [_item(queue, each, names, decision, settings) for each in decided]
-    emit(schema, items, form, {name: name.upper() for name in _COLUMNS})
-    if dry_run:
-        print_message("nothing was changed; leave out --dry-run to decide about these messages")
+        decided, executed = chosen(node, queue, which), False
+
+        def show(form: str, out: TextIO) -> None:
+            items = [
+                _item(queue, each, names, decision, settings) | {"executed": executed}
+                for each in decided
+            ]
+            emit(schema, items, form, {name: name.upper() for name in _COLUMNS}, out)
+
+        what = f"{_VERBS[decision]} {pluralize(len(decided), 'message')}"
+        asks = decision == "skip" or (every and len(decided) > 1)
+        if not consent.given(what, show, form, asks=asks):
+            return
+        decided, executed = decide(client, layout, queue, decision, which, consent.reason), True
+    show(form, sys.stdout)
 
 
 def _position(
@@ -103,17 +104,6 @@ def _position(
                 raise AlreadyDecidedError(queue=queue, message=name, decision=failure.decision)
             return failure.position
     raise MessageNotFailingError(queue=queue, message=name)
-
-
-def _confirm(what: str) -> None:
-    if not sys.stdin.isatty():
-        raise ConfirmationRequiredError(what=what)
-    try:
-        sure = click.confirm(f"{what} cannot be undone; continue?", err=True)
-    except click.Abort:
-        sure = False
-    if not sure:
-        raise ConfirmationRequiredError(what=what)
 
 
 def _item(

@@ -108,6 +108,8 @@ def cell(value: Any) -> str:
     """Return a value as a table cell: "-" for no value, no line breaks, nothing invisible."""
     if value is None or value == "":
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return str(value) if isinstance(value, int | float) else printable(" ".join(str(value).split()))
 
 
@@ -118,7 +120,8 @@ def width_of(stream: TextIO) -> int | None:
 
 def _numeric_columns(items: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[bool]:
     first = next(iter(items), {})
-    return [isinstance(first.get(key), int | float) for key in columns]
+    values = [first.get(key) for key in columns]
+    return [isinstance(each, int | float) and not isinstance(each, bool) for each in values]
 
 
 def print_message(message: str) -> None:
@@ -142,9 +145,9 @@ def forget_stdout() -> None:
 
 
 def values_text(values: Mapping[str, Any] | None) -> str:
-    """Return the known values for a table, such as `last=7`."""
+    """Return the values that are given for a table, such as `last=7`."""
     return " ".join(
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
         for name, value in (values or {}).items()
-        if value is not None
+        if value not in (None, "")
     )

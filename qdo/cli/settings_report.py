@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.errors import SettingsError
 from qdo.fleet.live_settings import SettingsChange
-from qdo.fleet.settings_node import SettingsNode, SettingsVersion
+from qdo.fleet.settings_node import SettingsVersion
 from qdo.settings.listing import pins_of
 from qdo.settings.live_toml import differences
 from qdo.text import join_some, pluralize
 
 
-def report_dry_run(node: SettingsNode, text: str, form: str) -> None:
-    """Show what a change would change."""
-    changed = differences(node.text, text)
-    if not changed:
-        print_message("hint: nothing would change")
-    items = [{"setting": name, "before": old, "after": new} for name, (old, new) in changed.items()]
-    if form == "table":
-        items = [{key: _value(each) for key, each in item.items()} for item in items]
-    columns = {name: name.upper() for name in ("setting", "before", "after")}
-    emit("qdo.settings-changes/1", items, form, columns)
+def show_change(
+    version: int,
+    changed: Mapping[str, tuple[Any, Any]],
+    workers: int,
+    form: str,
+    out: TextIO | None = None,
+    *,
+    seconds: float | None = None,
+) -> None:
+    """Show a change of live settings.
+
+    :param workers: the number of registered workers.
+    :param seconds: how long it took until they used it; None if it is not made.
+    """
+    item = {
+        "version": version,
+        "changes": changes_text(changed) if form == "table" else _changes_of(changed),
+        "workers": workers,
+        "seconds": None if seconds is None else round(seconds, 3),
+        "executed": seconds is not None,
+    }
+    columns = {name: name.upper() for name in ("version", "changes", "workers", "seconds")}
+    emit("qdo.settings-change/1", [item], form, columns, out)
 
 
 def report_workers(outcome: SettingsChange, changed: Mapping[str, Any]) -> None:
@@ -48,7 +61,7 @@ def pins_text(origins: Mapping[str, str], count: int) -> str:
     return f"{len(origins)} of {pluralize(count, 'worker')} ({where})"
 
 
-def changes_of(changed: Mapping[str, tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
+def _changes_of(changed: Mapping[str, tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
     """Return changes as JSON."""
     return {name: {"before": old, "after": new} for name, (old, new) in changed.items()}
 

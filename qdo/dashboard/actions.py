@@ -55,7 +55,7 @@ def pause() -> str | Response:
     """Pause the queues that match a glob."""
     glob = request.form.get("glob", "").strip()
     if not glob.strip("*"):
-        raise UsageError(reason="a pause of all queues needs the command: qdo pause --all '*'")
+        raise UsageError(reason="a pause of all queues needs the command: qdo pause '*' --yes")
     lasting = request.form.get("lasting", "")
     if lasting not in LASTING:
         raise UsageError(reason=f"a pause must last {', '.join(LASTING)}, got {lasting!r}")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp, NodeRead, Op
 from qdo.coordination.side.connection import SideConnection
-from qdo.coordination.transactions import Node, change, make_folder
+from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
 from qdo.fleet.protocol.folder_view import FolderView
@@ -57,6 +57,7 @@ class CoordinatorDocuments:
     :param client: a connected client, for this only.
     :param timeout_seconds: how long the first read of a set waits for its copy.
     :param record: makes the entry of a change in the action log, from the document before it.
+    :param dry_run: `perform` only checks a change.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class CoordinatorDocuments:
         timeout_seconds: float,
         writer: str,
         record: Callable[[Node], CreateOp] | None = None,
+        dry_run: bool = False,
     ) -> None:
         self._record = record
+        self._dry_run = dry_run
         self.pid = os.getpid()
         self.writer = writer
         self._client = client
@@ -149,6 +152,9 @@ class CoordinatorDocuments:
             guess = None  # an entry in the action log names the version that was replaced
 
         def perform() -> int:
+            if self._dry_run:
+                decide(read(client, path))
+                return 0
             answer = change(client, path, decided, root=root, is_mine=is_mine, guess=guess)
             return answer.zxid if answer is not None else 0
 

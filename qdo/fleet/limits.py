@@ -77,24 +77,41 @@ def _rate(name: str, text: str) -> float:
         raise LimitValueError(name=name, value="rate", needs=needs, found=text) from error
 
 
-def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> LimitNode:
-    """Create or change a limit; return it as it is now. Shares in use are kept.
+def plan_limit(
+    client: Client | None, layout: Layout, name: str, wish: LimitWish
+) -> tuple[LimitNode | None, LimitNode]:
+    """Return a limit as it is, None without one, and as `set_limit` makes it. Changes nothing.
 
+    :param client: None if the coordinator is a file that does not exist yet.
     :raises SharedNameError: the name is not possible.
     :raises LimitValueError: a value is not possible.
     :raises LimitTermsError: values that belong together are missing.
     :raises OldFleetError: a worker is too old for limits.
-    :raises NodeRefusedError: this account may not change the limit.
-    :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
     """
     path = layout.fleet.limit(checked_name("limit", name))
     wish.applied(name, LimitNode(max=0, rate=1.0))  # check values before anything is created
+    if client is None:
+        return None, wish.applied(name, LimitNode())
     require_level(client, layout, LIMITS_LEVEL, "limits")
+    node = read(client, path)
+    before = LimitNode.parse(node.data) if isinstance(node, NodeRead) else None
+    return before, wish.applied(name, before or LimitNode())
+
+
+def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> LimitNode:
+    """Create or change a limit; return it as it is now. Shares in use are kept.
+
+    :raises SharedNameError, LimitValueError, OldFleetError: see `plan_limit`.
+    :raises NodeRefusedError: this account may not change the limit.
+    :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
+    """
+    plan_limit(client, layout, name, wish)
+    path = layout.fleet.limit(name)
     make_folder(client, layout.fleet.limits)
     after = LimitNode()
 
     def is_mine(node: NodeRead) -> bool:
-        return _terms(LimitNode.parse(node.data)) == _terms(after)
+        return limit_terms(LimitNode.parse(node.data)) == limit_terms(after)
 
     with AuditTrail(client, layout, "limits set", wish.reason or "").change(name) as entry:
 
@@ -105,15 +122,27 @@ def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> Lim
             write: Op = CreateOp(path, after.encode())
             if isinstance(node, NodeRead):
                 write = SetOp(path, after.encode(), node.version)
-            return [write, entry(_terms(before), _terms(after))]
+            return [write, entry(limit_terms(before), limit_terms(after))]
 
         change(client, path, decide, root=layout.root, is_mine=is_mine)
     return after
 
 
-def _terms(node: LimitNode) -> dict[str, Any]:
+def limit_terms(node: LimitNode) -> dict[str, Any]:
     """Return what operators set."""
     return {"max": node.max, "rate": node.rate, "burst": node.burst, "reason": node.reason}
+
+
+def find_limit(client: Client | None, layout: Layout, name: str) -> LimitNode:
+    """Return a limit.
+
+    :param client: None if the coordinator is a file that does not exist yet.
+    :raises LimitNotFoundError: there is none.
+    """
+    found = list_limits(client, layout) if client is not None else {}
+    if checked_name("limit", name) not in found:
+        raise LimitNotFoundError(name=name, hint=did_you_mean(name, found))
+    return found[name]
 
 
 def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") -> None:
@@ -123,15 +152,14 @@ def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") ->
     :raises NodeRefusedError: this account may not delete it.
     :raises CoordinatorUnreachableError: no answer in time; the change may have taken effect.
     """
-    path = layout.fleet.limit(checked_name("limit", name))
-    if not isinstance(read(client, path), NodeRead):
-        raise LimitNotFoundError(name=name, hint=did_you_mean(name, list_limits(client, layout)))
+    find_limit(client, layout, name)
+    path = layout.fleet.limit(name)
     with AuditTrail(client, layout, "limits delete", reason).change(name) as entry:
 
         def decide(node: Node) -> Sequence[Op] | None:
             if not isinstance(node, NodeRead):
                 return None
-            before = _terms(LimitNode.parse(node.data))
+            before = limit_terms(LimitNode.parse(node.data))
             return [DeleteOp(path, node.version), entry(before, {})]
 
         change(client, path, decide, root=layout.root)

@@ -18,10 +18,9 @@ from qdo.errors import NotFoundError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.names import writer
 from qdo.fleet.protocol.live_settings import SettingsReport
-from qdo.fleet.settings_node import MAX_TEXT_BYTES, SettingsNode, SettingsVersion
+from qdo.fleet.settings_node import SettingsNode, SettingsVersion, check_size
 from qdo.fleet_errors import (
     LiveSettingsReplacedError,
-    LiveSettingsSizeError,
     LiveSettingsUnreadableError,
     SettingsRefusedError,
     SettingsUnansweredError,
@@ -75,14 +74,15 @@ def version_path(layout: Layout, number: int) -> str:
     return f"{layout.fleet.settings}/{number:010d}"
 
 
-def read_settings(client: Client, layout: Layout) -> SettingsNode:
+def read_settings(client: Client, layout: Layout, *, damaged: bool = False) -> SettingsNode:
     """Return the live settings.
 
+    :param damaged: return them also if the node was damaged.
     :raises LiveSettingsUnreadableError: the node was damaged.
     :raises NodeRefusedError: the account may not read them.
     :raises CoordinatorUnreachableError: no answer in time.
     """
-    return _parsed(read(client, layout.fleet.settings))
+    return _parsed(read(client, layout.fleet.settings), damaged)
 
 
 def read_version(client: Client, layout: Layout, number: int) -> SettingsVersion:
@@ -197,11 +197,10 @@ def propose(
         if text == found.text and found.fault is None:
             proposal = None
             return None
-        if len(text.encode()) > MAX_TEXT_BYTES:
-            raise LiveSettingsSizeError(limit=MAX_TEXT_BYTES, found=len(text.encode()))
+        check_size(text)
         if not isinstance(node, NodeRead):  # no worker has ever started
             make_folder(client, path)
-        number = found.number + 1 if found.current else _first_number(client, layout)
+        number = next_number(client, layout, found)
         proposal = SettingsVersion(id, number, text, who, round(time.time(), 3), why)
         return [SetOp(path, SettingsNode(found.current, proposal).encode(), _version_of(node))]
 
@@ -315,8 +314,10 @@ def _parsed(node: Node, damaged: bool = False) -> SettingsNode:
     return found
 
 
-def _first_number(client: Client, layout: Layout) -> int:
-    """Return a number behind all kept versions, for a node that lost the one in force."""
+def next_number(client: Client, layout: Layout, node: SettingsNode) -> int:
+    """Return the number of the next version: behind all kept ones if none is in force."""
+    if node.current:
+        return node.number + 1
     names = read_children(client, [layout.fleet.settings]).get(layout.fleet.settings, [])
     return 1 + max((int(name) for name in names if is_version_name(name)), default=0)
 

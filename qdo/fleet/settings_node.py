@@ -9,6 +9,7 @@ from typing import Any
 
 from qdo.coordination.znodes.layout import is_version_name
 from qdo.coordination.znodes.values import encode, load, shown, unix_time
+from qdo.fleet_errors import LiveSettingsSizeError
 
 MAX_TEXT_BYTES = 64 * 1024
 """Of one version. The node holds two, and JSON may need three times as many bytes for each."""
@@ -122,3 +123,9 @@ class SettingsNode:
     def encode(self) -> bytes:
         found = {"current": self.current, "proposal": self.proposal}
         return encode({key: each.dump() for key, each in found.items() if each is not None})
+
+
+def check_size(text: str) -> None:
+    """Raise LiveSettingsSizeError for live settings that are too long."""
+    if len(text.encode()) > MAX_TEXT_BYTES:
+        raise LiveSettingsSizeError(limit=MAX_TEXT_BYTES, found=len(text.encode()))

@@ -49,8 +49,8 @@ def differences_of(client: Client, paths: Sequence[str]) -> list[AclDifference]:
     return differences
 
 
-def apply_acls(client: Client, differences: Sequence[AclDifference]) -> list[str]:
-    """Give these nodes their lists; return those that were refused, with the reasons.
+def apply_acls(client: Client, differences: Sequence[AclDifference]) -> dict[str, str]:
+    """Give these nodes their lists; return the paths that were refused, with the reasons.
 
     The order is kept, so the node of the app comes last: workers with acl = "required" check it,
     and must not start while nodes below it are open.
@@ -62,11 +62,11 @@ def apply_acls(client: Client, differences: Sequence[AclDifference]) -> list[str
         return client.set_acls_async(path, client.access.acl_of(path))
 
     paths = [each.path for each in differences]
-    return [
-        f"{path} ({describe(answer)})"
+    return {
+        path: describe(answer)
         for path, answer in pipelined(client, send, paths)
         if isinstance(answer, Exception)
-    ]
+    }
 
 
 def _paths(client: Client, root: str) -> Iterator[str]:

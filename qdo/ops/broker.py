@@ -22,18 +22,26 @@ def broker_node(client: Client, layout: Layout) -> BrokerNode | None:
     return found[0] if found else None
 
 
-def reset_broker(client: Client, layout: Layout, reason: str = "") -> None:
-    """Forget the broker file of an app: the next worker that registers decides.
+def check_reset(client: Client, layout: Layout) -> None:
+    """Check that no worker uses the broker file of an app.
 
-    :param reason: for the action log.
     :raises WorkersRegisteredError: workers use the file; they would not notice the change.
-    :raises NodeRefusedError: this account may not do it.
-    :raises AuditRefusedError: this account may not write to the action log.
     """
     workers = read_children(client, [layout.workers]).get(layout.workers)
     if workers:
         app = layout.root.rpartition("/")[2]
         raise WorkersRegisteredError(app=app, workers=join_some(sorted(workers)))
+
+
+def reset_broker(client: Client, layout: Layout, reason: str = "") -> None:
+    """Forget the broker file of an app: the next worker that registers decides.
+
+    :param reason: for the action log.
+    :raises WorkersRegisteredError: see `check_reset`.
+    :raises NodeRefusedError: this account may not do it.
+    :raises AuditRefusedError: this account may not write to the action log.
+    """
+    check_reset(client, layout)
     with AuditTrail(client, layout, "broker file --reset", reason).change("broker") as entry:
 
         def decide(node: Node) -> list[Op] | None:

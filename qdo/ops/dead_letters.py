@@ -16,6 +16,7 @@ from qdo.encoding import DUE, ID, SENT, parsed, stored_time
 from qdo.errors import NotFoundError, UsageError
 from qdo.ops.bodies import body_value, decrypted
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_of_time
+from qdo.queues import is_glob
 
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
@@ -80,7 +81,7 @@ def find(broker: Broker, wanted: Filter, now: float) -> list[Letter]:
     """
     older, newer = wanted.older_seconds, wanted.newer_seconds
     entries = broker.dead_letters.find(
-        None if _is_glob(wanted.queues) else wanted.queues,
+        None if is_glob(wanted.queues) else wanted.queues,
         error=wanted.error,
         since=None if newer is None else now - newer,
         until=None if older is None else now - older,
@@ -210,10 +211,6 @@ def _letter(broker: Broker, entry: DeadLetterEntry) -> Letter:
 
 def _key(letter: Letter) -> tuple[str, int]:
     return letter.entry.queue, letter.entry.position
-
-
-def _is_glob(text: str) -> bool:
-    return any(character in text for character in "*?[")
 
 
 def _chunks(letters: Sequence[Letter]) -> Iterator[list[Letter]]:

@@ -305,7 +305,7 @@ def test_a_fenced_write_counts_every_message_once(shell: Shell) -> None:
     for _ in range(2):
         shell.run(f"qdo-worker totals:app {WORK}")
         assert shell.run("python total.py") == "('till', 6)\n"
-        shell.run("qdo seek --app totals till earliest --execute")
+        shell.run("qdo seek --app totals till earliest --yes")
 
 
 def test_positions_move_to_another_coordinator(shell: Shell) -> None:

@@ -343,7 +343,7 @@ def test_keys_rotate_in_a_fleet_under_load(tmp_path: Path) -> None:
         wait_until(lambda: send_for(0.2) is None and newest_key(stage.broker) == new, "the new key")
         total = next(sent)
         wait_until(lambda: len(lines()) == total, f"{total} messages", 60.0)
-        keys_command("retire", old, "--delete")
+        keys_command("retire", old, "--delete", "--yes")
         app.send_many([("q", number) for number in range(total, total + 20)])
         wait_until(lambda: len(lines()) == total + 20, "the last messages", 60.0)
     assert lines() == [str(number) for number in range(total + 20)]

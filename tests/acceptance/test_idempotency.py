@@ -94,6 +94,6 @@ def test_a_new_coordinator_needs_its_fences_reset(folder: Path) -> None:
     assert "no longer owned" in run(folder, *QDO, "dead-letters", "list", "-o", "jsonl").out
     (folder / "reset.py").write_text(RESET)
     run(folder, "reset.py")
-    run(folder, *QDO, "dead-letters", "retry", "ada", "--all")
+    run(folder, *QDO, "dead-letters", "retry", "ada", "--all", "--yes")
     run(folder, *WORKER, "--burst")
     assert rows(folder, "SELECT * FROM accounts") == [("ada", 10)]

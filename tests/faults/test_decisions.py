@@ -15,7 +15,7 @@ from tests.support.processes import Proc, wait_until
 HOUR = qdo.Policy(attempts=9, backoff_seconds=3600, backoff_max_seconds=3600)
 COMMANDS = {
     "retry": ("retry-now", "q"),
-    "skip": ("skip", "q"),
+    "skip": ("skip", "--yes", "q"),
     "dead-letter": ("dead-letters", "add", "q"),
 }
 KILLED_COMMAND = """

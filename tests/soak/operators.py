@@ -174,7 +174,7 @@ class SoakOperator:
     def _seek(self, queue: str, target: str) -> None:
         plan = plan_seek(self._client, self._layout, self._broker, queue, target)
         with self._request("seek", queue, last=plan.after.last) as (id, _):
-            if self._by_command(id, "seek", queue, target, "--execute") is None:
+            if self._by_command(id, "seek", queue, target, "--yes") is None:
                 execute(self._client, self._layout, plan, id)
 
     def _purge(self) -> None:
@@ -225,7 +225,7 @@ class SoakOperator:
 
     def _cancel_named(self, queue: str, named: dict[str, int]) -> None:
         with self._request("cancel", queue, named=named) as (id, answer):
-            rows = self._by_command(id, "cancel", queue, *named)
+            rows = self._by_command(id, "cancel", queue, *named, "--yes")
             if rows is not None:
                 for row in rows:
                     name = row["id"] if row["id"] in named else row["position"]

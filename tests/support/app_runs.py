@@ -141,7 +141,7 @@ class OperatorDesk(AppRuns):
 
     def outcomes(self, *ids: str, code: int = 0, queue: str = "q") -> list[str]:
         """Cancel messages; return what became of each."""
-        return [each["outcome"] for each in self.items("cancel", queue, *ids, code=code)]
+        return [each["outcome"] for each in self.items("cancel", "--yes", queue, *ids, code=code)]
 
     def bodies(self, queue: str = "q") -> list[str]:
         """Return the bodies of all runs."""

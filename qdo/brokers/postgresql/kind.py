@@ -38,14 +38,26 @@ def _script(url: str, partition_seconds: int) -> str:
     return script(address.schema, partition_seconds)
 
 
+def _is_missing(url: str) -> bool:
+    address = _address(url)
+    from qdo.brokers.postgresql.schema import is_missing
+
+    return _in_session(address, lambda connection: is_missing(connection, address))
+
+
 def _create(url: str, partition_seconds: int) -> bool:
     address = _address(url)
     from qdo.brokers.postgresql.schema import create
+
+    return _in_session(address, lambda connection: create(connection, address, partition_seconds))
+
+
+def _in_session(address: SchemaAddress, work: Callable[[Any], bool]) -> bool:
     from qdo.brokers.postgresql.session import PostgresqlSession
 
     session = PostgresqlSession(address)
     try:
-        return session.run(lambda connection: create(connection, address, partition_seconds))
+        return session.run(work)
     finally:
         session.close()
 
@@ -72,6 +84,6 @@ def _connector(url: str) -> Callable[[], Any]:
 KIND = BrokerKind(
     open=_open,
     address_error=partial(parse_error, postgresql_address),
-    schema=BrokerSchema(script=_script, create=_create, grants=_grants),
+    schema=BrokerSchema(script=_script, is_missing=_is_missing, create=_create, grants=_grants),
     connector=_connector,
 )

@@ -158,6 +158,15 @@ def check_format(connection: PostgresqlConnection, address: SchemaAddress) -> No
         )
 
 
+def is_missing(connection: PostgresqlConnection, address: SchemaAddress) -> bool:
+    """Return whether `create` would create the schema; it raises the same errors."""
+    check_server(connection, address)
+    if found_format(connection, address) is None:
+        return True
+    check_format(connection, address)
+    return False
+
+
 def create(
     connection: PostgresqlConnection, address: SchemaAddress, partition_seconds: int
 ) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TextIO
 
 import click
 
+from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, reason_option, require_app, with_settings
+from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import PartialFailureError, SettingsError
@@ -18,6 +22,7 @@ from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize
 
 _OPTIONS = ("app", "coordinator", "namespace", "connect_seconds")
+_COLUMNS = {"path": "NODE", "found": "FOUND", "expected": "EXPECTED"}
 DIFFERENT = 1
 """Exit code of `qdo acl check` if the rights on a node differ."""
 
@@ -48,10 +53,10 @@ def check(form: str, settings: Settings) -> int:
 
 
 @acl.command()
-@reason_option
+@changing
 @with_settings(*_OPTIONS)
 @output_option
-def apply(reason: str, form: str, settings: Settings) -> None:
+def apply(consent: Consent, form: str, settings: Settings) -> None:
     """Give every node the rights of the settings; list the nodes that differed.
 
     This needs an account with all rights on these nodes.
@@ -60,16 +65,21 @@ def apply(reason: str, form: str, settings: Settings) -> None:
     with open_connections(settings, broker=False) as connections:
         client = connections.client
         differences = acl_differences(client, connections.layout) if client else []
-        refused = apply_acls(client, differences) if client else []
+        what = f"correct the rights on {pluralize(len(differences), 'node')}"
+        asks = len(differences) > 1
+        if not consent.given(what, partial(_show_applied, differences, None), form, asks=asks):
+            return
+        refused = apply_acls(client, differences) if client else {}
         if client is not None and len(differences) > len(refused):
-            _log(AuditTrail(client, connections.layout, "acl apply", reason), differences, refused)
-    _show(differences, form)
+            trail = AuditTrail(client, connections.layout, "acl apply", consent.reason)
+            _log(trail, differences, refused)
+    _show_applied(differences, refused, form)
     if refused:
         raise PartialFailureError(
             done=len(differences) - len(refused),
             total=len(differences),
             what="nodes have the rights of the settings now",
-            rest=join_some(refused),
+            rest=join_some([f"{path} ({why})" for path, why in refused.items()]),
         )
     print_message(f"corrected {pluralize(len(differences), 'node')}")
 
@@ -84,7 +94,7 @@ def account(settings: Settings) -> None:
     click.echo(f"{found.identity.scheme}:{found.identity.id}")
 
 
-def _log(audit: AuditTrail, differences: Sequence[AclDifference], refused: Sequence[str]) -> None:
+def _log(audit: AuditTrail, differences: Sequence[AclDifference], refused: Collection[str]) -> None:
     """Write the entry in the action log: rights cannot be changed in a transaction."""
     before = {"differing": len(differences)}
     fault = audit.note(differences[-1].path, before, {"differing": len(refused)})
@@ -93,8 +103,24 @@ def _log(audit: AuditTrail, differences: Sequence[AclDifference], refused: Seque
 
 
 def _show(differences: Sequence[AclDifference], form: str) -> None:
+    emit("qdo.acl/1", map(dataclasses.asdict, differences), form, _COLUMNS)
+
+
+def _show_applied(
+    differences: Sequence[AclDifference],
+    refused: Collection[str] | None,
+    form: str,
+    out: TextIO | None = None,
+) -> None:
+    """Show corrections.
+
+    :param refused: the nodes that were not corrected; None: all of them, so far.
+    """
     items = [
-        {"path": each.path, "found": each.found, "expected": each.expected} for each in differences
+        {
+            **dataclasses.asdict(each),
+            "executed": refused is not None and each.path not in refused,
+        }
+        for each in differences
     ]
-    columns = {"path": "NODE", "found": "FOUND", "expected": "EXPECTED"}
-    emit("qdo.acl/1", items, form, columns)
+    emit("qdo.acl/1", items, form, _COLUMNS, out)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import click
 
 from qdo.cli.app_settings import import_app, report_overridden
 from qdo.cli.connections import open_coordinator
 from qdo.cli.framework import output_option, with_settings
 from qdo.cli.output import emit, print_message
+from qdo.errors import UsageError
 from qdo.fleet.live_settings import read_settings
 from qdo.settings.listing import config_items
 from qdo.settings.live_toml import overlaid, pinned, read_live
@@ -17,14 +20,18 @@ NAMES = tuple(each.name for each in declarations())
 
 
 @click.command()
+@click.argument("target", metavar="[MODULE:APP]", required=False)
 @with_settings(*NAMES, import_app=False)
 @click.option("--live", is_flag=True, help="Include the live settings; needs the coordinator.")
 @output_option
-def config(live: bool, form: str, settings: Settings) -> None:
+def config(target: str | None, live: bool, form: str, settings: Settings) -> None:
     """List every setting with its value, unit and origin.
 
-    With --app MODULE:APP these are the settings in force, including those in the app's code.
+    With MODULE:APP, here or in the setting `app`, these are the settings in force, including those
+    in the app's code.
     """
+    if target is not None:
+        settings = _of_app(settings, target)
     app, settings = import_app(settings)
     if live:
         settings = _with_live(settings, "" if app is None else app.origin)
@@ -49,8 +56,16 @@ def config(live: bool, form: str, settings: Settings) -> None:
     else:
         print_message(
             "hint: settings in the code of an app are not included, and override defaults; use "
-            '--app MODULE:APP, QDO_APP=MODULE:APP, or app = "MODULE:APP" in the settings file'
+            "`qdo config MODULE:APP`"
         )
+
+
+def _of_app(settings: Settings, target: str) -> Settings:
+    """Return the settings with the app that the argument names."""
+    if ":" not in target:
+        raise UsageError(reason=f"the argument must be MODULE:APP, got {target!r}; use --app NAME")
+    origins = {**settings.origins, "app": "the argument MODULE:APP"}
+    return dataclasses.replace(settings, app=target, origins=origins)
 
 
 def _with_live(settings: Settings, code_origin: str) -> Settings:

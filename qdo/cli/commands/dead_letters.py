@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import update_wrapper
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import positions_of
+from qdo.cli.changing import Consent, changing
 from qdo.cli.commands.messages.add_dead_letters import add
 from qdo.cli.connections import note_in_action_log, open_connections
 from qdo.cli.dead_letter_page import dead_letter_page
 from qdo.cli.durations import parse_duration
-from qdo.cli.framework import output_option, reason_option, require_app, with_settings
+from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
-from qdo.errors import ConfirmationRequiredError, NotFoundError, PartialFailureError, UsageError
+from qdo.errors import NotFoundError, PartialFailureError, UsageError
 from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Filter, Letter, LetterResult
 from qdo.ops.items import letter_row
@@ -185,7 +186,7 @@ dead_letters.add_command(add)
 @click.argument("queue", metavar="QUEUE|GLOB")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
-@reason_option
+@changing
 @_filters
 @with_settings(*_CHANGING)
 @output_option
@@ -193,7 +194,7 @@ def retry(
     queue: str,
     ids: tuple[str, ...],
     every: bool,
-    reason: str,
+    consent: Consent,
     wanted: Filter,
     form: str,
     settings: Settings,
@@ -205,18 +206,21 @@ def retry(
     """
     with _broker(settings) as broker:
         letters, missing = _chosen(broker, queue, ids, every, wanted)
-        done = ops.retry(broker, letters) if broker else iter(())
-        log = _logger(settings, "dead-letters retry", queue, len(letters), reason)
-        positions = positions_of(settings.broker)
-        _report("retried", done, len(letters), missing, form, positions, log)
+        # A glob may match more than expected, even if it matches only one at the moment.
+        asks = not ids and bool(letters)
+        work = _Work("retry", "retried", queue, letters, missing, positions_of(settings.broker))
+        if consent.given(work.what, work.show, form, asks=asks):
+            done = ops.retry(broker, letters) if broker else iter(())
+            work.report(done, form, settings, consent.reason)
+        else:
+            work.check(len(letters), missing)
 
 
 @dead_letters.command()
 @click.argument("queue", metavar="QUEUE|GLOB")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation; a single ID needs none.")
-@reason_option
+@changing
 @_filters
 @with_settings(*_CHANGING)
 @output_option
@@ -224,8 +228,7 @@ def discard(
     queue: str,
     ids: tuple[str, ...],
     every: bool,
-    yes: bool,
-    reason: str,
+    consent: Consent,
     wanted: Filter,
     form: str,
     settings: Settings,
@@ -237,13 +240,12 @@ def discard(
     """
     with _broker(settings) as broker:
         letters, missing = _chosen(broker, queue, ids, every, wanted)
-        # A glob may match more than expected, even if it matches only one at the moment.
-        if (len(letters) > 1 or (letters and not ids)) and not yes:
-            _confirm(f"discarding {pluralize(len(letters), 'dead letter')}")
-        done = ops.discard(broker, letters) if broker else iter(())
-        log = _logger(settings, "dead-letters discard", queue, len(letters), reason)
-        positions = positions_of(settings.broker)
-        _report("discarded", done, len(letters), missing, form, positions, log)
+        work = _Work("discard", "discarded", queue, letters, missing, positions_of(settings.broker))
+        if consent.given(work.what, work.show, form, asks=bool(letters)):
+            done = ops.discard(broker, letters) if broker else iter(())
+            work.report(done, form, settings, consent.reason)
+        else:
+            work.check(len(letters), missing)
 
 
 def _chosen(
@@ -267,71 +269,74 @@ def _chosen(
     return list(found.letters), found.missing
 
 
-def _confirm(what: str) -> None:
-    if not sys.stdin.isatty():
-        raise ConfirmationRequiredError(what=what)
-    try:
-        sure = click.confirm(f"{what} cannot be undone; continue?", err=True)
-    except click.Abort:
-        sure = False
-    if not sure:
-        raise ConfirmationRequiredError(what=what)
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The dead letters that a command retries or discards, and how it shows them.
 
+    :ivar done: the verb's participle.
+    :ivar missing: the given ids that do not exist.
+    """
 
-def _report(
-    word: str,
-    done: Iterator[LetterResult],
-    total: int,
-    missing: tuple[str, ...],
-    form: str,
-    positions: Positions,
-    log: Callable[[str, int], None],
-) -> None:
-    """Print the results, even if an error ends the operation; raise an error for the rest."""
-    results: list[LetterResult] = []
-    try:
-        for each in done:
-            results.append(each)  # noqa: PERF402 - keep the results before an error
-    finally:
-        items = [_done_item(each, positions) for each in results if each.done]
-        emit(f"qdo.dead-letters-{word}/1", items, form, _columns(word))
-        print_message(f"{pluralize(len(items), 'dead letter')} {word}")
-        log(word, len(items))
-    rest = [*missing, *(each.letter.id for each in results if not each.done)]
-    if rest:
-        raise PartialFailureError(
-            done=len(items),
-            total=total + len(missing),
-            what=f"dead letters were {word}",
-            rest=f"{join_some(rest)}: not found, or no longer there",
-        )
+    verb: str
+    done: str
+    queue: str
+    letters: Sequence[Letter]
+    missing: Sequence[str]
+    positions: Positions
 
+    @property
+    def what(self) -> str:
+        """What the command does, for messages."""
+        return f"{self.verb} {pluralize(len(self.letters), 'dead letter')}"
 
-def _logger(
-    settings: Settings, command: str, queue: str, chosen: int, reason: str
-) -> Callable[[str, int], None]:
-    """Return a function that writes the entry of this command in the action log."""
+    def show(self, form: str, out: TextIO) -> None:
+        """Show what the command would do."""
+        self._emit([self._item(LetterResult(each, done=False)) for each in self.letters], form, out)
 
-    def log(word: str, done: int) -> None:
-        if done:
-            before, after = {"dead_letters": chosen}, {word: done}
-            note_in_action_log(settings, command, queue, before, after, reason)
+    def report(
+        self, done: Iterator[LetterResult], form: str, settings: Settings, reason: str
+    ) -> None:
+        """Print the results, even if an error ends the operation; raise an error for the rest."""
+        results: list[LetterResult] = []
+        try:
+            for each in done:
+                results.append(each)  # noqa: PERF402 - keep the results before an error
+        finally:
+            items = [self._item(each) for each in results if each.done]
+            self._emit(items, form)
+            print_message(f"{pluralize(len(items), 'dead letter')} {self.done}")
+            if items:
+                before, after = {"dead_letters": len(self.letters)}, {self.done: len(items)}
+                command = f"dead-letters {self.verb}"
+                note_in_action_log(settings, command, self.queue, before, after, reason)
+        gone = [each.letter.id for each in results if not each.done]
+        self.check(len(items), [*self.missing, *gone])
 
-    return log
+    def check(self, done: int, rest: Sequence[str]) -> None:
+        """Raise an error if dead letters are not there."""
+        if rest:
+            raise PartialFailureError(
+                done=done,
+                total=len(self.letters) + len(self.missing),
+                what=f"dead letters can be {self.done}",
+                rest=f"{join_some(rest)}: not found, or no longer there",
+            )
 
+    def _emit(self, items: Sequence[dict[str, Any]], form: str, out: TextIO | None = None) -> None:
+        columns = {"queue": "QUEUE", "id": "ID"}
+        if self.verb == "retry":
+            columns["sent_time"] = "SENT AGAIN"
+        emit(f"qdo.dead-letters-{self.done}/1", items, form, columns, out)
 
-def _columns(word: str) -> dict[str, str]:
-    columns = {"queue": "QUEUE", "id": "ID"}
-    return {**columns, "sent_time": "SENT AGAIN"} if word == "retried" else columns
-
-
-def _done_item(done: LetterResult, positions: Positions) -> dict[str, Any]:
-    entry = done.letter.entry
-    item = {"queue": entry.queue, "id": done.letter.id, "was": str(entry.position)}
-    if done.position is None:
-        return item
-    return {
-        **item,
-        "position": str(done.position),
-        "sent_time": ops.sent_time(done.position, positions),
-    }
+    def _item(self, result: LetterResult) -> dict[str, Any]:
+        entry = result.letter.entry
+        item: dict[str, Any] = {
+            "queue": entry.queue,
+            "id": result.letter.id,
+            "was": str(entry.position),
+        }
+        if self.verb == "retry":
+            place = result.position
+            item["position"] = None if place is None else str(place)
+            item["sent_time"] = None if place is None else ops.sent_time(place, self.positions)
+        return {**item, "executed": result.done}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import TextIO
 
 import click
 
+from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, reason_option, require_app, with_settings
+from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit
-from qdo.errors import ConfirmationRequiredError, NotFoundError
-from qdo.ops.delete import delete, plan_deletion
+from qdo.errors import NotFoundError
+from qdo.ops.delete import Deletion, delete, plan_deletion
 from qdo.settings.settings import Settings
 from qdo.text import pluralize
 
@@ -22,15 +26,13 @@ from qdo.text import pluralize
     is_flag=True,
     help="Also delete messages that are not done, and dead letters.",
 )
-@click.option("--yes", is_flag=True, help="Do it; without, only show what would be deleted.")
-@reason_option
+@changing
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
 def delete_queues(
     queues: tuple[str, ...],
     with_messages: bool,
-    yes: bool,
-    reason: str,
+    consent: Consent,
     form: str,
     settings: Settings,
 ) -> None:
@@ -49,11 +51,29 @@ def delete_queues(
         if not with_messages:
             for plan in plans:
                 plan.check_empty()
-        if yes:
-            for plan in plans:
-                delete(client, layout, broker, plan, with_messages=with_messages, reason=reason)
-    items = [{**dataclasses.asdict(plan), "deleted": yes} for plan in plans]
-    columns = ("queue", "owner", "waiting", "delayed", "dead_letters", "deleted")
-    emit("qdo.delete/1", items, form, {name: name.replace("_", " ").upper() for name in columns})
-    if not yes:
-        raise ConfirmationRequiredError(what=f"the deletion of {pluralize(len(plans), 'queue')}")
+        what = f"delete {pluralize(len(plans), 'queue')}"
+        if consent.given(what, partial(_show, plans, 0), form):
+            done = 0
+            try:
+                for plan in plans:
+                    delete(
+                        client,
+                        layout,
+                        broker,
+                        plan,
+                        with_messages=with_messages,
+                        reason=consent.reason,
+                    )
+                    done += 1
+            finally:  # what was done is shown even if the rest could not be
+                _show(plans, done, form)
+
+
+def _show(plans: Sequence[Deletion], done: int, form: str, out: TextIO | None = None) -> None:
+    """Show deletions, of which the first `done` are executed."""
+    items = [
+        {**dataclasses.asdict(plan), "executed": index < done} for index, plan in enumerate(plans)
+    ]
+    columns = ("queue", "owner", "waiting", "delayed", "dead_letters", "executed")
+    headings = {name: name.replace("_", " ").upper() for name in columns}
+    emit("qdo.delete/1", items, form, headings, out)

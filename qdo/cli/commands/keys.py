@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from functools import partial
+from typing import Any, TextIO, cast
 
 import click
 
+from qdo.cli.changing import Consent, changing_unlogged
 from qdo.cli.framework import output_option, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.encryption.key_ring import (
@@ -79,13 +81,29 @@ def list_(form: str, settings: Settings) -> None:
 @keys.command()
 @click.argument("id")
 @click.option("--delete", is_flag=True, help="Delete the key: messages that need it wait forever.")
+@changing_unlogged
 @with_settings("keys", import_app=False)
-def retire(id: str, delete: bool, settings: Settings) -> None:
+@output_option
+def retire(id: str, delete: bool, consent: Consent, form: str, settings: Settings) -> None:
     """Stop using key ID for new messages: the next key of its purpose comes first.
 
     It continues to decrypt until it is deleted.
     """
-    change_keys(_path(settings), lambda before: retired(before, id, delete))
+    path, change = _path(settings), "delete" if delete else "retire"
+    before = read_keys(path)
+    retired(before, id, delete)  # checks it
+    purpose = next(key.purpose for key in before if key.id == id)
+    item = {"id": id, "purpose": purpose, "change": change}
+    if consent.given(f"{change} key {id}", partial(_show_retired, item, False), form, asks=delete):
+        change_keys(path, lambda before: retired(before, id, delete))
+        _show_retired(item, True, form)
+
+
+def _show_retired(
+    item: dict[str, str], executed: bool, form: str, out: TextIO | None = None
+) -> None:
+    columns = {name: name.upper() for name in item}
+    emit("qdo.keys-retire/1", [{**item, "executed": executed}], form, columns, out)
 
 
 def _path(settings: Settings) -> str:

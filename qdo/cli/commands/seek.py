@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
 import click
 
+from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, reason_option, require_app, with_settings
-from qdo.cli.output import emit, print_message
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import emit
 from qdo.errors import NotFoundError
 from qdo.ops.seek import EARLIEST, QueuePosition, SeekPlan, check_seekable, execute, plan_seek
 from qdo.positions import format_last
@@ -19,17 +21,15 @@ from qdo.text import short_duration
 @click.command()
 @click.argument("queue")
 @click.argument("target", metavar="earliest|latest|POSITION|TIME")
-@click.option("--execute", "really", is_flag=True, help="Do it; without, only show the effect.")
-@reason_option
+@changing
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
-def seek(queue: str, target: str, really: bool, reason: str, form: str, settings: Settings) -> None:
+def seek(queue: str, target: str, consent: Consent, form: str, settings: Settings) -> None:
     """Move a queue to another position.
 
-    Moving backwards processes messages again; moving forwards skips messages. Nothing changes
-    without --execute. Workers may be running: the owner finishes its message in flight and
-    resumes after the new position. This also repairs a queue that is stuck because its node is
-    corrupt.
+    Moving backwards processes messages again; moving forwards skips messages. Workers may be
+    running: the owner finishes its message in flight and resumes after the new position. This also
+    repairs a queue that is stuck because its node is corrupt.
     """
     require_app(settings)
     with open_connections(settings) as connections:
@@ -39,21 +39,25 @@ def seek(queue: str, target: str, really: bool, reason: str, form: str, settings
         if client is None or broker is None:
             raise NotFoundError(what="queue", name=queue)
         plan = plan_seek(client, connections.layout, broker, queue, target)
-        if really:
-            execute(client, connections.layout, plan, reason)
-    item = _item(plan, really)
-    columns = ["queue", "before", "after", *_measures(plan), "executed"]
+        if consent.given(f"move queue {queue!r} to {target}", partial(_show, plan, False), form):
+            execute(client, connections.layout, plan, consent.reason)
+            _show(plan, True, form)
+
+
+def _show(plan: SeekPlan, executed: bool, form: str, out: TextIO | None = None) -> None:
+    item = _item(plan, executed)
+    columns = {"queue": "QUEUE", "before": "BEFORE", "after": "AFTER"}
     if form == "table":
         for name in ("before", "after"):
             item[name] = item[f"{name}_position"] or item[name]
-            behind = item[f"behind_{name}"]
-            item[f"behind_{name}"] = None if behind is None else short_duration(behind)
-    emit("qdo.seek/1", [item], form, {name: name.replace("_", " ").upper() for name in columns})
-    if not really:
-        print_message("nothing was changed; add --execute to move the queue")
+        counted = plan.waiting_after is not None  # not every broker can count
+        columns |= {"waiting": "WAITING"} if counted else {"behind": "BEHIND"}
+        item["waiting"] = f"{_text(plan.waiting_before)} -> {plan.waiting_after}"
+        item["behind"] = f"{_age(plan.behind_before)} -> {_age(plan.behind_after)}"
+    emit("qdo.seek/1", [item], form, columns, out)
 
 
-def _item(plan: SeekPlan, really: bool) -> dict[str, Any]:
+def _item(plan: SeekPlan, executed: bool) -> dict[str, Any]:
     return {
         "queue": plan.queue,
         "before": None if plan.before is None else _shown(plan.before),
@@ -64,15 +68,16 @@ def _item(plan: SeekPlan, really: bool) -> dict[str, Any]:
         "waiting_after": plan.waiting_after,
         "behind_before": plan.behind_before,
         "behind_after": plan.behind_after,
-        "executed": really,
+        "executed": executed,
     }
 
 
-def _measures(plan: SeekPlan) -> tuple[str, ...]:
-    """Return the columns that show how much is processed again, or skipped."""
-    if plan.waiting_after is None:
-        return ("behind_before", "behind_after")
-    return ("waiting_before", "waiting_after")
+def _text(count: int | None) -> str:
+    return "?" if count is None else str(count)
+
+
+def _age(seconds: float | None) -> str:
+    return "?" if seconds is None else short_duration(seconds)
 
 
 def _shown(place: QueuePosition) -> str:

@@ -135,7 +135,7 @@ class HoldsWatch(Machine):
         if fault and fault != self._reported:
             _log.error(
                 "cannot read %s: %s; the holds that were read before stay in force, and later ones"
-                " are not obeyed; correct it with `qdo resume --all`",
+                " are not obeyed; correct it with `qdo resume --all --yes`",
                 self._path,
                 fault,
             )

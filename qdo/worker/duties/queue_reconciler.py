@@ -120,7 +120,7 @@ class QueueReconciler:
         for name in sorted(reopened - inventory.reopened):
             _log.error(
                 "queue %s was finished, but a queue of the same name now receives messages; it is"
-                " not processed. To start it from the beginning: `qdo seek %s earliest --execute`",
+                " not processed. To start it from the beginning: `qdo seek %s earliest --yes`",
                 name,
                 name,
             )

@@ -80,7 +80,7 @@ def test_every_command_uses_what_the_app_uses(folder: Path) -> None:
         (("dead-letters", "export", *app), 0),
         (("dead-letters", "retry", *app, "q", id), 0),
         (("dead-letters", "discard", *app, "q", id), 6),
-        (("seek", *app, "q", "latest", "--execute"), 0),
+        (("seek", *app, "q", "latest", "--yes"), 0),
         (("retry-now", *app, "q"), 5),
         (("workers", *app), 0),
         (("tree", *app), 0),
@@ -172,7 +172,7 @@ def test_config_without_an_app_says_what_it_cannot_know(folder: Path) -> None:
         ended = command(*QDO, "config", *arguments, cwd=folder)
         assert ended.code == 0
         assert ended.err.count("\n") == 1
-        assert "--app MODULE:APP" in ended.err
+        assert "qdo config MODULE:APP" in ended.err
 
 
 def test_a_default_place_without_data_points_to_the_code(folder: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_running_worker_follows_an_import_once(runs: AppRuns) -> None:
     runs.app.send_many([("a", 2), ("a", 3)])
     processed(runs, "a", 3)
     found = items(
-        checkpoints(runs, "import", "saved.jsonl", "--reason", "bad deploy", "-o", "json")
+        checkpoints(runs, "import", "saved.jsonl", "--yes", "--reason", "bad deploy", "-o", "json")
     )
     assert {name: each["outcome"] for name, each in found.items()} == {"a": "move", "b": "same"}
     assert found["a"]["new"] == next(each["last"] for each in lines if each["queue"] == "a")

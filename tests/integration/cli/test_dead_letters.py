@@ -215,10 +215,10 @@ def test_retry_by_filter(cli: Run, broker: Broker) -> None:
     """By queue glob with error text or age, or --all; an empty match is not an error."""
     assert cli("retry", "q*", "--error", "timeout", "--older", "4h").code == 0
     assert left(broker) == [0, 1, 2, 3, 4]
-    assert cli("retry", "q1", "--all").code == 0
+    assert cli("retry", "q1", "--all", "--yes").code == 0
     assert left(broker) == [0, 2, 4]
     assert [body for body, _ in waiting(broker, "q1")] == [{"n": 5}, {"n": 3}, {"n": 1}]
-    ended = cli("retry", "q1", "--all")
+    ended = cli("retry", "q1", "--all", "--yes")
     assert (ended.code, ended.out) == (0, "")
     assert ended.err.splitlines() == ["no dead letters match", "0 dead letters retried"]
 
@@ -249,7 +249,7 @@ def test_dead_letters_that_vanish_meanwhile(
         return letters
 
     monkeypatch.setattr(command.ops, "find", find_and_lose)
-    ended = cli("retry", "q0", "--all")
+    ended = cli("retry", "q0", "--all", "--yes")
     assert ended.code == 4
     assert "2 of 3 " in ended.err
     assert id_of(broker, 2) in ended.err
@@ -271,7 +271,7 @@ def test_an_error_in_the_middle_tells_what_was_done(
         return real(self, letters)
 
     monkeypatch.setattr(type(broker.dead_letters), "retry", fail_later)
-    ended = cli("retry", "*", "--all", "-o", "jsonl")
+    ended = cli("retry", "*", "--all", "--yes", "-o", "jsonl")
     assert ended.code == 3
     assert len(ended.out.splitlines()) == 2
     assert ended.err.splitlines() == [
@@ -285,8 +285,8 @@ def test_an_error_in_the_middle_tells_what_was_done(
 
 
 def test_discard_one(cli: Run, broker: Broker) -> None:
-    """One by name needs no --yes."""
-    assert cli("discard", "q0", str(FIRST)).code == 0
+    """Named by its position."""
+    assert cli("discard", "q0", str(FIRST), "--yes").code == 0
     assert left(broker) == [1, 2, 3, 4, 5]
     assert waiting(broker, "q0") == []
 
@@ -316,25 +316,10 @@ def test_discard_by_a_pattern_needs_yes(cli: Run, broker: Broker) -> None:
     assert cli("discard", "q0", "--all").code == 0
 
 
-@pytest.mark.parametrize(("answer", "code", "rest"), [("y\n", 0, 0), ("n\n", 5, 6), ("", 5, 6)])
-def test_discard_asks_at_a_terminal(
-    cli: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, rest: int
-) -> None:
-    """Only y continues; the end of the input does not."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr("sys.stdin", Terminal(answer))
-    assert cli("discard", "*", "--all").code == code
-    assert len(left(broker)) == rest
-
-
 def test_without_a_broker_file(cli: Run) -> None:
     """Reading creates no files; named dead letters do not exist."""
     assert cli().code == 0
-    assert cli("retry", "q", "--all").code == 0
+    assert cli("retry", "q", "--all", "--yes").code == 0
     assert cli("export").code == 0
     assert cli("retry", "q", "17").code == 6
     assert cli("show", "q", "17").code == 6

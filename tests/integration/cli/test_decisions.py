@@ -108,7 +108,7 @@ FAILING = FailureRecord(135471512647131060, 2, "KeyError: 'x'", retry_at=4e9, re
 ID = str(MARKS.position)
 COMMANDS = {
     "retry": ("retry-now", "q", ID),
-    "skip": ("skip", "q", ID),
+    "skip": ("skip", "--yes", "q", ID),
     "dead-letter": ("dead-letters", "add", "q", ID),
 }
 EACH = pytest.mark.parametrize("decision", [*COMMANDS])
@@ -142,7 +142,7 @@ def test_a_decision_leaves_an_entry_in_the_action_log(desk: DecisionSetup, decis
     command = COMMANDS[decision]
     assert desk.qdo(*command, "--reason", "the address is wrong").code == 0
     [entry] = items(desk.qdo("audit", "-o", "json"))
-    assert entry["command"] == " ".join(command[: command.index("q")])
+    assert entry["command"] == {"dead-letter": "dead-letters add"}.get(decision, command[0])
     assert entry["reason"] == "the address is wrong"
     assert (entry["target"], entry["from"]["messages"]) == ("q", ID)
 
@@ -202,12 +202,12 @@ def test_several_messages_are_decided_about_at_once(desk: DecisionSetup) -> None
     positions = [each["position"] for each in (item["blocked"], *item["also_blocked"])]
     assert positions == [str(each.position) for each in (MARKS, other, third)]
     assert "ValueError: no. 2 more messages do so." in desk.qdo("queues").out
-    assert desk.qdo("skip", "q", *positions[:2], "99").code == 5
+    assert desk.qdo("skip", "--yes", "q", *positions[:2], "99").code == 5
     assert desk.node().blocking == (MARKS, other, third)
-    ended = desk.qdo("skip", "q", *positions[:2], positions[0])
+    ended = desk.qdo("skip", "--yes", "q", *positions[:2], positions[0])
     assert (ended.code, "KeyError: 'y'" in ended.out) == (0, True)
     assert desk.node().blocking == (third,)
-    assert desk.qdo("skip", "q", *positions[1:]).code == 5
+    assert desk.qdo("skip", "--yes", "q", *positions[1:]).code == 5
     assert desk.node().blocking == (third,)
 
 
@@ -220,7 +220,7 @@ def test_retry_now_without_an_id_takes_the_first(desk: DecisionSetup) -> None:
     assert desk.qdo("retry-now", "q").code == 5
 
 
-@pytest.mark.parametrize("command", [("skip", "q"), ("dead-letters", "add", "q")])
+@pytest.mark.parametrize("command", [("skip", "--yes", "q"), ("dead-letters", "add", "q")])
 def test_what_ends_a_message_must_name_it(desk: DecisionSetup, command: tuple[str, ...]) -> None:
     """Typed twice, it would end the next one, too."""
     assert desk.qdo(*command).code == 2
@@ -233,8 +233,8 @@ def test_what_does_not_fail_is_refused(desk: DecisionSetup) -> None:
     for words in (*COMMANDS.values(), ("retry-now", "q"), ("retry-now", "q", "--all")):
         assert desk.qdo(*words).code == 5
     assert desk.node().seek == 0
-    assert desk.qdo("skip", "nothing", ID).code == 6
-    assert desk.qdo("skip", "../q", ID).code == 2
+    assert desk.qdo("skip", "--yes", "nothing", ID).code == 6
+    assert desk.qdo("skip", "--yes", "../q", ID).code == 2
 
 
 def test_skip_typed_twice_skips_no_second_message(desk: DecisionSetup) -> None:
@@ -243,10 +243,10 @@ def test_skip_typed_twice_skips_no_second_message(desk: DecisionSetup) -> None:
         vase, lamp = (app.send("q", body) for body in ("vase", "lamp"))
     first, second = (replace(MARKS, position=uuid.UUID(each).time) for each in (vase, lamp))
     desk.put(first)
-    ended = desk.qdo("skip", "q", vase.upper())
+    ended = desk.qdo("skip", "--yes", "q", vase.upper())
     assert (ended.code, vase in ended.out) == (0, True)
     desk.put(second)
-    again = desk.qdo("skip", "q", vase)
+    again = desk.qdo("skip", "--yes", "q", vase)
     assert (again.code, vase in again.err, desk.node().failure) == (5, True, second)
 
 
@@ -265,7 +265,7 @@ def test_a_delayed_message_is_named_by_its_own_id(desk: DecisionSetup) -> None:
 
 def test_a_seek_ends_a_block(desk: DecisionSetup) -> None:
     """Going elsewhere is a decision, too."""
-    assert desk.qdo("seek", "q", "earliest", "--execute").code == 0
+    assert desk.qdo("seek", "q", "earliest", "--yes").code == 0
     assert (desk.node().failure, desk.node().last) == (None, 0)
 
 

@@ -60,7 +60,7 @@ def test_a_deleted_queue_is_gone_until_it_is_sent_to(folder: Path) -> None:
     plan = qdo(folder, "delete", "a", "-o", "json")
     assert plan.code == 5
     (item,) = json.loads(plan.out)["items"]
-    assert (item["queue"], item["waiting"], item["deleted"]) == ("a", 0, False)
+    assert (item["queue"], item["waiting"], item["executed"]) == ("a", 0, False)
     assert queues(folder) == {"a": 0, "b": 0}
     assert qdo(folder, "delete", "a", "--yes").code == 0
     assert queues(folder) == {"b": 0}

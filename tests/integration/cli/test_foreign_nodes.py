@@ -200,15 +200,15 @@ def test_seek_repairs(cli: Run, client: Client, queue: str) -> None:
     """A plan works on every node, and its execution leaves a readable one."""
     with App("a") as app:
         app.send(queue, 2)
-    assert cli("seek", queue, "earliest").code == 0
-    assert cli("seek", queue, "earliest", "--execute").code == 0
+    assert cli("seek", queue, "earliest", "--dry-run").code == 0
+    assert cli("seek", queue, "earliest", "--yes").code == 0
     assert QueueNode.parse(client.get(LAYOUT.queue(queue))[0]).fault is None
 
 
 def test_a_protected_queue_is_named(cli: Run, client: Client) -> None:
     """Commands that would write it fail with the path and the remedy."""
     for arguments in (
-        ("seek", "secret", "earliest", "--execute"),
+        ("seek", "secret", "earliest", "--yes"),
         ("retry-now", "secret"),
     ):
         ended = cli(*arguments)

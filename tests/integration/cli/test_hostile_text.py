@@ -88,7 +88,7 @@ CALLS = {
         ("checkpoints", "import", HOSTILE_NAME),
     ],
     "skip": [
-        ("skip", HOSTILE_NAME, HOSTILE),
+        ("skip", HOSTILE_NAME, HOSTILE, "--yes"),
         ("skip", HOSTILE_NAME, str(POSITION), "--dry-run"),
     ],
     "retry-now": [

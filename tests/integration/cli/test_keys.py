@@ -69,7 +69,7 @@ def test_keys_are_made_listed_and_retired(cli: Run) -> None:
         (sign, "sign", True),
         (old, "encrypt", False),
     ]
-    assert cli("keys", "retire", old, "--delete").code == 0
+    assert cli("keys", "retire", old, "--delete", "--yes").code == 0
     assert [each.id for each in read_keys("keys")] == [new_id, sign]
 
 

@@ -232,12 +232,12 @@ def test_looking_and_seeking(
     (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
     assert (item["position"], item["backlog"]) == (ids[2], None)
     assert item["behind_seconds"] < 1  # since Kinesis answered with no records
-    assert qdo("seek", SHARD, ids[0], "--execute").code == 0
+    assert qdo("seek", SHARD, ids[0], "--yes").code == 0
     (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
     assert item["position"] == ids[0]
     assert item["behind_seconds"] > 1  # the age of the second message
     assert len(worked()) == 2
-    assert qdo("seek", SHARD, "earliest", "--execute").code == 0
+    assert qdo("seek", SHARD, "earliest", "--yes").code == 0
     assert len(worked()) == 3
 
 
@@ -263,11 +263,11 @@ def test_peeking_cancelling_and_purging(
     ids = [qdo("send", SHARD, str(number)).out.strip() for number in range(1, 4)]
     found = looked("peek", SHARD, "--body")
     assert [(each["id"], each["body"]) for each in found] == list(zip(ids, (1, 2, 3), strict=True))
-    assert [each["outcome"] for each in looked("cancel", SHARD, ids[1])] == ["cancelled"]
+    assert [each["outcome"] for each in looked("cancel", "--yes", SHARD, ids[1])] == ["cancelled"]
     assert [each["id"] for each in looked("peek", SHARD)] == [ids[0], ids[2]]
     assert worked() == ["1", "3"]
     qdo("send", SHARD, "4")
-    assert [each["waiting"] for each in looked("purge", SHARD)] == [None]
+    assert [each["waiting"] for each in looked("purge", "--yes", SHARD)] == [None]
     assert worked() == []
     qdo("send", SHARD, "5")
     assert worked() == ["5"]
@@ -279,7 +279,7 @@ def test_a_seek_needs_no_message(qdo: Run, proxy: Proxy, stream: str, tmp_path: 
     ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
     assert ended.code == 0, ended.err
     proxy.spoil("denied", "GetRecords", count=0)
-    ended = qdo("seek", SHARD, "latest", "--execute", "-o", "json")
+    ended = qdo("seek", SHARD, "latest", "--yes", "-o", "json")
     assert ended.code == 0, ended.err
     (item,) = json.loads(ended.out)["items"]
     assert (item["executed"], item["behind_before"], item["behind_after"]) == (True, None, None)
@@ -321,10 +321,10 @@ def test_a_recreated_stream_reuses_names_of_finished_shards(
     only = ("--queues", SHARD)  # the others are gone
     ended = worked(*only)
     assert ended.out == ""
-    assert f"qdo seek {SHARD} earliest --execute" in ended.err
+    assert f"qdo seek {SHARD} earliest --yes" in ended.err
     (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
     assert item["fault"] is not None
-    assert qdo("seek", SHARD, "earliest", "--execute").code == 0
+    assert qdo("seek", SHARD, "earliest", "--yes").code == 0
     assert worked(*only).out.endswith(" 1\n")
     (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
     assert item["fault"] is None
@@ -346,7 +346,7 @@ def test_a_shard_without_its_position_is_named(
     shown = qdo("queues", "-o", "json")
     assert shown.code == 0, shown.err
     items = {each["queue"]: each for each in json.loads(shown.out)["items"]}
-    assert f"qdo seek {SHARD} earliest --execute" in items[SHARD]["fault"]
+    assert f"qdo seek {SHARD} earliest --yes" in items[SHARD]["fault"]
     assert items[OTHER]["fault"] is None
     shown = qdo("queues", "-o", "json", options="trimmed=oldest")
     assert [each["fault"] for each in json.loads(shown.out)["items"]] == [None, None]
@@ -377,7 +377,7 @@ def test_what_lies_ahead_is_no_place_to_go_to(
         qdo("send", SHARD, str(number))
     ended = command(*WORKER, *WORK, "--broker", kinesis_url(proxy.url, stream), cwd=tmp_path)
     assert ended.code == 0, ended.err
-    assert "never run" in said(qdo("seek", SHARD, place, "--execute"), 2)
+    assert "never run" in said(qdo("seek", SHARD, place, "--yes"), 2)
     (item,) = json.loads(qdo("queues", SHARD, "-o", "json").out)["items"]
     assert item["position"] == ended.out.splitlines()[-1].split()[0]
 
@@ -390,6 +390,6 @@ def test_a_closed_shard_may_be_given_up(
     assert command(*WORKER, *WORK, "--broker", url, cwd=tmp_path).code == 0
     qdo("send", SHARD, "1")
     kinesis.split(stream, SHARD)
-    assert qdo("seek", SHARD, "SHARD_END", "--execute").code == 0
+    assert qdo("seek", SHARD, "SHARD_END", "--yes").code == 0
     ended = command(*WORKER, *WORK, "--broker", url, cwd=tmp_path)
     assert (ended.code, ended.out) == (0, "")

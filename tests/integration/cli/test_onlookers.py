@@ -34,7 +34,7 @@ import qdo.cli.commands.fleet.components, qdo.cli.commands.fleet.placement
 import qdo.cli.commands.fleet.holds
 import qdo.cli.commands.seek, qdo.cli.deciding, qdo.brokers.registry
 import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config
-import kazoo.handlers.threading, encodings.idna
+import kazoo.handlers.threading, encodings.idna, resource
 from qdo.cli.main import main
 os.setgroups([])
 os.setgid(65534)
@@ -146,8 +146,8 @@ def test_reading_needs_no_right_to_write(folder: Path, fill: Client, command: st
     "command",
     [
         ("send", "q", "1"),
-        ("seek", "q", "earliest", "--execute"),
-        ("dead-letters", "discard", "q", "1"),
+        ("seek", "q", "earliest", "--yes"),
+        ("dead-letters", "discard", "q", "1", "--yes"),
     ],
 )
 def test_writing_is_one_error(folder: Path, fill: Client, command: tuple[str, ...]) -> None:

@@ -39,34 +39,34 @@ def node_of(client: Client) -> QueueNode:
     return QueueNode.parse(client.get(LAYOUT.queue("orders"))[0])
 
 
-def test_a_seek_without_execute_changes_nothing(
+def test_an_unconfirmed_seek_changes_nothing(
     coordinator: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It shows how many messages would wait before and after."""
     before = coordinator.get(LAYOUT.queue("orders"))[0]
-    assert run(qdo, "qdo", [*SEEK, "latest", "-o", "json"]) == 0
+    assert run(qdo, "qdo", [*SEEK, "latest", "-o", "json"]) == 5
     printed = capsys.readouterr()
     (item,) = json.loads(printed.out)["items"]
     assert (item["waiting_before"], item["waiting_after"]) == (3, 0)
-    assert "--execute" in printed.err
+    assert "--yes" in printed.err
     assert coordinator.get(LAYOUT.queue("orders"))[0] == before
 
 
 def test_a_seek_keeps_other_keys_and_is_counted(coordinator: Client) -> None:
     """Owners distinguish a seek from their own late write by the count."""
-    assert run(qdo, "qdo", [*SEEK, "latest", "--execute"]) == 0
+    assert run(qdo, "qdo", [*SEEK, "latest", "--yes"]) == 0
     node = node_of(coordinator)
     assert node.last > 0
     assert node.seek == 1
     assert node.extra == (("note", "kept"),)
-    assert run(qdo, "qdo", [*SEEK, "earliest", "--execute"]) == 0
+    assert run(qdo, "qdo", [*SEEK, "earliest", "--yes"]) == 0
     assert (node_of(coordinator).last, node_of(coordinator).seek) == (0, 2)
 
 
 @pytest.mark.parametrize("target", ["135471512647131000", "2012-01-29T17:34:24.713100Z"])
 def test_a_position_can_be_a_number_or_a_time(coordinator: Client, target: str) -> None:
     """Both spellings name the same place."""
-    assert run(qdo, "qdo", [*SEEK, target, "--execute"]) == 0
+    assert run(qdo, "qdo", [*SEEK, target, "--yes"]) == 0
     assert node_of(coordinator).last == 135471512647131000
 
 
@@ -74,7 +74,7 @@ def test_a_spoilt_node_is_repaired(coordinator: Client) -> None:
     """A queue that is stuck because of garbage resumes after a seek."""
     coordinator.set(LAYOUT.queue("orders"), b"garbage")
     now = position_now()
-    assert run(qdo, "qdo", [*SEEK, str(now), "--execute"]) == 0
+    assert run(qdo, "qdo", [*SEEK, str(now), "--yes"]) == 0
     assert node_of(coordinator) == QueueNode(last=now, seek=1)
 
 

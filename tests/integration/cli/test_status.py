@@ -106,7 +106,7 @@ def test_each_state_of_a_fleet(desk: Desk) -> None:
     desk.app.send_many([(name, 1) for name in QUEUES])
     assert set(desk.states().values()) == {"no-worker"}
     assert desk.run("check", "--min-workers", "0")[0] == 2
-    code, output = desk.run("pause", "held-*", "--allow-none", "--reason", "disk full")
+    code, output = desk.run("pause", "held-*", "--yes", "--allow-none", "--reason", "disk full")
     assert code == 0, output
     worker = desk.start_worker()
     expected = {

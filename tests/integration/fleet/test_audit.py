@@ -70,8 +70,8 @@ def test_changed_documents_have_an_entry_each(
     assert run(qdo, "qdo", [*put, "1", "--reason", "new plan"]) == 0
     assert run(qdo, "qdo", [*put, "2"]) == 0
     assert run(qdo, "qdo", [*put, "3", "--create"]) == 5
-    assert run(qdo, "qdo", ["documents", "delete", *app, "plans", "acme"]) == 0
-    assert run(qdo, "qdo", ["documents", "delete", *app, "plans", "acme"]) == 6
+    assert run(qdo, "qdo", ["documents", "delete", *app, "plans", "acme", "--yes"]) == 0
+    assert run(qdo, "qdo", ["documents", "delete", *app, "plans", "acme", "--yes"]) == 6
     found = read_entries(client, LAYOUT, limit=10)
     assert [(each.command, each.target, each.before, each.reason) for each in found] == [
         ("documents delete", "plans/acme", {"version": 2}, ""),

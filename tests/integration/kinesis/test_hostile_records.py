@@ -50,7 +50,10 @@ def test_a_hostile_record_stops_no_shard(
     lines = ended.out.splitlines()
     assert (lines[0], lines[-1]) == ("1", "2")
     env = {"QDO_APP": "a", "QDO_BROKER": kinesis_url(kinesis.url, aws_stream)}
-    for arguments in (("queues", "-o", "json"), ("seek", SHARD, "earliest", "-o", "json")):
+    for arguments in (
+        ("queues", "-o", "json"),
+        ("seek", SHARD, "earliest", "--dry-run", "-o", "json"),
+    ):
         ended = command(*QDO, *arguments, cwd=tmp_path, env=env)
         assert ended.code == 0, ended.err
         assert json.loads(ended.out)["items"]

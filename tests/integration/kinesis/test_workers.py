@@ -315,7 +315,7 @@ def test_a_queue_with_a_trimmed_position_is_stuck(fleet: KinesisFleet) -> None:
         "the others go on",
     )
     assert fleet.nodes()[name].position == "7"
-    seek = (*QDO, "seek", "--app", "streams", name, "earliest", "--execute")
+    seek = (*QDO, "seek", "--app", "streams", name, "earliest", "--yes")
     ended = command(*seek, cwd=fleet.folder, env=fleet.env)
     assert ended.code == 0, ended.err
     fleet.wait_for(4 * KEYS)

@@ -71,7 +71,7 @@ def test_each_role_does_its_work(accounts: Accounts) -> None:
     fleet, configs = accounts.fleet, accounts.configs
     with fleet.worker(configs["worker"]):
         fleet.process("a", 1, configs["sender"])
-        seek = fleet.qdo("seek", "a", "earliest", "--execute", config=configs["operator"])
+        seek = fleet.qdo("seek", "a", "earliest", "--yes", config=configs["operator"])
         assert seek.code == 0, seek.err
         wait_until(lambda: fleet.done() == ["a 1", "a 1"], "the message is processed again")
         assert_logged(accounts)
@@ -79,7 +79,7 @@ def test_each_role_does_its_work(accounts: Accounts) -> None:
             for command in ("queues", "workers"):
                 ended = fleet.qdo(command, config=configs[name])
                 assert ended.code == code, (name, command, ended.err)
-        refused = fleet.qdo("seek", "a", "earliest", "--execute", config=configs["monitor"])
+        refused = fleet.qdo("seek", "a", "earliest", "--yes", config=configs["monitor"])
         assert refused.code == 5
         assert "account sasl:monitor" in refused.err
         assert fleet.qdo("acl check", config=configs["monitor"]).code == 0

@@ -19,7 +19,7 @@ BLOCKING = 'policy=qdo.Policy(attempts=2, backoff_seconds=0.02, then="block")'
 VERDICTS = ("retry", "skip", "dead-letter")
 COMMANDS = {
     "retry": ("retry-now",),
-    "skip": ("skip",),
+    "skip": ("skip", "--yes"),
     "dead-letter": ("dead-letters", "add"),
 }
 

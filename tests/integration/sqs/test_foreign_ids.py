@@ -86,7 +86,7 @@ def test_a_retried_message_keeps_its_id(run: Callable[..., Ended]) -> None:
     """The command marks it, and the worker accepts the mark."""
     id = run(*QDO, "send", "q", '"fail"').out.strip()
     run(*WORKER, "noting:app", "--burst")
-    run(*QDO, "dead-letters", "retry", "q", "--all")
+    run(*QDO, "dead-letters", "retry", "q", "--all", "--yes")
     assert run(*WORKER, "noting:app", "--burst").out == f"{id} fail\n"
 
 

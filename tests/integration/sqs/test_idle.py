@@ -137,7 +137,7 @@ def test_trap_19_nobody_looks_at_messages_by_receiving_them(sqs_stage: SqsWorker
     sqs_stage.make("t.fifo")
     sqs_stage.send("t.fifo", {"n": 0})
     for where in ("earliest", "2026-11-20T00:00:00Z"):
-        ended = sqs_stage.qdo("seek", "t.fifo", where, "--execute")
+        ended = sqs_stage.qdo("seek", "t.fifo", where, "--yes")
         assert ended.code == 5, ended.err
         assert "another position" in ended.err
     for words in (("queues",), ("workers",), ("dead-letters", "list")):

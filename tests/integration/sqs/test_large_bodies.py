@@ -207,7 +207,7 @@ def test_a_large_dead_letter_has_an_object_of_its_own(run: Run, stored: Callable
     (letter,) = json.loads(ended.out)["items"]
     assert letter["body"] == "fail" + LARGE
     assert "a large one, as asked for" in letter["error"]
-    assert run(*QDO, "dead-letters", "retry", "q", "--all").code == 0
+    assert run(*QDO, "dead-letters", "retry", "q", "--all", "--yes").code == 0
     assert stored() == 1
     ended = run(*QDO, "dead-letters", "list")
     assert ended.err.strip() == "no dead letters"

@@ -316,7 +316,7 @@ def test_an_archive_in_a_folder(tmp_path: Path) -> None:
             files = sorted((tmp_path / "kept" / queue).rglob("*.gz"))
             kept = [row for file in files for row in rows(file.read_bytes())]
             assert kept == [(queue, number) for number in range(10)]
-            seek = ("seek", queue, "earliest", "--execute")
+            seek = ("seek", queue, "earliest", "--yes")
             assert command(*QDO, *seek, cwd=tmp_path, env=site.environment).code == 0
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
 import click
 
 from qdo.cli.asking import ask
+from qdo.cli.changing import Consent, changing
 from qdo.cli.durations import parse_duration
-from qdo.cli.framework import output_option, reason_option, require_app, with_settings
+from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit
 from qdo.errors import UsageError
 from qdo.fleet import action_arguments as names
@@ -22,6 +24,8 @@ from qdo.fleet_errors import ActionsFailedError
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize, printable_lines
 
+PLANNED = "planned"
+"""The outcome of an action that was not asked for."""
 _COLUMNS = ("worker", "outcome", "result", "seconds")
 
 
@@ -37,8 +41,7 @@ _COLUMNS = ("worker", "outcome", "result", "seconds")
     show_default=True,
     help="How long to wait; workers do not begin it later.",
 )
-@click.option("--all", "everything", is_flag=True, help="Allow to stop all workers at once.")
-@reason_option
+@changing
 @with_settings("app", "coordinator", "namespace", "connect_seconds")
 @output_option
 def action(
@@ -47,8 +50,7 @@ def action(
     argument: str | None,
     lasting: str | None,
     timeout: str,
-    everything: bool,
-    reason: str,
+    consent: Consent,
     form: str,
     settings: Settings,
 ) -> None:
@@ -70,8 +72,20 @@ def action(
     seconds = parse_duration(timeout, "--timeout")
     if not 0 < seconds <= AHEAD_SECONDS:
         raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
-    asked = ask(settings, glob, name, args, seconds, reason, everything=everything)
-    emit("qdo.action/1", [_item(each) for each in asked], form, {k: k.upper() for k in _COLUMNS})
+
+    def agreed(workers: Sequence[str]) -> bool:
+        planned = [Asked(worker, "", PLANNED) for worker in workers]
+        count = pluralize(len(workers), "worker")
+        stops = name in (names.DRAIN, names.RESTART, names.RELOAD)
+        what = f"{name} {count}" if stops else f"ask {count} for {name}"
+        # One reload restarts all workers of a parent process.
+        asks = stops and (name == names.RELOAD or list(workers) != [glob])
+        return consent.given(what, partial(_show, planned), form, asks=asks)
+
+    asked = ask(settings, glob, name, args, seconds, consent.reason, agreed=agreed)
+    if not asked:
+        return
+    _show(asked, form)
     if form == "table":
         _print_outputs(asked)
     failed = [each.worker for each in asked if each.outcome != DONE]
@@ -104,14 +118,20 @@ def _arguments(name: str, argument: str | None, lasting: str | None) -> Values:
     return args
 
 
+def _show(asked: Sequence[Asked], form: str, out: TextIO | None = None) -> None:
+    columns = {name: name.upper() for name in _COLUMNS}
+    emit("qdo.action/1", [_item(each) for each in asked], form, columns, out)
+
+
 def _item(asked: Asked) -> dict[str, Any]:
     return {
         "worker": asked.worker,
-        "id": asked.id,
+        "id": asked.id or None,
         "outcome": asked.outcome,
         "result": asked.result,
         "seconds": None if asked.seconds is None else round(asked.seconds, 3),
         "output": asked.output,
+        "executed": asked.outcome != PLANNED,
     }
 
 

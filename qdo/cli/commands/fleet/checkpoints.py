@@ -9,20 +9,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, BinaryIO, TextIO
 
 import click
 
 from qdo.brokers.registry import positions_of
+from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections
-from qdo.cli.framework import output_option, reason_option, require_app, with_settings
+from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
-from qdo.errors import (
-    ConfirmationRequiredError,
-    NotFoundError,
-    PartialFailureError,
-    UnsupportedError,
-)
+from qdo.errors import NotFoundError, PartialFailureError, UnsupportedError
 from qdo.ops.checkpoints import importing
 from qdo.ops.checkpoints.exporting import read_checkpoints
 from qdo.ops.checkpoints.importing import ImportStep, execute_step, plan_import
@@ -33,6 +30,7 @@ from qdo.ops.checkpoints.lines import (
 )
 from qdo.ops.seek import EARLIEST, QueuePosition, check_seekable
 from qdo.positions import format_last
+from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize
 
@@ -79,14 +77,10 @@ def export_file(glob: str, target: str, settings: Settings) -> None:
 
 @checkpoints.command("import")
 @click.argument("file", type=click.File("rb"))
-@click.option("--dry-run", is_flag=True, help="Only show the effect.")
-@click.option("--yes", is_flag=True, help="Confirm the change of more than one queue.")
-@reason_option
+@changing
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
-def import_file(
-    file: BinaryIO, dry_run: bool, yes: bool, reason: str, form: str, settings: Settings
-) -> None:
+def import_file(file: BinaryIO, consent: Consent, form: str, settings: Settings) -> None:
     """Move queues to the positions in FILE, which `qdo checkpoints export` wrote; - is stdin.
 
     Moving backwards processes messages again; moving forwards skips messages. Workers may be
@@ -98,25 +92,31 @@ def import_file(
     source = "standard input" if file.name in ("-", "<stdin>") else str(file.name)
     kind = settings.broker.partition(":")[0]
     head, listed = read_file(_lines(file), source, app, kind)
-    with open_connections(settings, create=not dry_run) as connections:
-        client, broker, layout = connections.client, connections.broker, connections.layout
+    with open_connections(settings) as connections:
+        broker, layout = connections.broker, connections.layout
         if broker is None:
             raise NotFoundError(what="broker", name=settings.broker)
         check_seekable(broker)
-        steps = plan_import(client, layout, broker, listed, head.id)
-        changes = sum(each.outcome in _CHANGES for each in steps)
-        confirmed = client is not None and not dry_run and (yes or changes <= 1)
-        try:
-            if confirmed and client is not None:
-                for index, step in enumerate(steps):
-                    steps[index] = execute_step(client, layout, broker, step, head.id, reason)
-        finally:  # what was done is shown even if the rest could not be
-            _show(steps, form)
-    if dry_run:
-        print_message("nothing was changed; leave out --dry-run to move the queues")
-    elif not confirmed:
-        raise ConfirmationRequiredError(what=f"moving {pluralize(changes, 'queue')}")
+        steps = plan_import(connections.client, layout, broker, listed, head.id)
+    changes = sum(each.outcome in _CHANGES for each in steps)
+    what = f"move {pluralize(changes, 'queue')}"
+    if consent.given(what, partial(_show, steps), form, asks=changes > 0):
+        with open_connections(settings, create=True) as connections:
+            _execute(connections, steps, head.id, form, consent.reason)
     _raise_for_rest(steps)
+
+
+def _execute(
+    connections: Connections, steps: list[ImportStep], id: str, form: str, reason: str
+) -> None:
+    client, broker, layout = connections.client, connections.broker, connections.layout
+    if client is None or broker is None:
+        raise NotFoundError(what="coordinator or broker of app", name=layout.root)
+    try:
+        for index, step in enumerate(steps):
+            steps[index] = execute_step(client, layout, broker, step, id, reason)
+    finally:  # what was done is shown even if the rest could not be
+        _show(steps, form)
 
 
 def _check_kind(settings: Settings) -> None:
@@ -156,13 +156,13 @@ def _written(target: str) -> Iterator[TextIO]:
         raise
 
 
-def _show(steps: Sequence[ImportStep], form: str) -> None:
+def _show(steps: Sequence[ImportStep], form: str, out: TextIO | None = None) -> None:
     items = [_item(each) for each in steps]
     if form == "table":
         for item in items:
             item["note"] = item["error"] or item["note"]
             item["old"], item["new"] = item["old_time"], item["new_time"]
-    emit(SCHEMA, items, form, _COLUMNS)
+    emit(SCHEMA, items, form, _COLUMNS, out)
 
 
 def _item(step: ImportStep) -> dict[str, Any]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
 import click
 
+from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_coordinator
-from qdo.cli.framework import output_option, reason_option, with_settings
+from qdo.cli.framework import output_option, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.coordination.bulk_reads import read_children
 from qdo.coordination.client import Client
-from qdo.coordination.protocol.machine import CreateOp, NodeRead
-from qdo.coordination.transactions import Node
+from qdo.coordination.protocol.machine import CreateOp, NodeMissing, NodeRead
+from qdo.coordination.transactions import Node, read
 from qdo.coordination.znodes.layout import Layout
 from qdo.encoding import decode_strictly
 from qdo.errors import NotFoundError, UsageError
@@ -120,53 +122,88 @@ def get(set_name: str, name: str, settings: Settings) -> None:
 @click.argument("value")
 @_if_version
 @click.option("--create", is_flag=True, help="Only if there is no such document.")
-@reason_option
+@changing
 @with_settings(*_SETTINGS)
+@output_option
 def put(
     set_name: str,
     name: str,
     value: str,
     if_version: int | None,
     create: bool,
-    reason: str,
-    settings: Settings,
+    **options: Any,
 ) -> None:
     """Write a document: VALUE is JSON, or - to read it from stdin."""
     if create and if_version is not None:
         raise UsageError(reason="give --create or --if-version, not both")
     parsed = _parsed(value)
-    with open_coordinator(settings, create=True) as (client, layout):
-        if client is None:
-            raise NotFoundError(what="coordinator", name=settings.coordinator)
-        version = None if create else ANY if if_version is None else if_version
-        trail = AuditTrail(client, layout, "documents put", reason)
-        with trail.change(f"{set_name}/{name}") as entry:
-            written = _documents(client, layout, set_name, settings, entry)
-            written.put(name, parsed, if_version=version)
+    version = None if create else ANY if if_version is None else if_version
+
+    def change(found: Documents) -> None:
+        found.put(name, parsed, if_version=version)
+
+    _change("put", set_name, name, change, **options)
 
 
 @documents.command()
 @click.argument("set_name", metavar="SET")
 @click.argument("name")
 @_if_version
-@reason_option
+@changing
 @with_settings(*_SETTINGS)
-def delete(
-    set_name: str, name: str, if_version: int | None, reason: str, settings: Settings
-) -> None:
+@output_option
+def delete(set_name: str, name: str, if_version: int | None, **options: Any) -> None:
     """Delete a document."""
-    with open_coordinator(settings) as (client, layout):
-        if client is None:
+    version = ANY if if_version is None else if_version
+    _change(
+        "delete", set_name, name, lambda found: found.delete(name, if_version=version), **options
+    )
+
+
+def _change(
+    verb: str,
+    set_name: str,
+    name: str,
+    change: Callable[[Documents], object],
+    *,
+    consent: Consent,
+    form: str,
+    settings: Settings,
+) -> None:
+    create = verb == "put" and not consent.dry_run
+    with open_coordinator(settings, create=create) as (client, layout):
+        node: Node = NodeMissing()
+        if client is not None:
+            change(_documents(client, layout, set_name, settings, dry_run=True))  # checks it
+            node = read(client, f"{layout.fleet.document_set(set_name)}/{name}")
+        elif verb == "delete":
             raise NotFoundError(what="document", name=name)
-        version = ANY if if_version is None else if_version
-        trail = AuditTrail(client, layout, "documents delete", reason)
-        with trail.change(f"{set_name}/{name}") as entry:
-            found = _documents(client, layout, set_name, settings, entry)
-            found.delete(name, if_version=version)
+        version = node.version if isinstance(node, NodeRead) else None
+        item = {"set": set_name, "document": name, "change": verb, "version": version}
+        what = f"{verb} document {name!r}"
+        asks = verb == "delete"
+        if consent.given(what, partial(_show_change, item, False), form, asks=asks) and client:
+            trail = AuditTrail(client, layout, f"documents {verb}", consent.reason)
+            with trail.change(f"{set_name}/{name}") as entry:
+                change(_documents(client, layout, set_name, settings, entry))
+            _show_change(item, True, form)
+
+
+def _show_change(
+    item: dict[str, Any], executed: bool, form: str, out: TextIO | None = None
+) -> None:
+    columns = {"set": "SET", "document": "DOCUMENT", "change": "CHANGE", "version": "OLD VERSION"}
+    emit("qdo.documents-change/1", [{**item, "executed": executed}], form, columns, out)
 
 
 def _documents(
-    client: Client, layout: Layout, name: str, settings: Settings, entry: Entry | None = None
+    client: Client,
+    layout: Layout,
+    name: str,
+    settings: Settings,
+    entry: Entry | None = None,
+    *,
+    dry_run: bool = False,
 ) -> Documents:
     """Return a set; `entry` makes the entry of a change in the action log."""
 
@@ -181,6 +218,7 @@ def _documents(
         settings.connect_seconds,
         writer_shown(settings),
         None if entry is None else record,
+        dry_run,
     )
     return Documents(name, lambda: store)
 

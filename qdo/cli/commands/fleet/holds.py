@@ -6,21 +6,25 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
+from typing import TextIO
 
 import click
 
+from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections
 from qdo.cli.durations import parse_duration
-from qdo.cli.framework import output_option, reason_option, require_app, with_settings
+from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.coordination.bulk_reads import read_children
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet import holds as fleet
-from qdo.fleet.hold_node import Hold, held_queues
+from qdo.fleet.hold_node import Hold, HoldNode, held_queues
 from qdo.fleet_errors import HoldsUnreadableError
 from qdo.ops.items import hold_item
+from qdo.queues import is_glob
 from qdo.sending.locks import open_locks
 from qdo.settings.settings import Settings
 from qdo.system.bound_command import run_bound
@@ -34,7 +38,6 @@ SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
 @click.command()
 @click.argument("globs", metavar="GLOB...", nargs=-1, required=True)
 @click.option("--for", "lasting", metavar="DURATION", help="End by itself, after 90s, 2h or 7d.")
-@click.option("--reason", metavar="TEXT", default="", help="Shown by `qdo holds` and `qdo queues`.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the messages in hand have ended.")
 @click.option(
     "--timeout",
@@ -43,18 +46,17 @@ SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
     show_default=True,
     help="How long to wait for the messages in hand.",
 )
-@click.option("--all", "everything", is_flag=True, help="Allow a glob of all queues.")
 @click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
+@changing
 @with_settings(*SETTINGS)
 @output_option
 def pause(
     globs: tuple[str, ...],
     lasting: str | None,
-    reason: str,
     no_wait: bool,
     timeout: str,
-    everything: bool,
     allow_none: bool,
+    consent: Consent,
     form: str,
     settings: Settings,
 ) -> None:
@@ -66,12 +68,16 @@ def pause(
     require_app(settings)
     seconds = None if lasting is None else parse_duration(lasting, "--for")
     timeout_seconds = parse_duration(timeout, "--timeout")
-    hold = fleet.new_hold(globs, reason, seconds)
+    hold = fleet.new_hold(globs, consent.reason, seconds)
+    with open_connections(settings, broker=False) as connections:
+        count = _check_globs(connections.client, connections.layout, hold, allow_none=allow_none)
+    what, asks = f"pause {' '.join(globs)}", _are_several(globs)
+    if not consent.given(what, partial(_show_pause, hold, count), form, asks=asks):
+        return
     with open_connections(settings, broker=False, create=True) as connections:
         client, layout = connections.client, connections.layout
         if client is None:
             raise NotFoundError(what="coordinator", name=settings.coordinator)
-        count = _check_globs(client, layout, hold, everything=everything, allow_none=allow_none)
         zxid = fleet.pause(client, layout, hold)
         workers = None
         if not no_wait:
@@ -82,23 +88,37 @@ def pause(
             except KeyboardInterrupt:
                 print_message(f"hint: the pause stays in force; end it: qdo resume --id {hold.id}")
                 raise
-    item = {**hold_item(hold), "matching": count, "workers": workers}
+    _show_pause(hold, count, form, workers=workers, executed=True)
+
+
+def _show_pause(
+    hold: Hold,
+    count: int,
+    form: str,
+    out: TextIO | None = None,
+    *,
+    workers: int | None = None,
+    executed: bool = False,
+) -> None:
+    item = {**hold_item(hold), "matching": count, "workers": workers, "executed": executed}
+    if not executed:
+        item["id"] = None  # it has no node
     columns = ("id", "queues", "matching", "workers", "until", "why")
-    emit("qdo.pause/1", [item], form, {name: name.upper() for name in columns})
+    emit("qdo.pause/1", [item], form, {name: name.upper() for name in columns}, out)
 
 
 @click.command()
 @click.argument("globs", metavar="[GLOB]...", nargs=-1)
 @click.option("--id", "id", metavar="ID", help="End this hold.")
 @click.option("--all", "everything", is_flag=True, help="End all holds, also unreadable ones.")
-@reason_option
+@changing
 @with_settings(*SETTINGS)
 @output_option
 def resume(
     globs: tuple[str, ...],
     id: str | None,
     everything: bool,
-    reason: str,
+    consent: Consent,
     form: str,
     settings: Settings,
 ) -> None:
@@ -111,30 +131,57 @@ def resume(
         raise UsageError(reason="give GLOB..., --id ID or --all, and only one of them")
     with open_connections(settings, broker=False) as connections:
         client, layout = connections.client, connections.layout
-        ended: list[Hold] = []
-        if client is not None:
-            if id is not None:
-                ended = fleet.resume_hold(client, layout, id, reason)
-            else:
-                with fleet.recorded(client, layout, "resume", globs or ("*",), reason) as record:
-                    if everything:
-                        ended = fleet.end_all(client, layout, record=record)
-                    else:
-                        ended = _end(client, layout, globs, record)
-        elif not everything:
+        if client is None and not everything:
             raise NotFoundError(what="hold", name=id or globs[0])
-    if not ended:
-        print_message("hint: nothing was held")
-    columns = ("id", "queues", "why")
-    emit("qdo.resume/1", map(hold_item, ended), form, {name: name.upper() for name in columns})
+        found = fleet.read_holds(client, layout).node if client is not None else HoldNode()
+        ended = _chosen(found, globs, id)
+        several = everything or _are_several(globs or ended[0].queues)
+        what = f"resume {' '.join(globs) or id or 'all queues'}"
+        asks = several and found != HoldNode()
+        if consent.given(what, partial(_show_resumed, ended, False), form, asks=asks):
+            if client is not None:
+                ended = _resumed(client, layout, globs, id, consent.reason)
+            if not ended:
+                print_message("hint: nothing was held")
+            _show_resumed(ended, True, form)
 
 
-def _end(client: Client, layout: Layout, globs: Sequence[str], record: fleet.Record) -> list[Hold]:
-    present = {glob for hold in _readable(client, layout) if not hold.by for glob in hold.queues}
+def _chosen(found: HoldNode, globs: Sequence[str], id: str | None) -> list[Hold]:
+    """Return the holds that end, or that lose one of these globs; all without globs and id."""
+    if not globs and id is None:
+        return list(found.holds)
+    if found.fault is not None:
+        raise HoldsUnreadableError(reason=found.fault)
+    if id is not None:
+        chosen = [hold for hold in found.holds if hold.id == id]
+        if not chosen:
+            raise NotFoundError(what="hold", name=id)
+        return chosen
+    pauses = [hold for hold in found.holds if not hold.by]
+    present = {glob for hold in pauses for glob in hold.queues}
     unknown = [glob for glob in globs if glob not in present]
     if unknown:
         raise NotFoundError(what="pause of", name=unknown[0])
-    return fleet.end_pauses(client, layout, globs, record=record)
+    return [hold for hold in pauses if not set(globs).isdisjoint(hold.queues)]
+
+
+def _resumed(
+    client: Client, layout: Layout, globs: Sequence[str], id: str | None, reason: str
+) -> list[Hold]:
+    if id is not None:
+        return fleet.resume_hold(client, layout, id, reason)
+    with fleet.recorded(client, layout, "resume", globs or ("*",), reason) as record:
+        if globs:
+            return fleet.end_pauses(client, layout, globs, record=record)
+        return fleet.end_all(client, layout, record=record)
+
+
+def _show_resumed(
+    ended: Sequence[Hold], executed: bool, form: str, out: TextIO | None = None
+) -> None:
+    items = [{**hold_item(hold), "executed": executed} for hold in ended]
+    columns = {"id": "ID", "queues": "QUEUES", "why": "WHY"}
+    emit("qdo.resume/1", items, form, columns, out)
 
 
 class CommandAfterDashes(click.Command):
@@ -156,14 +203,12 @@ class CommandAfterDashes(click.Command):
     show_default=True,
     help="How long to wait for the messages in hand.",
 )
-@click.option("--all", "everything", is_flag=True, help="Allow a glob of all queues.")
 @click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
 @click.option("--reason", metavar="TEXT", default="", help="Shown by `qdo holds` and `qdo queues`.")
 @with_settings(*SETTINGS, "session_timeout_seconds")
 def hold(
     globs: tuple[str, ...],
     timeout: str,
-    everything: bool,
     allow_none: bool,
     reason: str,
     run: tuple[str, ...],
@@ -184,7 +229,7 @@ def hold(
     wanted = fleet.new_hold(globs, reason)
     with closing(open_locks(app, settings)) as locks:
         client, layout = locks.connection.client, locks.layout
-        _check_globs(client, layout, wanted, everything=everything, allow_none=allow_none)
+        _check_globs(client, layout, wanted, allow_none=allow_none)
         with fleet.recorded(client, layout, "hold", globs, reason) as record:
             section, end = locks.hold(
                 globs, reason, timeout_seconds, record=record, on_wait=_report_waiting
@@ -225,13 +270,15 @@ def holds(form: str, settings: Settings) -> None:
         )
 
 
-def _check_globs(
-    client: Client, layout: Layout, hold: Hold, *, everything: bool, allow_none: bool
-) -> int:
+def _are_several(globs: Sequence[str]) -> bool:
+    """Return whether these may be several queues."""
+    return len(globs) > 1 or any(map(is_glob, globs))
+
+
+def _check_globs(client: Client | None, layout: Layout, hold: Hold, *, allow_none: bool) -> int:
     """Return how many queues match; raise an error for a glob that is probably a mistake."""
-    if not everything and any(not glob.strip("*") for glob in hold.queues):
-        raise UsageError(reason="a glob of all queues needs --all, got '*'")
-    names = read_children(client, [layout.queues]).get(layout.queues, [])
+    found = read_children(client, [layout.queues]) if client is not None else {}
+    names = found.get(layout.queues, [])
     for glob in () if allow_none else hold.queues:
         takes = held_queues([fleet.new_hold([glob])])
         if takes is not None and not any(map(takes, names)):
@@ -244,10 +291,3 @@ def _check_globs(
 def _report_waiting(names: Sequence[str]) -> None:
     """Tell whom a hold waits for."""
     print_message(f"waiting for messages in hand: {join_some(names, fleet.NAMES_SHOWN)}")
-
-
-def _readable(client: Client, layout: Layout) -> tuple[Hold, ...]:
-    node = fleet.read_holds(client, layout).node
-    if node.fault is not None:
-        raise HoldsUnreadableError(reason=node.fault)
-    return node.holds

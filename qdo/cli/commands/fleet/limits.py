@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
 import click
+from click.core import ParameterSource
 
+from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_coordinator
-from qdo.cli.framework import output_option, reason_option, with_settings
-from qdo.cli.output import emit, print_message
+from qdo.cli.framework import output_option, with_settings
+from qdo.cli.output import emit, print_message, values_text
 from qdo.errors import UsageError
 from qdo.fleet.limit_node import LimitNode
-from qdo.fleet.limits import LimitWish, delete_limit, list_limits, set_limit
-from qdo.fleet_errors import LimitNotFoundError
+from qdo.fleet.limits import (
+    LimitWish,
+    delete_limit,
+    find_limit,
+    limit_terms,
+    list_limits,
+    plan_limit,
+    set_limit,
+)
 from qdo.ops.items import limit_item
 from qdo.settings.settings import Settings
 from qdo.text import one_line
@@ -64,31 +74,63 @@ def _item(name: str, node: LimitNode, form: str) -> dict[str, Any]:
 @click.option("--max", "most", metavar="N", help="Permits in all processes; 0 stops, none removes.")
 @click.option("--rate", metavar="RATE", help="Starts in all processes, such as 50/s; or none.")
 @click.option("--burst", metavar="N", help="Starts above the rate; by default those of a second.")
-@click.option("--reason", metavar="TEXT", help="Why; `qdo limits list` shows it.")
+@changing
 @with_settings(*_SETTINGS)
+@output_option
 def set_(
     name: str,
     most: str | None,
     rate: str | None,
     burst: str | None,
-    reason: str | None,
+    consent: Consent,
+    form: str,
     settings: Settings,
 ) -> None:
-    """Create or change a limit; what is not given stays as it is."""
+    """Create or change a limit; what is not given stays as it is.
+
+    `qdo limits list` shows the reason, too.
+    """
+    given = click.get_current_context().get_parameter_source("reason")
+    reason = consent.reason if given is ParameterSource.COMMANDLINE else None
     if most is rate is burst is reason is None:
         raise UsageError(reason="give --max, --rate, --burst or --reason, such as --max 10")
-    with open_coordinator(settings, create=True) as (client, layout):
-        if client is not None:
-            set_limit(client, layout, name, LimitWish(most, rate, burst, reason))
+    wish = LimitWish(most, rate, burst, reason)
+    with open_coordinator(settings, create=not consent.dry_run) as (client, layout):
+        before, after = plan_limit(client, layout, name, wish)
+        show = partial(_show_change, name, before, after, False)
+        if consent.given(f"set limit {name!r}", show, form, asks=False) and client is not None:
+            _show_change(name, before, set_limit(client, layout, name, wish), True, form)
 
 
 @limits.command()
 @click.argument("name")
-@reason_option
+@changing
 @with_settings(*_SETTINGS)
-def delete(name: str, reason: str, settings: Settings) -> None:
+@output_option
+def delete(name: str, consent: Consent, form: str, settings: Settings) -> None:
     """Delete a limit; the queues of jobs that name it wait."""
     with open_coordinator(settings) as (client, layout):
-        if client is None:
-            raise LimitNotFoundError(name=name, hint="")
-        delete_limit(client, layout, name, reason)
+        before = find_limit(client, layout, name)
+        show = partial(_show_change, name, before, None, False)
+        if consent.given(f"delete limit {name!r}", show, form, asks=False) and client is not None:
+            delete_limit(client, layout, name, consent.reason)
+            _show_change(name, before, None, True, form)
+
+
+def _show_change(
+    name: str,
+    before: LimitNode | None,
+    after: LimitNode | None,
+    executed: bool,
+    form: str,
+    out: TextIO | None = None,
+) -> None:
+    terms = {
+        key: None if node is None else limit_terms(node)
+        for key, node in (("before", before), ("after", after))
+    }
+    item: dict[str, Any] = {"limit": name, **terms, "executed": executed}
+    if form == "table":
+        item |= {key: values_text(values) for key, values in terms.items()}
+    columns = {key: key.upper() for key in ("limit", "before", "after")}
+    emit("qdo.limits-change/1", [item], form, columns, out)

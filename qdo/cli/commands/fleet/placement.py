@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
+from typing import TextIO
 
 import click
 
+from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_coordinator
 from qdo.cli.durations import parse_duration
-from qdo.cli.framework import output_option, reason_option, with_settings
+from qdo.cli.framework import output_option, with_settings
 from qdo.cli.output import emit, print_message
 from qdo.errors import NotFoundError, UsageError
-from qdo.ops.placement.moving import execute_move, plan_move, wait_for_owner
+from qdo.ops.placement.moving import QueueMove, execute_move, plan_move, wait_for_owner
 from qdo.ops.placement.reading import read_plan_input
 from qdo.ops.placement.rebalancing import planned_changes
 from qdo.settings.settings import Settings
@@ -23,7 +26,6 @@ _OPTIONS = ("app", "coordinator", "namespace", "connect_seconds")
 @click.command()
 @click.argument("queue")
 @click.argument("worker")
-@click.option("--dry-run", is_flag=True, help="Only check whether the queue can be moved.")
 @click.option(
     "--timeout",
     metavar="DURATION",
@@ -31,11 +33,11 @@ _OPTIONS = ("app", "coordinator", "namespace", "connect_seconds")
     show_default=True,
     help="How long to wait until the worker owns the queue; 0s: do not wait.",
 )
-@reason_option
+@changing
 @with_settings(*_OPTIONS)
 @output_option
 def move(
-    queue: str, worker: str, dry_run: bool, timeout: str, reason: str, form: str, settings: Settings
+    queue: str, worker: str, timeout: str, consent: Consent, form: str, settings: Settings
 ) -> None:
     """Hand a queue to a worker, without a pause of any other queue.
 
@@ -48,15 +50,18 @@ def move(
         if client is None:
             raise NotFoundError(what="queue", name=queue)
         found = plan_move(client, layout, queue, worker)
-        item = {"queue": queue, "owner": found.owner, "worker": worker, "executed": not dry_run}
-        if not dry_run:
-            execute_move(client, layout, found, reason)
+        what = f"move queue {queue!r} to {worker}"
+        if consent.given(what, partial(_show, found, False), form, asks=False):
+            execute_move(client, layout, found, consent.reason)
             if seconds:
                 wait_for_owner(client, layout, found, seconds)
+            _show(found, True, form)
+
+
+def _show(move: QueueMove, executed: bool, form: str, out: TextIO | None = None) -> None:
+    names = {"queue": move.queue, "owner": move.owner, "worker": move.worker}
     columns = {"queue": "QUEUE", "owner": "OLD OWNER", "worker": "NEW OWNER"}
-    emit("qdo.move/1", [item], form, columns)
-    if dry_run:
-        print_message("nothing was changed; leave out --dry-run to move the queue")
+    emit("qdo.move/1", [{**names, "executed": executed}], form, columns, out)
 
 
 @click.command()

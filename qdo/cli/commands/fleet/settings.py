@@ -6,30 +6,30 @@ import difflib
 import json
 import sys
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any, TypeVar
 
 import click
 import tomlkit
 
+from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_coordinator
 from qdo.cli.durations import parse_duration
-from qdo.cli.framework import output_option, reason_option, with_settings
+from qdo.cli.framework import output_option, with_settings
 from qdo.cli.kept_text import kept_on_failure
 from qdo.cli.output import emit, print_message
 from qdo.cli.settings_report import (
-    changes_of,
-    changes_text,
     history_items,
     pins_text,
-    report_dry_run,
     report_workers,
+    show_change,
 )
 from qdo.errors import NotFoundError, SettingsSyntaxError, UsageError
 from qdo.fleet import live_settings as fleet
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.settings_node import MAX_TEXT_BYTES, SettingsNode
 from qdo.fleet_errors import LiveSettingsReplacedError, LiveSettingsSizeError
+from qdo.ops.live_settings import plan_settings
 from qdo.settings.listing import live_items
 from qdo.settings.live_toml import ORIGIN, differences, live_names, read_live
 from qdo.settings.settings import Settings, check_names, declarations
@@ -65,7 +65,6 @@ def _changing(function: Any) -> Any:
 
     update_wrapper(call, function)
     for add in (
-        click.option("--dry-run", is_flag=True, help="Check them, and show what would change."),
         click.option(
             "--force",
             is_flag=True,
@@ -80,7 +79,7 @@ def _changing(function: Any) -> Any:
         ),
     ):
         call = add(call)
-    return output_option(with_settings(*SETTINGS)(reason_option(call)))
+    return output_option(with_settings(*SETTINGS)(changing(call)))
 
 
 # --- reading ------------------------------------------------------------------------------
@@ -223,7 +222,7 @@ def unset(name: str, **options: Any) -> int:
 @_changing
 def edit(settings: Settings, **options: Any) -> int:
     """Edit the live settings in $EDITOR, as TOML."""
-    with open_coordinator(settings, create=True) as (client, layout):
+    with open_coordinator(settings) as (client, layout):
         node = fleet.read_settings(client, layout) if client else SettingsNode()
     names = ", ".join(live_names())
     shown = node.text or f"# Settings of all processes, as in a settings file:\n# {names}\n"
@@ -276,10 +275,9 @@ def _change(
     edit: fleet.Edit,
     *,
     settings: Settings,
-    reason: str,
+    consent: Consent,
     timeout_seconds: float,
     force: bool,
-    dry_run: bool,
     form: str,
     damaged: bool = False,
 ) -> int:
@@ -288,33 +286,33 @@ def _change(
         read_live(text)
         return text
 
-    with open_coordinator(settings, create=not dry_run) as (client, layout):
-        if dry_run or client is None:
-            node = fleet.read_settings(client, layout) if client else SettingsNode()
-            report_dry_run(node, checked(node), form)
+    with open_coordinator(settings, create=not consent.dry_run) as (client, layout):
+        plan = plan_settings(client, layout, checked, damaged=damaged)
+        if plan.same:
+            print_message("hint: nothing changes: these live settings are in force already")
+            return 0
+        changed = differences(plan.before, plan.after)
+        show = partial(show_change, plan.version, changed, plan.workers)
+        what = f"put version {plan.version} into force"
+        if not consent.given(what, show, form, asks=False) or client is None:
             return 0
         outcome = fleet.change_settings(
             client,
             layout,
             checked,
-            AuditTrail(client, layout, command, reason),
+            AuditTrail(client, layout, command, consent.reason),
             timeout_seconds=timeout_seconds,
             force=force,
             damaged=damaged,
-            why=reason,
+            why=consent.reason,
         )
     if outcome is None:
         print_message("hint: nothing changes: these live settings are in force already")
         return 0
     before = "" if outcome.before is None else outcome.before.text
     changed = differences(before, outcome.version.text)
-    item = {
-        "version": outcome.version.number,
-        "changes": changes_text(changed) if form == "table" else changes_of(changed),
-        "workers": len(outcome.workers),
-        "seconds": round(outcome.seconds, 3),
-    }
-    emit("qdo.settings-change/1", [item], form, {name: name.upper() for name in item})
+    count, seconds = len(outcome.workers), outcome.seconds
+    show_change(outcome.version.number, changed, count, form, seconds=seconds)
     report_workers(outcome, changed)
     return 0
 

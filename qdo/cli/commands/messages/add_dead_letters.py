@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from qdo.cli.deciding import all_options, decide_about, dry_run_option
-from qdo.cli.framework import output_option, reason_option, with_settings
+from qdo.cli.changing import Consent, changing
+from qdo.cli.deciding import all_option, decide_about
+from qdo.cli.framework import output_option, with_settings
 from qdo.errors import UsageError
 from qdo.settings.settings import Settings
 
@@ -13,18 +14,15 @@ from qdo.settings.settings import Settings
 @click.command("add")
 @click.argument("queue")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@all_options
-@dry_run_option
-@reason_option
+@all_option
+@changing
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
 def add(
     queue: str,
     ids: tuple[str, ...],
     every: bool,
-    yes: bool,
-    dry_run: bool,
-    reason: str,
+    consent: Consent,
     form: str,
     settings: Settings,
 ) -> None:
@@ -42,8 +40,6 @@ def add(
         ids,
         schema="qdo.dead-letters-added/1",
         form=form,
-        reason=reason,
-        dry_run=dry_run,
+        consent=consent,
         every=every,
-        yes=yes,
     )

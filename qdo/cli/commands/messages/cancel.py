@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TextIO
 
 import click
 
+from qdo.cli.changing import Consent, changing
 from qdo.cli.connections import open_connections
 from qdo.cli.durations import parse_duration
-from qdo.cli.framework import output_option, reason_option, require_app, with_settings
-from qdo.cli.output import emit, print_message
+from qdo.cli.framework import output_option, require_app, with_settings
+from qdo.cli.output import emit
+from qdo.coordination.znodes.progress import CancelOutcome
 from qdo.errors import NotFoundError, PartialFailureError, UsageError
 from qdo.fleet.action_node import AHEAD_SECONDS
-from qdo.ops.messages.cancel import NOT_FOUND, SUCCESSES, Cancellation, cancel
+from qdo.ops.messages.cancel import (
+    DELAYED,
+    NOT_FOUND,
+    SUCCESSES,
+    WAITING,
+    Cancellation,
+    cancel,
+)
 from qdo.settings.settings import Settings
-from qdo.text import join_some
+from qdo.text import join_some, pluralize
 
 _COLUMNS = ("queue", "id", "position", "outcome")
 
@@ -22,7 +32,6 @@ _COLUMNS = ("queue", "id", "position", "outcome")
 @click.command("cancel")
 @click.argument("queue")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--dry-run", is_flag=True, help="Only show which messages wait.")
 @click.option(
     "--timeout",
     metavar="DURATION",
@@ -30,15 +39,14 @@ _COLUMNS = ("queue", "id", "position", "outcome")
     show_default=True,
     help="How long the owner of the queue may take to answer.",
 )
-@reason_option
+@changing
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
 def cancel_messages(
     queue: str,
     ids: tuple[str, ...],
-    dry_run: bool,
     timeout: str,
-    reason: str,
+    consent: Consent,
     form: str,
     settings: Settings,
 ) -> None:
@@ -55,23 +63,29 @@ def cancel_messages(
         broker = connections.broker
         if broker is None:
             raise NotFoundError(what="queue", name=queue)
-        results = cancel(
-            connections.client,
-            connections.layout,
-            broker,
-            queue,
-            ids,
-            timeout_seconds=seconds,
-            reason=reason,
-            really=not dry_run,
-        )
+        place = connections.client, connections.layout, broker, queue, ids
+        planned: list[Cancellation] = []
+
+        def show(form: str, out: TextIO) -> None:
+            planned[:] = cancel(*place, really=False)
+            _show(queue, planned, form, out)
+            if all(each.outcome == NOT_FOUND for each in planned):
+                _raise_for(queue, planned)  # there is nothing to confirm
+
+        if consent.given(f"cancel {pluralize(len(ids), 'message')}", show, form):
+            done = cancel(*place, timeout_seconds=seconds, reason=consent.reason)
+            _show(queue, done, form)
+            _raise_for(queue, done)
+        else:
+            _raise_for(queue, planned)
+
+
+def _show(
+    queue: str, results: Sequence[Cancellation], form: str, out: TextIO | None = None
+) -> None:
     columns = [*_COLUMNS, *(("reason",) if any(each.reason for each in results) else ())]
     items = [_item(queue, each) for each in results]
-    emit("qdo.cancel/1", items, form, {each: each.upper() for each in columns})
-    if dry_run:
-        print_message("nothing was changed; leave out --dry-run to cancel what waits")
-        return
-    _raise_for(queue, results)
+    emit("qdo.cancel/1", items, form, {each: each.upper() for each in columns}, out)
 
 
 def _item(queue: str, result: Cancellation) -> dict[str, Any]:
@@ -80,13 +94,14 @@ def _item(queue: str, result: Cancellation) -> dict[str, Any]:
         "id": result.id or result.name,
         "position": None if result.position is None else str(result.position),
         "outcome": result.outcome,
+        "executed": result.outcome == CancelOutcome.CANCELLED.value,
         "reason": result.reason or None,
     }
 
 
-def _raise_for(queue: str, results: list[Cancellation]) -> None:
-    """Raise an error if a message is not cancelled."""
-    failed = [each for each in results if each.outcome not in SUCCESSES]
+def _raise_for(queue: str, results: Sequence[Cancellation]) -> None:
+    """Raise an error if a message is not cancelled, or would not be."""
+    failed = [each for each in results if each.outcome not in (*SUCCESSES, WAITING, DELAYED)]
     if failed and all(each.outcome == NOT_FOUND for each in results):
         names = join_some([each.name for each in failed])
         raise NotFoundError(what=f"message in queue {queue!r}", name=names)
@@ -94,6 +109,6 @@ def _raise_for(queue: str, results: list[Cancellation]) -> None:
         raise PartialFailureError(
             done=len(results) - len(failed),
             total=len(results),
-            what="messages are cancelled",
+            what="messages can be cancelled",
             rest=join_some([f"{each.name} ({each.outcome})" for each in failed]),
         )

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import click
 
-from qdo.cli.deciding import all_options, decide_about, dry_run_option
-from qdo.cli.framework import output_option, reason_option, with_settings
+from qdo.cli.changing import Consent, changing
+from qdo.cli.deciding import all_option, decide_about
+from qdo.cli.framework import output_option, with_settings
 from qdo.settings.settings import Settings
 
 
 @click.command("retry-now")
 @click.argument("queue")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@all_options
-@dry_run_option
-@reason_option
+@all_option
+@changing
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
 def retry_now(
     queue: str,
     ids: tuple[str, ...],
     every: bool,
-    yes: bool,
-    dry_run: bool,
-    reason: str,
+    consent: Consent,
     form: str,
     settings: Settings,
 ) -> None:
@@ -39,8 +37,6 @@ def retry_now(
         ids,
         schema="qdo.retry-now/1",
         form=form,
-        reason=reason,
-        dry_run=dry_run,
+        consent=consent,
         every=every,
-        yes=yes,
     )

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import click
 
-from qdo.cli.deciding import decide_about, dry_run_option
-from qdo.cli.framework import output_option, reason_option, with_settings
+from qdo.cli.changing import Consent, changing
+from qdo.cli.deciding import decide_about
+from qdo.cli.framework import output_option, with_settings
 from qdo.settings.settings import Settings
 
 
 @click.command("skip")
 @click.argument("queue")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@dry_run_option
-@reason_option
+@changing
 @with_settings("app", "broker", "coordinator", "namespace", "connect_seconds")
 @output_option
 def skip_messages(
     queue: str,
     ids: tuple[str, ...],
-    dry_run: bool,
-    reason: str,
+    consent: Consent,
     form: str,
     settings: Settings,
 ) -> None:
@@ -37,6 +36,5 @@ def skip_messages(
         ids,
         schema="qdo.skip/1",
         form=form,
-        reason=reason,
-        dry_run=dry_run,
+        consent=consent,
     )

@@ -93,7 +93,7 @@ def test_messages_of_other_lanes_run_on(desk: OperatorDesk) -> None:
 def test_without_an_owner_the_node_is_changed(desk: OperatorDesk) -> None:
     """In one transaction with its entry in the action log; the next owner obeys."""
     ids = desk.send(1, 2, 3)
-    assert desk.qdo("cancel", "q", ids[0]).code == 6  # no worker has seen the queue
+    assert desk.qdo("cancel", "--yes", "q", ids[0]).code == 6  # no worker has seen the queue
     desk.known()
     assert desk.outcomes(ids[0], ids[2]) == ["cancelled", "cancelled"]
     assert desk.outcomes(ids[2]) == ["already-cancelled"]
@@ -125,7 +125,7 @@ def test_a_worker_killed_before_it_answers(desk: OperatorDesk) -> None:
     desk.wait_for(1)
     (process,) = desk.pids()
     with paused(process):
-        command = desk.begin("cancel", "q", *ids[1:3], "--timeout", "30s", "-o", "jsonl")
+        command = desk.begin("cancel", "--yes", "q", *ids[1:3], "--timeout", "30s", "-o", "jsonl")
         wait_until(lambda: desk.requests() == 1, "the request")
         os.kill(process, signal.SIGKILL)  # its parent starts another one
     assert command.wait(60.0) == 0, command.output
@@ -143,7 +143,7 @@ def test_a_worker_killed_after_it_recorded(desk: OperatorDesk) -> None:
     desk.work()
     desk.wait_for(1)
     (process,) = desk.pids()
-    command = desk.begin("cancel", "q", *ids[1:3], "--timeout", "30s", "-o", "jsonl")
+    command = desk.begin("cancel", "--yes", "q", *ids[1:3], "--timeout", "30s", "-o", "jsonl")
     wait_until(lambda: desk.node("q").out_of_order is not None, "the record")
     os.kill(process, signal.SIGKILL)
     assert command.wait(60.0) == 0, command.output
@@ -161,7 +161,7 @@ def test_a_killed_operator_leaves_nothing_undecided(desk: OperatorDesk) -> None:
     desk.wait_for(1)
     (process,) = desk.pids()
     with paused(process):
-        command = desk.begin("cancel", "q", ids[1], "--timeout", "30s")
+        command = desk.begin("cancel", "--yes", "q", ids[1], "--timeout", "30s")
         wait_until(lambda: desk.requests() == 1, "the request")
         command.kill()
     wait_until(lambda: desk.requests() == 0, "the end of the request")
@@ -180,7 +180,7 @@ def test_of_two_operators_one_cancels(desk: OperatorDesk, owned: bool) -> None:
     if owned:
         desk.work()
         desk.wait_for(1)
-    both = [desk.begin("cancel", "q", *ids[2:6], "-o", "jsonl") for _ in range(2)]
+    both = [desk.begin("cancel", "--yes", "q", *ids[2:6], "-o", "jsonl") for _ in range(2)]
     assert [each.wait(60.0) for each in both] == [0, 0], [each.output for each in both]
     pairs = zip(*map(outcomes_of, both), strict=True)
     assert [sorted(pair) for pair in pairs] == 4 * [["already-cancelled", "cancelled"]]
@@ -200,7 +200,7 @@ def test_a_worker_that_does_not_answer(desk: OperatorDesk) -> None:
     desk.wait_for(1)
     (process,) = desk.pids()
     with paused(process):
-        (item,) = desk.items("cancel", "q", second, "--timeout", "0.5s", code=4)
+        (item,) = desk.items("cancel", "--yes", "q", second, "--timeout", "0.5s", code=4)
     assert item["outcome"] == "unknown"
     assert item["reason"]
     held.unlink()
@@ -268,9 +268,9 @@ def test_a_queue_may_have_many_cancelled_messages(local: OperatorDesk) -> None:
     """Up to a limit, because they are kept in its node."""
     ids = local.send(*range(MAX_CANCELLED + 2))
     local.known()
-    assert local.qdo("cancel", "q", *ids).code == 2
+    assert local.qdo("cancel", "--yes", "q", *ids).code == 2
     assert set(local.outcomes(*ids[:MAX_CANCELLED])) == {"cancelled"}
-    assert local.qdo("cancel", "q", ids[-1]).code == 2
+    assert local.qdo("cancel", "--yes", "q", ids[-1]).code == 2
     local.drain()
     assert local.bodies() == [str(MAX_CANCELLED), str(MAX_CANCELLED + 1)]
 

@@ -22,7 +22,7 @@ ORDERS: dict[str, dict[str, Any]] = {
 }
 DECISIONS = {
     "retry": ("retry-now", "q"),
-    "skip": ("skip", "q"),
+    "skip": ("skip", "--yes", "q"),
     "dead-letter": ("dead-letters", "add", "q"),
 }
 HOUR = qdo.Policy(attempts=9, backoff_seconds=3600, backoff_max_seconds=3600)

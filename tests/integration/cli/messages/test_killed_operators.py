@@ -63,12 +63,12 @@ class Killed:
 
 
 COMMANDS = {
-    "seek": Killed(("seek", "Q", "latest", "--execute"), "seek"),
-    "purge": Killed(("purge", "Q"), "purge"),
-    "cancel": Killed(("cancel", "Q", "ID"), "cancel"),
+    "seek": Killed(("seek", "Q", "latest", "--yes"), "seek"),
+    "purge": Killed(("purge", "Q", "--yes"), "purge"),
+    "cancel": Killed(("cancel", "Q", "ID", "--yes"), "cancel"),
     "delete": Killed(("delete", "Q", "--with-messages", "--yes"), "delete", again=(0, 6)),
     "pause": Killed(("pause", "Q"), "pause"),
-    "skip": Killed(("skip", "Q", "1"), "skip", BLOCKED, again=(0, 5)),
+    "skip": Killed(("skip", "--yes", "Q", "1"), "skip", BLOCKED, again=(0, 5)),
 }
 
 
@@ -128,7 +128,7 @@ def test_a_worker_killed_before_it_knows_of_a_seek(desk: OperatorDesk, target: s
     (process,) = set(desk.pids())
     with paused(process):
         place = target if target == "earliest" else str(places[2])
-        assert desk.qdo("seek", "q", place, "--execute").code == 0
+        assert desk.qdo("seek", "q", place, "--yes").code == 0
         os.kill(process, signal.SIGKILL)
     held.unlink()
     desk.wait_done()

@@ -21,8 +21,8 @@ def test_drops_what_waits_behind_a_running_job(desk: OperatorDesk, order: Any) -
     held = desk.hold(1)
     desk.work(order=order, **({} if order == "queue" else {"concurrency": 1}))
     desk.wait_for(1)
-    (item,) = desk.items("purge", "q", "--reason", "spam")
-    assert (item["queue"], item["waiting"], item["purged"]) == ("q", 5, True)
+    (item,) = desk.items("purge", "--yes", "q", "--reason", "spam")
+    assert (item["queue"], item["waiting"], item["executed"]) == ("q", 5, True)
     desk.send(6, 7)
     held.unlink()
     desk.wait_done()
@@ -64,14 +64,14 @@ def test_a_dry_run_changes_nothing(desk: OperatorDesk) -> None:
     desk.send(3, queue="a1", delay_seconds=3600.0)
     desk.known("a1", "a2", "b")
     items = desk.items("purge", "a*", "--delayed", "--dry-run")
-    shown = [(each["queue"], each["waiting"], each["delayed"], each["purged"]) for each in items]
+    shown = [(each["queue"], each["waiting"], each["delayed"], each["executed"]) for each in items]
     assert shown == [("a1", 2, 1, False), ("a2", 2, 0, False)]
     assert desk.qdo("purge", "a*").code == 5
     assert desk.qdo("purge", "nothing*").code == 6
     assert [desk.node(each).last for each in ("a1", "a2", "b")] == [0, 0, 0]
     assert [each["delayed"] for each in desk.items("purge", "a*", "--yes")] == [None, None]
     assert desk.broker.catalog.backlog("a1", 0).delayed == 1
-    assert [each["delayed"] for each in desk.items("purge", "a1", "--delayed")] == [1]
+    assert [each["delayed"] for each in desk.items("purge", "--yes", "a1", "--delayed")] == [1]
     assert desk.broker.catalog.backlog("a1", 0).delayed == 0
     desk.drain()
     assert [desk.bodies(each) for each in ("a1", "a2", "b")] == [[], [], ["1", "2"]]
@@ -84,7 +84,7 @@ def test_what_fails_or_blocks_is_dropped(desk: OperatorDesk) -> None:
     (desk.folder / "fail-1").touch()
     desk.work(policy=qdo.Policy(attempts=1, then="block"))
     wait_until(lambda: desk.node("q").blocking != (), "the block")
-    assert desk.qdo("purge", "q").code == 0
+    assert desk.qdo("purge", "--yes", "q").code == 0
     desk.send(3)
     desk.wait_done()
     assert desk.bodies() == ["1", "3"]
@@ -99,7 +99,7 @@ def test_a_killed_worker_drops_it_too(desk: OperatorDesk) -> None:
     desk.wait_for(1)
     (process,) = desk.pids()
     with paused(process):
-        assert desk.qdo("purge", "q").code == 0
+        assert desk.qdo("purge", "--yes", "q").code == 0
         os.kill(process, signal.SIGKILL)
     held.unlink()
     desk.send(4)
@@ -114,12 +114,12 @@ def test_two_operators_at_once(desk: OperatorDesk) -> None:
         ids = desk.send(1, 2, 3, queue=queue)
         desk.known(queue)
         second = [
-            ("cancel", queue, *ids[1:]),
-            ("purge", queue),
-            ("seek", queue, "earliest", "--execute"),
-            ("seek", queue, "latest", "--execute"),
+            ("cancel", "--yes", queue, *ids[1:]),
+            ("purge", "--yes", queue),
+            ("seek", queue, "earliest", "--yes"),
+            ("seek", queue, "latest", "--yes"),
         ][number]
-        both = [desk.begin("purge", queue), desk.begin(*second)]
+        both = [desk.begin("purge", "--yes", queue), desk.begin(*second)]
         codes = [each.wait(60.0) for each in both]
         # What is purged first cannot be cancelled.
         assert codes in ([0, 0], [0, 4]), [each.output for each in both]
