@@ -27,14 +27,14 @@ LAYOUT = Layout.of("a")
 _RUN = """
 import os, sys
 import qdo.cli.commands.queues, qdo.cli.commands.workers, qdo.cli.commands.dead_letters
-import qdo.cli.commands.tree, qdo.cli.commands.broker, qdo.cli.commands.send
+import qdo.cli.commands.status, qdo.cli.commands.tree, qdo.cli.commands.broker, qdo.cli.commands.send
 import qdo.cli.commands.fleet.documents, qdo.cli.commands.fleet.locks, qdo.cli.commands.fleet.audit
 import qdo.cli.commands.fleet.chores
 import qdo.cli.commands.fleet.components, qdo.cli.commands.fleet.placement
 import qdo.cli.commands.fleet.holds
 import qdo.cli.commands.seek, qdo.cli.deciding, qdo.brokers.registry
 import qdo.brokers.embedded.broker, qdo.coordination.embedded.connection, logging.config
-import kazoo.handlers.threading, encodings.idna, resource
+import kazoo.handlers.threading, encodings.idna
 from qdo.cli.main import main
 os.setgroups([])
 os.setgid(65534)

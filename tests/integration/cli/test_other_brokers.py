@@ -271,7 +271,7 @@ def test_a_seek_shows_how_far_behind_where_nothing_is_counted(log: WideBroker, c
     """In the broker's own positions."""
     header, line = cli("seek q", "#11").out.splitlines()
     assert " ".join(header.split()) == "QUEUE BEFORE AFTER BEHIND"
-    assert line.split()[:5] == ["q", "#10", "#11", "42s", "42s"]
+    assert line.split() == ["q", "#10", "#11", "42s", "->", "42s"]
 
 
 def test_seek_rejects_other_targets(log: WideBroker, cli: Run) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 
 from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
+from qdo.fleet_errors import HistoryUnreadableError
 from qdo.history import owners as owners_module
 from qdo.history.address import open_engine
 from qdo.history.owners import OwnerRow
@@ -63,7 +64,10 @@ class ShopWorkers:
         return Proc.python(*WORKER, env=clean_environment(self.env), cwd=self.folder)
 
     def of(self, queue: str) -> list[RecordedOwner]:
-        return owners(self.url, "shop", queue, 0.0, limit=100)
+        try:
+            return owners(self.url, "shop", queue, 0.0, limit=100)
+        except HistoryUnreadableError:  # no worker has created the file yet
+            return []
 
     def newest(self) -> list[RecordedOwner]:
         return [found[0] for each in QUEUES if (found := self.of(each))]

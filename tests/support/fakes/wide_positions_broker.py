@@ -104,7 +104,8 @@ class WideCatalog(ScriptedCatalog):
         rows: Rows = [row for row in broker.stored.get(queue, []) if row[0] > after]
         head = broker.stored[queue][-1][0] if broker.stored.get(queue) else 0
         oldest = rows[0][0] if rows else None
-        return Backlog(bool(rows), oldest, head, 0, True, broker.ages[queue] if rows else 0.0)
+        age = broker.ages[queue] if rows else 0.0
+        return Backlog(bool(rows), oldest, head, approximate=True, behind_seconds=age)
 
 
 class WideDeadLetters(ScriptedDeadLetters):

@@ -436,7 +436,7 @@ def test_unsupported_dead_letters_are_logged_as_errors(
     stile.act = die
     stile.broker.put("q", b"1")
     assert stile.turn() is TurnResult.WAIT
-    (record,) = [each for each in caplog.records if each.name.endswith(".outcomes")]
+    (record,) = [each for each in caplog.records if each.name.endswith(".outcomes.broker")]
     assert record.levelno == level
 
 
