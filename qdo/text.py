@@ -87,6 +87,11 @@ def short_duration(seconds: float) -> str:
     return " ".join(shown) or "0s"
 
 
+def fine_duration(seconds: float) -> str:
+    """Return a duration with a fraction below ten seconds: 0.001s, 0.25s, 7.1s, 59s, 2m 5s."""
+    return f"{max(0.001, seconds):.2g}s" if seconds < 9.5 else short_duration(seconds)
+
+
 def iso_time(seconds: float | None) -> str | None:
     """Return a Unix time as ISO 8601 in UTC, to the second; None if it has no such form."""
     if seconds is None:

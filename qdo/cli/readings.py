@@ -11,8 +11,8 @@ import click
 from qdo.cli.connections import open_connections
 from qdo.cli.durations import parse_duration
 from qdo.cli.output import print_message
+from qdo.ops.queue_case import RULES, VerdictRules
 from qdo.ops.status import Statuses, queue_statuses
-from qdo.ops.verdicts import RULES, VerdictRules
 from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.text import pluralize

@@ -14,6 +14,8 @@ from qdo.settings.listing import pins_of
 from qdo.settings.live_toml import differences
 from qdo.text import join_some, pluralize
 
+_SCHEMA = "qdo.settings-change/1"
+
 
 def show_change(
     version: int,
@@ -29,6 +31,19 @@ def show_change(
     :param workers: the number of registered workers.
     :param seconds: how long it took until they used it; None if it is not made.
     """
+    if form == "table" and seconds is None:
+        rows = [
+            {"setting": name, "before": _value(old), "after": _value(new)}
+            for name, (old, new) in changed.items()
+        ]
+        emit(
+            _SCHEMA,
+            rows,
+            form,
+            {name: name.upper() for name in ("setting", "before", "after")},
+            out,
+        )
+        return
     item = {
         "version": version,
         "changes": changes_text(changed) if form == "table" else _changes_of(changed),
@@ -37,7 +52,7 @@ def show_change(
         "executed": seconds is not None,
     }
     columns = {name: name.upper() for name in ("version", "changes", "workers", "seconds")}
-    emit("qdo.settings-change/1", [item], form, columns, out)
+    emit(_SCHEMA, [item], form, columns, out)
 
 
 def report_workers(outcome: SettingsChange, changed: Mapping[str, Any]) -> None:

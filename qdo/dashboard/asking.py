@@ -6,7 +6,6 @@ operators, and needs no confirmation.
 
 from __future__ import annotations
 
-import glob
 import math
 import threading
 from dataclasses import dataclass
@@ -21,10 +20,7 @@ from qdo.dashboard.access import may_act, operator_name
 from qdo.dashboard.board import board
 from qdo.dashboard.pages import page
 from qdo.errors import NotFoundError
-from qdo.fleet import action_arguments as names
-from qdo.fleet.actions import ask_workers, wait_for_results
-from qdo.fleet.protocol.audit_entries import Values
-from qdo.ops.reading.runs import RunsRead, read_runs
+from qdo.ops.reading.runs import RunsRead, ask_owner, read_runs
 from qdo.sending.connections import Connections
 
 ANSWER_SECONDS = 5.0
@@ -82,8 +78,5 @@ def _ask(connections: Connections, queue: str, by: str) -> OwnersAnswer:
     owner = QueueNode.parse(node.data).owner if isinstance(node, NodeRead) else ""
     if not owner:
         return OwnersAnswer("", RunsRead())
-    args: Values = {"queues": glob.escape(queue), "most": MOST_RUNS}
-    seconds = ANSWER_SECONDS - 1.0
-    asked = ask_workers(client, layout, [owner], names.RUNS, args, within_seconds=seconds, by=by)
-    wait_for_results(client, layout, asked, seconds)
-    return OwnersAnswer(owner, read_runs(asked))
+    asked = ask_owner(client, layout, owner, queue, MOST_RUNS, ANSWER_SECONDS - 1.0, by)
+    return OwnersAnswer(owner, read_runs([asked]))

@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from qdo.fleet_errors import DashboardUnsafeError
-from qdo.ops.verdicts import RULES, VerdictRules
+from qdo.ops.queue_case import RULES, VerdictRules
 
 LEAST_TOKEN = 16
 VIEWER, OPERATOR = "viewer", "operator"

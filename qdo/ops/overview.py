@@ -62,7 +62,7 @@ def _long_runs(judged: Judged) -> list[dict[str, Any]]:
         {"queue": each.queue, "worker": each.owner, **asdict(each.running)}
         for each, verdict in judged
         if each.running is not None
-        and each.running.seconds >= LONG_SECONDS
+        and (each.running.seconds >= LONG_SECONDS or each.running.usual_seconds is not None)
         and not verdict.state.needs_attention
     ]
     return nlargest(MOST_RUNS, found, key=lambda each: each["seconds"])

@@ -9,44 +9,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from qdo.fleet.globs import exactly
+from qdo.ops.queue_case import RULES, QueueCase, QueueSample, VerdictRules
 from qdo.ops.queue_health import QueueHealth
+from qdo.ops.reading.long_runs import LongRun
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.positions import format_last
-from qdo.text import pluralize, short_duration
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictRules:
-    """The times from which a queue is worth a look.
-
-    :ivar late_seconds: age of its next message.
-    :ivar stuck_seconds: how long one message may run.
-    :ivar expiring_share: age of its next message, as a share of the broker's retention.
-    :ivar still_seconds: how long nothing may happen: no owner, nothing recorded, no report.
-    """
-
-    late_seconds: float = 60.0
-    stuck_seconds: float = 300.0
-    still_seconds: float = 30.0
-    expiring_share: float = 0.5
-
-
-RULES = VerdictRules()
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSample:
-    """A queue at one time.
-
-    :ivar at: Unix time of the reader's clock.
-    :ivar workers: number of registered workers, None if it is unknown.
-    """
-
-    at: float
-    status: QueueStatus
-    workers: int | None
+from qdo.text import fine_duration, pluralize, short_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +43,9 @@ def judge(samples: Sequence[QueueSample], rules: VerdictRules = RULES) -> Verdic
 
     :param samples: at least one, the oldest first.
     """
-    case = _Case(samples, rules)
+    case = QueueCase(samples, rules)
     found = next((each for rule in _RULES if (each := rule(case)) is not None), None)
-    return _with_expiry(case, found or Verdict(QueueHealth.OK))
+    return _with_expiry(case, _with_long_run(case, found or Verdict(QueueHealth.OK)))
 
 
 def judge_all(
@@ -89,47 +60,6 @@ def judge_all(
     return [(each, judge(samples[each.queue], rules)) for each in readings[-1].queues]
 
 
-class _Case:
-    """The facts about a queue, from its samples."""
-
-    def __init__(self, samples: Sequence[QueueSample], rules: VerdictRules) -> None:
-        self.rules = rules
-        self.first, self.sample = samples[0], samples[-1]
-        self.now = self.sample.at
-        self.status = self.sample.status
-        self.queue = shlex.quote(self.status.queue)
-
-    @property
-    def waiting(self) -> bool | None:
-        """Whether messages wait; None if it is unknown."""
-        if self.status.missing:
-            return False
-        backlog, age = self.status.backlog, self.status.behind_seconds
-        if backlog is None and age is None:
-            return None
-        return bool(backlog) or bool(age)
-
-    @property
-    def age(self) -> float | None:
-        """Age of the next message in seconds."""
-        return self.status.behind_seconds
-
-    @property
-    def owned(self) -> bool:
-        return self.status.owner is not None and not self.status.owner_gone
-
-    @property
-    def seconds(self) -> float:
-        """Time between the first and the last sample."""
-        return self.sample.at - self.first.at
-
-    @property
-    def still_seconds(self) -> float | None:
-        """How long nothing was recorded; None if that is unknown."""
-        written = self.status.written
-        return max(0.0, self.now - written) if written else None
-
-
 # --- rules, in the order in which they are asked ---------------------------------------------
 
 
@@ -137,7 +67,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _lost(case: _Case) -> Verdict | None:
+def _lost(case: QueueCase) -> Verdict | None:
     if not case.status.lost:
         return None
     return Verdict(
@@ -145,7 +75,7 @@ def _lost(case: _Case) -> Verdict | None:
     )
 
 
-def _with_expiry(case: _Case, verdict: Verdict) -> Verdict:
+def _with_expiry(case: QueueCase, verdict: Verdict) -> Verdict:
     """Return a verdict that warns of the broker's retention, which deletes unread messages."""
     kept, age = case.status.retention_seconds, case.age
     if not kept or not age or age < kept * case.rules.expiring_share or case.status.lost:
@@ -156,7 +86,7 @@ def _with_expiry(case: _Case, verdict: Verdict) -> Verdict:
     return Verdict(QueueHealth.EXPIRING, why, verdict.remedy, verdict.eta_seconds)
 
 
-def _blocked(case: _Case) -> Verdict | None:
+def _blocked(case: QueueCase) -> Verdict | None:
     marks = case.status.marks
     if marks is None or not marks.blocked:
         return None
@@ -175,34 +105,54 @@ def _blocked(case: _Case) -> Verdict | None:
     return Verdict(QueueHealth.BLOCKED, reason, remedy)
 
 
-def _paused(case: _Case) -> Verdict | None:
+def _paused(case: QueueCase) -> Verdict | None:
     held = case.status.held
     return None if held is None else Verdict(QueueHealth.PAUSED, _sentence(held), "qdo holds")
 
 
-def _stuck(case: _Case) -> Verdict | None:
-    run = case.status.running
-    if run is None or run.seconds < case.rules.stuck_seconds:
+def _stuck(case: QueueCase) -> Verdict | None:
+    run, rules = case.status.running, case.rules
+    if run is None:
         return None
-    owner = case.status.owner or "its worker"
-    reason = f"Message {run.id} has run for {short_duration(run.seconds)} on {owner}"
-    return Verdict(
-        QueueHealth.STUCK, f"{reason}, attempt {run.attempt}.", f"qdo action {owner} stacks"
-    )
+    unusual = run.usual_seconds is not None and run.seconds >= rules.unusual_seconds
+    if run.seconds < rules.stuck_seconds and not unusual:
+        return None
+    reason = f"{_ran(run)} on {case.status.owner or 'its worker'}, attempt {run.attempt}."
+    return Verdict(QueueHealth.STUCK, reason, _ps(case))
 
 
-def _faulty(case: _Case) -> Verdict | None:
+def _ps(case: QueueCase) -> str:
+    return f"qdo ps {shlex.quote(exactly(case.status.queue))} --stacks"
+
+
+def _ran(run: LongRun) -> str:
+    text = f"Message {run.id} has run for {short_duration(run.seconds)}"
+    if run.usual_seconds is None:
+        return text
+    return f"{text} (usually {fine_duration(run.usual_seconds)} at most)"
+
+
+def _with_long_run(case: QueueCase, verdict: Verdict) -> Verdict:
+    """Return a verdict whose reason names a message that runs for much longer than usual."""
+    run = case.status.running
+    if run is None or run.usual_seconds is None or verdict.state is QueueHealth.STUCK:
+        return verdict
+    reason = f"{verdict.reason} {_ran(run)}.".strip()
+    return replace(verdict, reason=reason, remedy=verdict.remedy or _ps(case))
+
+
+def _faulty(case: QueueCase) -> Verdict | None:
     fault = case.status.fault
     return None if fault is None else Verdict(QueueHealth.STOPPED, _sentence(fault))
 
 
-def _nothing_waits(case: _Case) -> Verdict | None:
+def _nothing_waits(case: QueueCase) -> Verdict | None:
     if case.waiting is None or case.waiting:
         return None
     return Verdict(QueueHealth.OK if case.status.running else QueueHealth.IDLE)
 
 
-def _untaken(case: _Case) -> Verdict | None:
+def _untaken(case: QueueCase) -> Verdict | None:
     untaken = case.status.untaken
     if untaken is None or not case.waiting or case.owned:
         return None
@@ -213,13 +163,13 @@ def _untaken(case: _Case) -> Verdict | None:
     return Verdict(state, reason, "qdo workers")
 
 
-def _without_worker(case: _Case) -> Verdict | None:
+def _without_worker(case: QueueCase) -> Verdict | None:
     if case.sample.workers != 0 or not case.waiting:
         return None
     return Verdict(QueueHealth.NO_WORKER, "No worker is registered.", "start qdo-worker")
 
 
-def _unowned(case: _Case) -> Verdict | None:
+def _unowned(case: QueueCase) -> Verdict | None:
     status, still = case.status, case.rules.still_seconds
     if case.owned or not case.waiting or (status.owner_gone is None and status.owner):
         return None
@@ -233,7 +183,7 @@ def _unowned(case: _Case) -> Verdict | None:
     return Verdict(QueueHealth.UNOWNED, why, "qdo workers")
 
 
-def _rewound(case: _Case) -> Verdict | None:
+def _rewound(case: QueueCase) -> Verdict | None:
     before, after = case.first.status, case.status
     if after.last >= before.last or after.seek != before.seek:
         return None
@@ -244,7 +194,7 @@ def _rewound(case: _Case) -> Verdict | None:
     )
 
 
-def _failing(case: _Case) -> Verdict | None:
+def _failing(case: QueueCase) -> Verdict | None:
     marks = case.status.marks
     if marks is None:
         return None
@@ -257,7 +207,7 @@ def _failing(case: _Case) -> Verdict | None:
     return Verdict(QueueHealth.FAILING, reason, f"qdo retry-now {case.queue}")
 
 
-def _limited(case: _Case) -> Verdict | None:
+def _limited(case: QueueCase) -> Verdict | None:
     names = case.status.limits
     if not case.owned or not case.waiting or not names:
         return None
@@ -267,7 +217,7 @@ def _limited(case: _Case) -> Verdict | None:
     return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason, "qdo limits")
 
 
-def _stopped(case: _Case) -> Verdict | None:
+def _stopped(case: QueueCase) -> Verdict | None:
     """An owner that does nothing: its process hangs, or it waits for something."""
     status, still = case.status, case.rules.still_seconds
     if not case.owned or not case.waiting or status.running is not None:
@@ -296,23 +246,22 @@ def _starved(reason: str, in_flight: int) -> Verdict:
     )
 
 
-def _late(case: _Case) -> Verdict | None:
+def _late(case: QueueCase) -> Verdict | None:
     age, status = case.age, case.status
     if not case.waiting or (age or 0.0) < case.rules.late_seconds:
         return None
     eta = _eta(case)
     if eta is not None:
-        reason = f"It has caught up in about {short_duration(eta)}."
+        reason = f"It will have caught up in about {short_duration(eta)}."
         return Verdict(QueueHealth.CATCHING_UP, reason, eta_seconds=eta)
     run = status.running
-    if run is not None:
-        reason = f"Message {run.id} has run for {short_duration(run.seconds)}."
-        return Verdict(QueueHealth.LAGGING, reason, f"qdo ps {case.queue}")
+    if run is not None and run.usual_seconds is None:
+        return Verdict(QueueHealth.LAGGING, f"{_ran(run)}.", _ps(case))
     reason = f"Its next message is older than {short_duration(case.rules.late_seconds)}."
     return Verdict(QueueHealth.LAGGING, reason)
 
 
-def _eta(case: _Case) -> float | None:
+def _eta(case: QueueCase) -> float | None:
     """Return when a queue has caught up; None if it does not catch up, or nothing is known."""
     for before, after in (
         (case.first.status.backlog, case.status.backlog),
@@ -323,14 +272,14 @@ def _eta(case: _Case) -> float | None:
     return None
 
 
-def _unknown(case: _Case) -> Verdict | None:
+def _unknown(case: QueueCase) -> Verdict | None:
     if case.waiting is not None:
         return None
     reason = case.status.error or "The broker was not asked for its backlog."
     return Verdict(QueueHealth.UNKNOWN, reason, "qdo queues --budget N")
 
 
-_RULES: tuple[Callable[[_Case], Verdict | None], ...] = (
+_RULES: tuple[Callable[[QueueCase], Verdict | None], ...] = (
     *(_lost, _blocked, _paused, _stuck, _faulty, _nothing_waits),
     *(_without_worker, _untaken, _rewound, _unowned, _failing, _limited, _stopped, _late, _unknown),
 )

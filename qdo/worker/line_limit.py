@@ -15,8 +15,9 @@ LINES = 10
 LIKE_LINES = 100
 """Lines with the same sentence, about any queues, in one second."""
 WINDOW_SECONDS = 1.0
-MESSAGE_LOGGERS = tuple(
-    f"qdo.worker.engine.{name}" for name in ("outcomes", "batches", "resume", "observers")
+MESSAGE_LOGGERS = (
+    *(f"qdo.worker.engine.{name}" for name in ("outcomes", "batches", "resume", "observers")),
+    "qdo.worker.actions.runs",
 )
 """Loggers with lines about single messages. The first argument of each line names the queue."""
 QUEUE_LOGGERS = (

@@ -28,6 +28,7 @@ VARYING = (
     (re.compile(r"\b1\d{17}\b"), "POSITION"),
     (re.compile(r"\[\d+\]"), "[PID]"),
     (re.compile(r"\bpid \d+"), "pid PID"),
+    (re.compile(r"\bfence \d+"), "fence FENCE"),
     (re.compile(r"\b\d\.\d+$|\b0\.\d{2,4}\b", re.MULTILINE), "SECONDS"),
     (re.compile(r"\b\d+[smhd]( \d+[smh])?\b"), "DURATION"),
     (re.compile(r" {2,}"), " "),

@@ -140,7 +140,7 @@ def test_a_killed_command_decides_wholly_or_not(
     argv = (str(script), *COMMANDS[decision], ids[0])
     with Proc.python(*argv, env=desk.environment, cwd=desk.folder) as command:
         assert command.wait(60.0) == -signal.SIGKILL
-    name = " ".join(COMMANDS[decision][:-1])
+    name = {"dead-letter": "dead-letters add"}.get(decision, COMMANDS[decision][0])
     if point == "before":
         assert (desk.node("q"), desk.audit(name)) == (before, [])
         assert desk.qdo(*COMMANDS[decision], ids[0]).code == 0

@@ -87,7 +87,8 @@ def init(
     show = partial(_show_schema, address, schema.is_missing(settings.broker), False)
     if consent.given("create the schema", show, form, asks=False):
         created = schema.create(settings.broker, partition_seconds)
-        _show_schema(address, created, created, form)
+        if form != "table":
+            _show_schema(address, created, created, form)
         print_message("created the schema" if created else "the schema is current; nothing to do")
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,15 +12,22 @@ import click
 from qdo.brokers.registry import positions_of
 from qdo.cli.app_settings import import_app
 from qdo.cli.connections import open_connections
+from qdo.cli.facts import LABEL, filled, print_changes, print_facts, print_heading
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import cell, emit, print_message, values_text, width_of
+from qdo.cli.output import cell, emit, print_message
 from qdo.cli.readings import SHARED, read_queues, reading_options, report_unasked, rules_of
+from qdo.cli.runs import blocked_texts, stack_text
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFoundError, QdoError
+from qdo.fleet.actions import UNANSWERED
 from qdo.fleet.audit import read_entries
 from qdo.fleet.globs import exactly
+from qdo.fleet.protocol.action_results import DONE
 from qdo.history.reports import owners
 from qdo.ops.decisions import id_of
 from qdo.ops.items import audit_item, owner_item, queue_item, worker_item
+from qdo.ops.reading.runs import ask_owner, read_runs
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
@@ -34,8 +40,13 @@ if TYPE_CHECKING:
 
 CHANGES = 5
 """How many entries of the action log are shown."""
-WIDTH = 80
-_LABEL = 14
+RUNS = 10
+"""How many messages in flight."""
+ASK_SECONDS = 2.0
+"""How long the owner may take to answer."""
+NOT_ASKED: Mapping[str, Any] = MappingProxyType(
+    {"runs": None, "in_flight": None, "runs_error": None}
+)
 
 
 @click.group()
@@ -50,11 +61,15 @@ def worker() -> None:
 
 @queue.command("show")
 @click.argument("name")
+@click.option(
+    "--no-ask", is_flag=True, help="Do not ask the owner for its messages in flight: only read."
+)
 @reading_options
 @with_settings(*SHARED, "history", import_app=False)
 @output_option
 def show_queue(
     name: str,
+    no_ask: bool,
     budget: int | None,
     window: str,
     late: str,
@@ -62,10 +77,11 @@ def show_queue(
     form: str,
     settings: Settings,
 ) -> None:
-    """Show state, owner, progress, failing message, job and last changes of a queue.
+    """Show state, owner, progress, messages in flight, job and last changes of a queue.
 
-    The job is known if --app names the app as MODULE:APP. `qdo ps NAME` lists the messages that run
-    now, and `qdo history` what the queue did before.
+    The job is known if --app names the app as MODULE:APP. The owner is asked for its messages in
+    flight, as `qdo ps` does, and has two seconds to answer. `qdo history` shows what the queue did
+    before.
     """
     app, settings = import_app(settings)
     require_app(settings)
@@ -80,6 +96,8 @@ def show_queue(
         client, layout = connections.client, connections.layout
         workers = worker_statuses(client, layout) if client else []
         entries = read_entries(client, layout, limit=CHANGES, glob=exact) if client else []
+        owner = None if no_ask or judged[0][0].owner_gone else judged[0][0].owner
+        item |= _runs(client, layout, owner, name) if client and owner else NOT_ASKED
     item["failing_id"] = _failing_id(settings, judged[0][0])
     owners = [each for each in workers if each.worker == item["owner"]]
     item["process"] = worker_item(owners[0]) if owners else None
@@ -87,13 +105,34 @@ def show_queue(
     item["changes"] = [audit_item(each) for each in entries]
     item["owners"] = _owners(settings, name)
     if form == "table":
-        _print(f"{name}: {item['state']}", item["reason"], item["remedy"])
-        _print_facts(_queue_facts(item))
+        print_heading(f"{name}: {item['state']}", item["reason"], item["remedy"])
+        print_facts(_queue_facts(item))
         _print_owners(item["owners"] or ())
-        _print_changes(item["changes"])
+        print_changes(item["changes"])
+        if item["runs"]:
+            _print_stack(item["runs"][0])
     else:
         emit("qdo.queue/1", [item], form, {})
     report_unasked(readings[-1])
+
+
+def _runs(client: Client, layout: Layout, owner: str, queue: str) -> dict[str, Any]:
+    """Ask the owner for the messages in flight; without an answer, tell why there is none."""
+    try:
+        asked = ask_owner(client, layout, owner, queue, RUNS, ASK_SECONDS)
+    except QdoError as error:  # an account that only reads sees everything else
+        return {**NOT_ASKED, "runs_error": f"{owner} cannot be asked: {error}"}
+    if asked.outcome == UNANSWERED:
+        return {**NOT_ASKED, "runs_error": f"{owner} has not answered within {ASK_SECONDS:g} s"}
+    if asked.outcome != DONE:
+        return {**NOT_ASKED, "runs_error": f"{owner}: {asked.outcome}: {asked.result}"}
+    found = read_runs([asked])
+    blocked = blocked_texts(found)
+    return {
+        "runs": found.items,
+        "in_flight": found.total,
+        "runs_error": blocked[0] if blocked else None,
+    }
 
 
 def _owners(settings: Settings, queue: str) -> list[dict[str, Any]] | None:
@@ -148,7 +187,7 @@ def _queue_facts(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
         ("done", _done(item)),
         ("waiting", _waiting(item)),
         ("dead letters", _text(item["dead_letters"])),
-        ("running", _running(item["running"])),
+        *_running(item),
         ("failing", _failing(item["failing_id"], failing)),
         ("next attempt", _moment(failing.get("retry_at"))),
         ("also blocked", join_some([str(each["position"]) for each in item["also_blocked"]])),
@@ -158,10 +197,22 @@ def _queue_facts(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     ]
 
 
-def _running(run: Mapping[str, Any] | None) -> str | None:
-    if run is None:
-        return None
-    return f"{run['id']}, attempt {run['attempt']}, for {short_duration(run['seconds'])} or more"
+def _running(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """Return the answer of the owner; without one, the message that it has reported."""
+    run, runs, error = item["running"], item["runs"], item["runs_error"]
+    lines = [] if run is None or runs else [_run_text(run, f"{short_duration(run['seconds'])}+")]
+    for each in runs or ():
+        where = each["where"] and f", at {each['where']}"
+        lines.append(_run_text(each, f"~{short_duration(each['seconds'])}") + (where or ""))
+    if len(runs or ()) < (item["in_flight"] or 0):
+        lines.append(f"{len(runs)} of {item['in_flight']} messages; see `qdo ps`")
+    if error:
+        lines.append(f"unknown: {error}")
+    return [("" if number else "running", line) for number, line in enumerate(lines)]
+
+
+def _run_text(run: Mapping[str, Any], duration: str) -> str:
+    return f"{run['id']}, attempt {run['attempt']}, for {duration}"
 
 
 def _failing(id: str | None, failing: Mapping[str, Any]) -> str | None:
@@ -200,7 +251,7 @@ def _job_text(job: Mapping[str, Any] | None) -> str | None:
     if job is None:
         return None
     facts = [f"{job['job']}, queues {job['queues']}, order {job['order']}"]
-    facts.append(f"{job['attempts']} attempts, then {job['then']}")
+    facts.append(f"{pluralize(job['attempts'], 'attempt')}, then {job['then']}")
     options = ("executor", "batch", "timeout_seconds", "per_queue_rate")
     facts += [f"{name} {job[name]}" for name in options if job[name] is not None]
     return ", ".join(facts)
@@ -233,9 +284,9 @@ def show_worker(name: str, form: str, settings: Settings) -> None:
     item = worker_item(found[0])
     item["changes"] = [audit_item(each) for each in entries]
     if form == "table":
-        _print(f"{name}: {item.get('state') or 'unknown'}", item["fault"], None)
-        _print_facts(_worker_facts(found[0], item))
-        _print_changes(item["changes"])
+        print_heading(f"{name}: {item.get('state') or 'unknown'}", item["fault"], None)
+        print_facts(_worker_facts(found[0], item))
+        print_changes(item["changes"])
     else:
         emit("qdo.worker/1", [item], form, {})
 
@@ -261,49 +312,15 @@ def _worker_facts(status: WorkerStatus, item: Mapping[str, Any]) -> list[tuple[s
     ]
 
 
-# --- what people read -------------------------------------------------------------------------
-
-
-def _print(heading: str, reason: str | None, remedy: str | None) -> None:
-    print(cell(heading))
-    for text in (reason, remedy and f"-> {remedy}"):
-        if text:
-            print(_filled(cell(text), "  "))
-
-
-def _print_facts(facts: Sequence[tuple[str, str | None]]) -> None:
-    print()
-    for label, text in facts:
-        if text:
-            indent = " " * _LABEL
-            print(_filled(f"{label:{_LABEL}}{cell(text)}", "", indent))
-
-
 def _print_owners(owners: Sequence[Mapping[str, Any]]) -> None:
     for number, each in enumerate(owners):
         label = "owners" if not number else ""
         until = f" to {each['ended']}" if each["ended"] else ""
         why = f" ({each['why']})" if each["why"] else ""
         text = f"{each['claimed']}{until} {each['owner']} on {each['host']}, pid {each['pid']}{why}"
-        print(_filled(f"{label:{_LABEL}}{cell(text)}", "", " " * _LABEL))
+        print(filled(f"{label:{LABEL}}{cell(text)}", "", " " * LABEL))
 
 
-def _print_changes(changes: Sequence[Mapping[str, Any]]) -> None:
-    for number, each in enumerate(changes):
-        label = "changes" if not number else ""
-        to = values_text(each["to"])
-        text = f"{each['time']} {each['by']}: {each['command']} {to}".rstrip()
-        reason = f" ({each['reason']})" if each["reason"] else ""
-        print(_filled(f"{label:{_LABEL}}{cell(text + reason)}", "", " " * _LABEL))
-
-
-def _filled(text: str, first: str, others: str | None = None) -> str:
-    """Return a text in lines of the terminal; ids and names are never cut."""
-    return textwrap.fill(
-        text,
-        width_of(sys.stdout) or WIDTH,
-        initial_indent=first,
-        subsequent_indent=first if others is None else others,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _print_stack(run: Mapping[str, Any]) -> None:
+    heading = cell(f"--- message {run['id']} ---")
+    print(f"\n{heading}\n{stack_text(run)}")

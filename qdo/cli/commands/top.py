@@ -19,8 +19,9 @@ from qdo.cli.watching import watch_screen
 from qdo.errors import UsageError
 from qdo.ops.items import QUEUE_SORTS, queue_item
 from qdo.ops.overview import Judged, overview
+from qdo.ops.queue_case import VerdictRules
 from qdo.ops.status import Statuses, queue_statuses
-from qdo.ops.verdicts import VerdictRules, judge_all
+from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
 from qdo.text import pluralize, short_duration

@@ -8,7 +8,7 @@ from typing import Any
 
 from qdo.text import one_line
 
-_FIELDS = 4
+_FIELDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,14 @@ class LongRun:
     :ivar id: `message.id`.
     :ivar attempt: which attempt it is.
     :ivar seconds: for how long it had been running when its worker reported it.
+    :ivar usual_seconds: what messages of its queue usually take at most, if this one runs for much
+        longer; otherwise None.
     """
 
     id: str
     attempt: int
     seconds: float
+    usual_seconds: float | None = None
 
 
 def long_runs(components: Iterable[Mapping[str, Any]]) -> dict[str, LongRun]:
@@ -46,9 +49,13 @@ def long_runs(components: Iterable[Mapping[str, Any]]) -> dict[str, LongRun]:
 def _parse(entry: Any) -> tuple[str, LongRun] | None:
     if not isinstance(entry, list) or len(entry) != _FIELDS:
         return None
-    queue, id, attempt, seconds = entry
+    queue, id, attempt, seconds, usual = entry
     texts = isinstance(queue, str) and isinstance(id, str)
-    numbers = type(attempt) is int and isinstance(seconds, int | float)
-    if not texts or not numbers or not 0 <= seconds < float("inf"):
+    numbers = type(attempt) is int and _is_duration(seconds)
+    if not texts or not numbers or not (usual is None or _is_duration(usual)):
         return None
-    return queue, LongRun(one_line(id), attempt, float(seconds))
+    return queue, LongRun(one_line(id), attempt, float(seconds), usual)
+
+
+def _is_duration(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < float("inf")

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qdo.fleet.actions import Asked
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
+from qdo.fleet import action_arguments as names
+from qdo.fleet.actions import Asked, ask_workers, wait_for_results
+from qdo.fleet.globs import exactly
 from qdo.fleet.protocol.action_results import DONE
+from qdo.fleet.protocol.audit_entries import Values
 
 
 @dataclass(slots=True)
@@ -26,6 +31,20 @@ class RunsRead:
     total: int = 0
     blocked: dict[str, str] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
+
+
+def ask_owner(
+    client: Client, layout: Layout, owner: str, queue: str, most: int, seconds: float, by: str = ""
+) -> Asked:
+    """Ask the owner of a queue for its messages in flight, and wait for the answer.
+
+    :param most: of how many messages, the longest first.
+    :param by: who asks, for the action log; "" for the user of this process.
+    """
+    args: Values = {"queues": exactly(queue), "most": most}
+    asked = ask_workers(client, layout, [owner], names.RUNS, args, within_seconds=seconds, by=by)
+    wait_for_results(client, layout, asked, seconds)
+    return asked[0]
 
 
 def read_runs(asked: Sequence[Asked]) -> RunsRead:

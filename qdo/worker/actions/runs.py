@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import heapq
 import json
+import logging
 import os
+import shlex
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import FrameType
@@ -17,12 +20,17 @@ import gevent
 
 import qdo
 from qdo.fleet import action_arguments as names
+from qdo.fleet.globs import exactly
 from qdo.fleet.protocol.action_results import Finish, Result
 from qdo.fleet.protocol.audit_entries import Values
 from qdo.message import Message
 from qdo.system.clock import clock
-from qdo.worker.engine.slot import Slot
+from qdo.text import fine_duration, short_duration
+from qdo.worker.engine.slot import Slot, where
 from qdo.worker.executors.thread import job_frames
+from qdo.worker.metrics.durations import Durations
+
+_log = logging.getLogger(__name__)
 
 MAX_FRAMES = 20
 """The innermost frames of a stack that are kept."""
@@ -33,8 +41,34 @@ _ENGINE = tuple(str(Path(module.__path__[0])) + os.sep for module in (qdo, geven
 _Key = tuple[str, str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class MessageRun:
+    """A message in flight.
+
+    :ivar slot: the slot of its queue or lane.
+    :ivar seconds: since the look that saw it first.
+    """
+
+    slot: Slot
+    message: Message
+    seconds: float
+
+    @property
+    def key(self) -> _Key:
+        return _key(self.message)
+
+    @property
+    def durations(self) -> Durations:
+        return self.slot.durations
+
+    @property
+    def is_unusual(self) -> bool:
+        """Whether it runs for much longer than usual."""
+        return self.durations.are_exceeded(self.seconds)
+
+
 class Runs:
-    """Knows since when messages have been seen to run.
+    """Knows since when messages have been seen to run, and names those that run for long.
 
     A turn reads no clock for each message. So a message is known to have run since the look that
     saw it first; and it began after the look before, and after the start of its turn.
@@ -46,27 +80,53 @@ class Runs:
         self._in_flight = in_flight
         self._since: dict[_Key, float] = {}
         self._looked = clock()
+        self._named: set[_Key] = set()
 
-    def look(self) -> list[tuple[Slot, Message, float]]:
-        """Return the messages in flight, with their seconds since the look that saw them first."""
+    def look(self) -> list[MessageRun]:
+        """Return the messages in flight."""
         now, before = clock(), self._since
         self._looked = now
         running = [(slot, slot.message) for slot in self._in_flight() if slot.message is not None]
         self._since = {(key := _key(each)): before.get(key, now) for _, each in running}
-        return [(slot, each, now - self._since[_key(each)]) for slot, each in running]
+        return [MessageRun(slot, each, now - self._since[_key(each)]) for slot, each in running]
+
+    def name_long(self) -> None:
+        """Log each message that runs for much longer than its queue's usual duration, once."""
+        runs = self.look()
+        self._named &= self._since.keys()
+        new = [each for each in runs if each.is_unusual and each.key not in self._named]
+        in_threads = job_frames() if new else {}
+        for each in new:
+            self._named.add(each.key)
+            stack = _stack(_frame(each, in_threads))
+            _log.warning(
+                "%s: message %s, attempt %d, has run for %s; messages of its queue usually take"
+                " %s at most; %s. `qdo ps %s --stacks` shows its stack",
+                where(each.slot),
+                each.message.id,
+                each.message.attempt,
+                short_duration(each.seconds),
+                fine_duration(each.durations.usual_seconds),
+                f"it stands at {stack[-1]}"
+                if stack
+                else "its executor does not tell where it stands",
+                shlex.quote(exactly(each.message.queue)),
+            )
 
     def perform(self, args: Values, finish: Finish) -> Result:
         """Answer the action "runs"."""
         glob, most = names.runs_of(args)
         known, looked, now = self._since, self._looked, clock()
         runs = [
-            (slot, each, seconds if _key(each) in known else now - max(looked, slot.started_at))
-            for slot, each, seconds in self.look()
-            if fnmatchcase(each.queue, glob)
+            each
+            if each.key in known
+            else replace(each, seconds=now - max(looked, each.slot.started_at))
+            for each in self.look()
+            if fnmatchcase(each.message.queue, glob)
         ]
-        longest = heapq.nlargest(most, runs, key=lambda run: run[2])
+        longest = heapq.nlargest(most, runs, key=lambda run: run.seconds)
         in_threads = job_frames()
-        items = [_item(*run, _frame(*run[:2], in_threads)) for run in longest]
+        items = [_item(run, _frame(run, in_threads)) for run in longest]
         return Result(f"{len(runs)} in flight", json.dumps({"total": len(runs), "runs": items}))
 
 
@@ -74,19 +134,20 @@ def _key(message: Message) -> _Key:
     return message.queue, message.id, message.attempt
 
 
-def _item(slot: Slot, message: Message, seconds: float, frame: FrameType | None) -> dict[str, Any]:
+def _item(run: MessageRun, frame: FrameType | None) -> dict[str, Any]:
+    message = run.message
     return {
         "queue": message.queue,
         "id": message.id,
         "attempt": message.attempt,
-        "seconds": round(seconds, 1),
+        "seconds": round(run.seconds, 1),
         "stack": _stack(frame),
     }
 
 
-def _frame(slot: Slot, message: Message, in_threads: dict[int, FrameType]) -> FrameType | None:
-    in_thread = in_threads.get(id(message))
-    return in_thread if in_thread is not None else getattr(slot.greenlet, "gr_frame", None)
+def _frame(run: MessageRun, in_threads: dict[int, FrameType]) -> FrameType | None:
+    in_thread = in_threads.get(id(run.message))
+    return in_thread if in_thread is not None else getattr(run.slot.greenlet, "gr_frame", None)
 
 
 def _stack(frame: FrameType | None) -> list[str]:

@@ -28,7 +28,8 @@ MOST_QUEUES = 100
 """At most this many queues are listed, those farthest behind, and those that have waited longest
 for permits: many clients read component nodes."""
 MOST_RUNS = 100
-"""At most this many messages in flight are listed, those that have run for longest: about 8 KiB."""
+"""At most this many messages in flight are listed, about 8 KiB: first those that run for much
+longer than usual, then those that have run for longest."""
 WORTH_SECONDS = 1.0
 """Queues less far behind are not listed, nor are messages that have run for less."""
 
@@ -68,6 +69,7 @@ class StatusReport(Duty):
     def run(self) -> None:
         while True:
             gevent.sleep(self._refresh_seconds)
+            self.runs.name_long()
             self.refresh()
 
     def refresh(self) -> None:
@@ -93,17 +95,22 @@ class StatusReport(Duty):
             "live": self._live.dump(),
         }
 
-    def _long_runs(self) -> list[tuple[str, str, int, float]]:
-        """Return queue, id, attempt and seconds of messages that an earlier report has seen.
+    def _long_runs(self) -> list[tuple[str, str, int, float, float | None]]:
+        """Return messages that an earlier report has seen: queue, id, attempt and seconds.
 
-        The seconds are too few by the time between two reports at most.
+        The seconds are too few by the time between two reports at most. If a message runs for
+        much longer than usual, the usual duration of its queue follows, otherwise None.
         """
-        long = [
-            (each.queue, each.id, each.attempt, round(seconds, 1))
-            for _, each, seconds in self.runs.look()
-            if seconds >= WORTH_SECONDS
+        runs = [each for each in self.runs.look() if each.seconds >= WORTH_SECONDS]
+        longest = heapq.nlargest(MOST_RUNS, runs, key=lambda each: (each.is_unusual, each.seconds))
+        return [
+            (
+                *each.key,
+                round(each.seconds, 1),
+                round(each.durations.usual_seconds, 3) if each.is_unusual else None,
+            )
+            for each in longest
         ]
-        return heapq.nlargest(MOST_RUNS, long, key=lambda each: each[3])
 
 
 def lags(slots: Iterable[Slot]) -> dict[str, float]:

@@ -147,7 +147,7 @@ class Batches:
             batch.pop()  # the next turn runs it, once all before it are done
         self._positions_in_flight[slot.in_flight_index] = batch[0].position
         slot.message = message = batch[0]
-        counters = self._counters
+        counters, began = self._counters, self._engine.clock()
         try:
             job.call(batch, self._engine.context.value)  # type: ignore[arg-type]
         except MessageExpired:
@@ -171,6 +171,7 @@ class Batches:
         except BaseException as error:  # noqa: BLE001 - a job's SystemExit must not end the worker
             return self._failed_whole(turn, rows, batch, error)
         del message
+        slot.durations.learn(1, self._engine.clock() - began)
         self._done(turn, batch)
         return TurnResult.MORE
 

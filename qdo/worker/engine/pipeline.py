@@ -208,9 +208,13 @@ class Pipeline:
                 return self._rows.run_checked(turn, rows, until)
             return self._rows.run_rows(turn, rows, until, 1)
         finally:
-            in_doubt = engine.clock() >= claim.lease.until
+            ended = engine.clock()
+            in_doubt = ended >= claim.lease.until
             engine.in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
             left = length_hint(rows) + slot.withheld
+            if not slot.unreturned:
+                started = waiting - left - slot.unstarted
+                slot.durations.learn(started, ended - now, ended - until)
             self.counters.attempts += waiting - left
             self._fetcher.learn(slot, waiting - left, left)
             if (meter := turn.job.meter) is not None:

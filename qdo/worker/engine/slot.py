@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.system.logs import LogPlace
+from qdo.worker.metrics.durations import Durations
 
 if TYPE_CHECKING:
     from qdo.brokers.dead_letters import DeadLetterRecord
@@ -122,8 +123,9 @@ class Slot:
     :ivar label: the names of queue and worker for the in-flight table.
     :ivar in_flight_index: index of the turn's entry in the in-flight table.
     :ivar unreturned: messages of this turn whose job did not return, and `unstarted` those whose
-        job was not called at all; for the metrics.
+        job was not called at all; for the metrics and for `durations`.
     :ivar withheld: number of `rows` that the turn may not take any more; see `cancellations`.
+    :ivar durations: how long its messages usually take.
     :ivar message: the message in flight; valid while running.
     :ivar greenlet: the greenlet that runs the turn; `started_at` is its start (clock time).
     """
@@ -138,6 +140,7 @@ class Slot:
         "broker_failures",
         "claim",
         "dead_letter_message",
+        "durations",
         "fetched",
         "gathered",
         "gathering_until",
@@ -166,8 +169,9 @@ class Slot:
         "woken",
     )
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, durations: Durations | None = None) -> None:
         self.queue = queue
+        self.durations = Durations() if durations is None else durations
         self.state = SlotState.IDLE
         self.claim: Claim | None = None
         self.member: ClaimSink | None = None

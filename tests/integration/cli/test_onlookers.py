@@ -27,7 +27,8 @@ LAYOUT = Layout.of("a")
 _RUN = """
 import os, sys
 import qdo.cli.commands.queues, qdo.cli.commands.workers, qdo.cli.commands.dead_letters
-import qdo.cli.commands.status, qdo.cli.commands.tree, qdo.cli.commands.broker, qdo.cli.commands.send
+import qdo.cli.commands.status, qdo.cli.commands.tree
+import qdo.cli.commands.broker, qdo.cli.commands.send
 import qdo.cli.commands.fleet.documents, qdo.cli.commands.fleet.locks, qdo.cli.commands.fleet.audit
 import qdo.cli.commands.fleet.chores
 import qdo.cli.commands.fleet.components, qdo.cli.commands.fleet.placement

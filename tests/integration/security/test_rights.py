@@ -76,9 +76,11 @@ def test_each_role_does_its_work(accounts: Accounts) -> None:
         wait_until(lambda: fleet.done() == ["a 1", "a 1"], "the message is processed again")
         assert_logged(accounts)
         for name, code in (("operator", 0), ("monitor", 0), ("worker", 0), ("other", 5)):
-            for command in ("queues", "workers"):
-                ended = fleet.qdo(command, config=configs[name])
+            for command in (("queues",), ("workers",), ("queue show", "a")):
+                ended = fleet.qdo(*command, config=configs[name])
                 assert ended.code == code, (name, command, ended.err)
+            # The last one asks the owner, which a monitor may not.
+            assert ("cannot be asked" in ended.out) == (name == "monitor"), (name, ended.out)
         refused = fleet.qdo("seek", "a", "earliest", "--yes", config=configs["monitor"])
         assert refused.code == 5
         assert "account sasl:monitor" in refused.err
@@ -216,7 +218,7 @@ def test_open_nodes_are_refused_if_required(plain: SecureFleet) -> None:
     assert checked.code == 1
     found = {each["path"]: each["found"] for each in json.loads(checked.out)["items"]}
     assert found[LAYOUT.queue("a")] == "world:anyone:cdrwa"
-    assert plain.qdo("acl apply", config=config).code == 0
+    assert plain.qdo("acl apply", "--yes", config=config).code == 0
     assert plain.qdo("acl check", config=config).code == 0
     with plain.worker(config):
         plain.process("a", 2, config)

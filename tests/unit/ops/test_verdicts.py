@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from qdo.coordination.znodes.progress import FailureRecord
+from qdo.ops.queue_case import QueueSample, VerdictRules
 from qdo.ops.queue_health import QueueHealth
 from qdo.ops.reading.long_runs import LongRun, long_runs
 from qdo.ops.status import QueueStatus, Statuses
-from qdo.ops.verdicts import QueueSample, Verdict, VerdictRules, judge, judge_all
+from qdo.ops.verdicts import Verdict, judge, judge_all
 
 NOW = 1_700_000_000.0
 OWNED = QueueStatus(
@@ -86,6 +87,22 @@ def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0
             "the limits crm, sms.",
         ),
         (replace(OWNED, running=LongRun("m", 2, 300.0)), QueueHealth.STUCK, "attempt 2"),
+        (replace(OWNED, running=LongRun("m", 2, 299.0)), QueueHealth.OK, ""),
+        (
+            replace(OWNED, running=LongRun("m", 2, 60.0, 0.2)),
+            QueueHealth.STUCK,
+            "m has run for 1m (usually 0.2s at most) on worker-1, attempt 2.",
+        ),
+        (
+            replace(OWNED, running=LongRun("m", 2, 59.0, 0.2)),
+            QueueHealth.OK,
+            "m has run for 59s (usually 0.2s at most).",
+        ),
+        (
+            replace(TIP, running=LongRun("m", 2, 12.0, 0.2)),
+            QueueHealth.OK,
+            "usually 0.2s at most",
+        ),
         (replace(OWNED, held="paused by ada"), QueueHealth.PAUSED, "Paused by ada."),
         (FREE, QueueHealth.UNOWNED, "No worker has claimed it"),
         (replace(FREE, unclaimed="assigned to w"), QueueHealth.UNOWNED, "assigned to w"),
@@ -131,6 +148,16 @@ def test_one_reading(status: QueueStatus, state: QueueHealth, said: str) -> None
     assert found.state is state
     assert said in found.reason
     assert bool(found.remedy) or not (state.is_critical and status.fault is None)
+
+
+def test_a_message_that_hangs_is_named_in_every_state() -> None:
+    """Once, with the command that shows where its code stands unless there is a better one."""
+    hangs = replace(OWNED, behind_seconds=90.0, running=LongRun("m", 1, 30.0, 0.2))
+    late = verdict(hangs)
+    blocked = verdict(replace(hangs, marks=replace(FAILED, blocked_since=NOW - 9)))
+    assert (late.state, blocked.state) == (QueueHealth.LAGGING, QueueHealth.BLOCKED)
+    assert [each.reason.count("Message m has run") for each in (late, blocked)] == [1, 1]
+    assert ["qdo ps" in each.remedy for each in (late, blocked)] == [True, False]
 
 
 def test_the_remedy_of_a_failing_queue_can_be_copied() -> None:
@@ -231,12 +258,15 @@ def test_times_can_be_chosen() -> None:
 
 
 def test_forged_reports_of_long_runs_are_left_out() -> None:
-    good = ["q", "id", 1, 5]
-    bad = [None, 7, [], ["q"], ["q", "id", True, 5], ["q", "id", 1, float("nan")], [1, 2, 3, 4]]
-    found = long_runs([{"long_runs": [good, *bad]}, {"long_runs": "x"}, {}])
-    assert found == {"q": LongRun("id", 1, 5.0)}
+    good = [["q", "id", 1, 5, None], ["p", "id", 1, 50, 0.2]]
+    bad = [None, 7, [], ["q"], ["q", "id", 1, 9], ["q", "id", True, 9, None], [1, 2, 3, 4, 5]]
+    bad += [["q", "id", 1, float("nan"), None], ["q", "id", 1, 9, -1], ["q", "id", 1, 9, "1"]]
+    found = long_runs([{"long_runs": [*good, *bad]}, {"long_runs": "x"}, {}])
+    assert found == {"q": LongRun("id", 1, 5.0), "p": LongRun("id", 1, 50.0, 0.2)}
 
 
 def test_the_longest_run_of_a_queue_counts() -> None:
-    found = long_runs([{"long_runs": [["q", "a", 1, 5]]}, {"long_runs": [["q", "b", 2, 9]]}])
+    found = long_runs(
+        [{"long_runs": [["q", "a", 1, 5, 1]]}, {"long_runs": [["q", "b", 2, 9, None]]}]
+    )
     assert found == {"q": LongRun("b", 2, 9.0)}

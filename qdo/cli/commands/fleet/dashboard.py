@@ -13,7 +13,7 @@ from qdo.cli.framework import require_app, with_settings
 from qdo.cli.output import print_message
 from qdo.cli.readings import SHARED, rules_of
 from qdo.errors import UsageError
-from qdo.ops.verdicts import RULES
+from qdo.ops.queue_case import RULES
 from qdo.settings.settings import Settings
 from qdo.system.logs import configure
 

@@ -12,6 +12,7 @@ from qdo.cli.asking import ask
 from qdo.cli.durations import parse_duration
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, print_message
+from qdo.cli.runs import blocked_texts, stack_text
 from qdo.cli.watching import watch_option
 from qdo.errors import UsageError
 from qdo.fleet import action_arguments as names
@@ -20,7 +21,7 @@ from qdo.fleet.protocol.audit_entries import Values
 from qdo.fleet_errors import ActionsFailedError
 from qdo.ops.reading.runs import read_runs
 from qdo.settings.settings import Settings
-from qdo.text import join_some, one_line, pluralize, printable, printable_lines, short_duration
+from qdo.text import join_some, pluralize, printable, short_duration
 
 _COLUMNS = {
     "worker": "WORKER",
@@ -71,11 +72,8 @@ def ps(
     args: Values = {"queues": glob, "most": limit}
     asked = ask(settings, worker, names.RUNS, args, seconds, "")
     found = read_runs(asked)
-    for name, blocked in found.blocked.items():
-        print_message(
-            f"{name}: {one_line(blocked)}; its other messages are unknown; see"
-            f" `qdo action {name} stacks`"
-        )
+    for text in blocked_texts(found):
+        print_message(text)
     shown = found.items[:limit]
     if form == "table":
         for item in shown:
@@ -97,5 +95,4 @@ def ps(
 def _print_stacks(items: Sequence[dict[str, Any]]) -> None:
     for item in items:
         heading = f"--- {item['queue']}, message {item['id']}, on {item['worker']} ---"
-        lines = "\n".join(item["stack"]) or "its executor does not tell where it stands"
-        sys.stdout.write(f"\n{printable(heading)}\n{printable_lines(lines)}\n")
+        sys.stdout.write(f"\n{printable(heading)}\n{stack_text(item)}\n")

@@ -98,7 +98,7 @@ class LaneSlot(Slot):
         self._whole = whole
         self._whole_claim = whole_claim
         self._lane_claim = lane_claim
-        super().__init__(whole.queue)
+        super().__init__(whole.queue, whole.durations)
 
     @property
     def claim(self) -> Claim | None:

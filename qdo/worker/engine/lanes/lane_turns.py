@@ -77,15 +77,16 @@ class LaneTurns:
 
     def run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
         """Run messages of a lane until a time; return how that ended."""
-        meter, slot = turn.job.meter, lane.slot
-        if meter is None:
-            return self._run_lane(turn, lane, until)
-        before, began = lane.started, self._engine.clock()
+        slot, before, began = lane.slot, lane.started, self._engine.clock()
         slot.unreturned = slot.unstarted = 0
         try:
             return self._run_lane(turn, lane, until)
         finally:
-            meter.turn(slot, lane.started - before, began, until)
+            ended, taken = self._engine.clock(), lane.started - before
+            if not slot.unreturned:
+                slot.durations.learn(taken - slot.unstarted, ended - began, ended - until)
+            if (meter := turn.job.meter) is not None:
+                meter.turn(slot, taken, began, until)
 
     def _run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
         job = turn.job

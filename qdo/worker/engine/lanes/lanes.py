@@ -81,7 +81,7 @@ class Lanes:
             claim, self._lanes.values(), slot.subscription, spec.hold_seconds, engine.clock
         )
         # Reading is ahead of processing: it has a slot and a claim of its own.
-        self._source = Slot(slot.queue)
+        self._source = Slot(slot.queue, slot.durations)
         self._source.subscription = slot.subscription
         self._source.member = slot.member
         self._source.claim = self._cursor = Claim(slot.queue, claim.fence, claim.done, claim.lease)

@@ -42,13 +42,20 @@ class CountedQueue:
     """One queue of a worker with metrics, whose job does what a test says."""
 
     def __init__(self, **options: Any) -> None:
+        self.now = 1000.0
         self.act: Callable[[Message], object] = lambda message: None
         self.broker = ScriptedBroker()
         app = App("test")
         app.job("q*", **options)(self._job)
         settings = Settings(app="test", attempts=2, turn_seconds=60.0, http="127.0.0.1:0")
         self.pipeline = Pipeline(
-            Engine.build(app, self.broker, GreenletExecutor(), SettingsInForce(settings))
+            Engine.build(
+                app,
+                self.broker,
+                GreenletExecutor(),
+                SettingsInForce(settings),
+                clock=lambda: self.now,
+            )
         )
         self.slot = Slot("q")
         self.slot.claim = self.claim = Claim("q", 1, 0, Lease(3600.0, 10.0**9))
@@ -115,6 +122,44 @@ def test_the_decision_of_an_operator_is_an_outcome_without_a_run() -> None:
     assert queue.counts() == (0, {"skip": 1}, 0)
     queue.turn()
     assert queue.counts() == (1, {"skip": 1}, 1)
+
+
+_KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"checkpoint": "message"},
+    {"order": "key"},
+    {"order": "none"},
+    {"batch": 1},
+)
+
+
+@pytest.mark.parametrize("options", _KINDS)
+def test_turns_teach_how_long_messages_take(options: dict[str, Any]) -> None:
+    queue = CountedQueue(**options)
+    queue.broker.put("q", *[b"1"] * 30)
+
+    def act(message: Message) -> None:
+        queue.now += 2.0
+
+    queue.act = act
+    while queue.claim.done < 30:
+        queue.turn()
+    assert queue.slot.durations.usual_seconds == pytest.approx(2.0)
+    assert queue.slot.durations.are_exceeded(20.0)
+
+
+@pytest.mark.parametrize("options", _KINDS)
+def test_failed_attempts_teach_nothing(options: dict[str, Any]) -> None:
+    queue = CountedQueue(**options)
+    queue.broker.put("q", b"1")
+
+    def act(message: Message) -> None:
+        queue.now += 2.0
+        raise ValueError
+
+    queue.act = act
+    queue.turn()
+    assert queue.slot.durations.usual_seconds == 0.0
 
 
 def test_without_metrics_nothing_is_counted() -> None:

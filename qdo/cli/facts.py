@@ -1,0 +1,50 @@
+"""What `qdo queue show` and `qdo worker show` print: a heading, facts with labels, and changes."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qdo.cli.output import cell, values_text, width_of
+
+WIDTH = 80
+LABEL = 14
+"""Columns that the names of facts take."""
+
+
+def print_heading(heading: str, reason: str | None, remedy: str | None) -> None:
+    print(cell(heading))
+    for text in (reason, remedy and f"-> {remedy}"):
+        if text:
+            print(filled(cell(text), "  "))
+
+
+def print_facts(facts: Sequence[tuple[str, str | None]]) -> None:
+    print()
+    for label, text in facts:
+        if text:
+            indent = " " * LABEL
+            print(filled(f"{label:{LABEL}}{cell(text)}", "", indent))
+
+
+def print_changes(changes: Sequence[Mapping[str, Any]]) -> None:
+    for number, each in enumerate(changes):
+        label = "changes" if not number else ""
+        to = values_text(each["to"])
+        text = f"{each['time']} {each['by']}: {each['command']} {to}".rstrip()
+        reason = f" ({each['reason']})" if each["reason"] else ""
+        print(filled(f"{label:{LABEL}}{cell(text + reason)}", "", " " * LABEL))
+
+
+def filled(text: str, first: str, others: str | None = None) -> str:
+    """Return a text in lines of the terminal; ids and names are never cut."""
+    return textwrap.fill(
+        text,
+        width_of(sys.stdout) or WIDTH,
+        initial_indent=first,
+        subsequent_indent=first if others is None else others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
