@@ -54,6 +54,8 @@ EXPIRED_REASON = "the broker took it back; it runs when it is received again"
 _log = logging.getLogger(__name__)
 _broker_log = logging.getLogger(f"{__name__}.broker")
 """Its lines are limited for all queues together, see `qdo.worker.line_limit`."""
+_stop_log = logging.getLogger(f"{__name__}.stop")
+"""Not limited: the last line of a worker must say why it stops."""
 
 
 class Outcomes:
@@ -270,7 +272,7 @@ class Outcomes:
         self._counters.attempts -= 1
         self._fetcher.clear(slot)
         self._observers.report(message, "stop", decision.reason)
-        _log.warning(
+        _stop_log.warning(
             "%s: message %s stops the worker; the next owner of the queue runs it: %s",
             where(slot),
             message.id,

@@ -226,7 +226,13 @@ def test_backlog_is_what_is_not_deleted(broker: SqsBroker) -> None:
     broker.send_many([Outgoing("a", b"1")] * 3)
     broker.client.receive_message(QueueUrl=broker.sqs_queues.url("a"), MaxNumberOfMessages=2)
     assert broker.catalog.backlog("a", 10**80) == Backlog(
-        count=3, oldest=None, head=0, delayed=0, approximate=True, retention_seconds=1_209_600
+        count=3,
+        oldest=None,
+        head=0,
+        delayed=0,
+        approximate=True,
+        in_flight=2,
+        retention_seconds=1_209_600,
     )
 
 

@@ -135,7 +135,9 @@ def test_the_command_ends_when_an_operator_ends_its_section(
     with runs.hold("--", sys.executable, "-c", NOTE_SIGTERM) as holder:
         holder.wait_for_line("^inside$")
         (hold,) = HoldNode.parse(outsider.get(LAYOUT.fleet.holds)[0]).holds
-        ended = command(*QDO, "resume", "--id", hold.id, cwd=runs.folder, env=runs.environ())
+        ended = command(
+            *QDO, "resume", "--yes", "--id", hold.id, cwd=runs.folder, env=runs.environ()
+        )
         assert ended.code == 0
         assert holder.wait() == 5
     assert runs.told()
@@ -151,7 +153,6 @@ def test_the_command_ends_when_an_operator_ends_its_section(
         (("plain-*", "--", "there-is-no-such-program"), 2),
         (("plain-*", "--", "/tmp"), 2),
         (("nothing-*", "--", "true"), 6),
-        (("*", "--", "true"), 2),
         (("a/b", "--", "true"), 2),
         (("plain-*", "--timeout", "soon", "--", "true"), 2),
         (("plain-*", "--reason", "x" * 1000, "--", "true"), 2),

@@ -274,7 +274,9 @@ def test_a_text_edited_by_hand_ends_no_worker(runs: AppRuns, qdo: Qdo, outsider:
 def test_an_editor_that_fails_changes_nothing(qdo: Qdo) -> None:
     for editor in ("false", "/no/such/editor"):
         ended = qdo("settings", "edit", EDITOR=editor, VISUAL=editor)
-        assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended
+        *hints, error = ended.err.splitlines()
+        assert (ended.code, error.partition(":")[0]) == (2, "qdo"), ended
+        assert all(each.startswith("hint: ") for each in hints)
 
 
 @pytest.mark.parametrize(

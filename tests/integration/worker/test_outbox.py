@@ -112,7 +112,7 @@ def test_another_worker_takes_over(folder: Path) -> None:
     options = ("shop:app", "--processes", "3", "--log-level", "debug")
     with Proc.python(*WORKER, *options, cwd=folder, env=environment) as parent:
         wait_until(lambda: runs(folder) == expected(COUNT), "the first ones have run", 60)
-        [found] = parent.wait_for_line(r"outbox_relay\[(\d+)\] relayed \d+ message")
+        [found] = parent.wait_for_line(r"outbox_relay\[(\d+)\] worker-\d+, relayed \d+ message")
         relay = int(found.group(1))
         assert relay in children(parent.pid)
         os.kill(relay, signal.SIGKILL)
