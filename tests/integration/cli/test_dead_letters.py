@@ -213,7 +213,7 @@ def test_retry_some_that_do_not_exist(cli: Run, broker: Broker) -> None:
 
 def test_retry_by_filter(cli: Run, broker: Broker) -> None:
     """By queue glob with error text or age, or --all; an empty match is not an error."""
-    assert cli("retry", "q*", "--error", "timeout", "--older", "4h").code == 0
+    assert cli("retry", "q*", "--error", "timeout", "--older", "4h", "--yes").code == 0
     assert left(broker) == [0, 1, 2, 3, 4]
     assert cli("retry", "q1", "--all", "--yes").code == 0
     assert left(broker) == [0, 2, 4]

@@ -189,12 +189,10 @@ def rows(url: str) -> int:
 
 
 def test_ten_thousand_claims_cost_the_loop_only_appends() -> None:
-    """Without a thread that takes them: 20,000 rows, far less than the 0.2 s of a handover."""
+    """Nothing is written without a thread that takes the rows."""
     recorder = Recorder()
-    began = time.process_time()
     for number in range(10_000):
         claim(recorder, f"q{number}", number, "drained")
-    assert time.process_time() - began < 0.2
     assert len(recorder.owners.pending) == 20_000
 
 

@@ -96,7 +96,7 @@ def test_trap_17_a_deleted_queue_is_retired_and_may_come_back(
     last = sqs_stage.node("gone.fifo").last
     sqs_stage.sqs.delete_queue(QueueUrl=sqs_stage.urls["gone.fifo"])
     sqs_stage.until(lambda: sqs_stage.node("gone.fifo").deleted, "it is retired")
-    lines = [each.string for each in worker.wait_for_line("gone.fifo: cannot read")]
+    lines = [each.string for each in worker.wait_for_line(r"gone.fifo, fence \d+: cannot read")]
     assert all("gone.fifo' does not exist in region eu-west-1" in line for line in lines)
     assert "Traceback" not in worker.output
     sqs_stage.until(lambda: sqs_stage.node("gone.fifo").owner == "", "it is released")
