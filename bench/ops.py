@@ -228,7 +228,7 @@ def measure_fleet(url: str, queues: int, times: int) -> dict[str, Any]:
         scene = Scene(folder, url or f"sqlite:{folder / 'coordination.db'}")
         (folder / "app.py").write_text(APP)
         count = fill(scene, queues)
-        scene.run("pause", "paused-*", "--allow-none", "--reason", "bench")
+        scene.run("pause", "paused-*", "--allow-none", "--yes", "--reason", "bench")
         argv = [sys.executable, "-m", "qdo.cli.worker", "app:app", "--processes", "3"]
         program = stack.enter_context(
             Program(

@@ -115,7 +115,7 @@ def no_job(stage: DrillStage) -> Incident:
     return Incident(
         *_all_three(says, named),
         repair=(stage.folder / "letters-are-deployed").touch,
-        commands=[("action", "worker-*", "restart", "--all")],
+        commands=[("action", "worker-*", "restart", "--yes")],
         subject="letters",
     )
 
@@ -219,7 +219,7 @@ def dead_letters(stage: DrillStage) -> Incident:
     error = "LookupError: the service of scans is down"
 
     def repair() -> None:
-        stage.qdo("pause", "scan-*", "--reason", "the service of scans is down")
+        stage.qdo("pause", "scan-*", "--yes", "--reason", "the service of scans is down")
         (stage.folder / "scanner").touch()
 
     return Incident(
@@ -228,8 +228,8 @@ def dead_letters(stage: DrillStage) -> Incident:
         Evidence("/dead-letters", (error, f"{LETTERS:,}")),
         repair=repair,
         commands=[
-            ("resume", "scan-*"),
-            ("dead-letters", "retry", "scan-*", "--error", "service of scans"),
+            ("resume", "scan-*", "--yes"),
+            ("dead-letters", "retry", "scan-*", "--error", "service of scans", "--yes"),
         ],
     )
 
