@@ -1,80 +1,22 @@
-"""Reading many nodes in one request: ZooKeeper's multiRead (opcode 22, ZOOKEEPER-1525).
-
-kazoo does not support it. A worker that takes a thousand queues would otherwise send and
-receive a thousand requests, at some 100 us each in Python. In batches the same reads take a
-tenth of that. Servers support it since version 3.6.
-"""
+"""Reads of many nodes, in few requests, without waiting for one answer after the other."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from kazoo.exceptions import EXCEPTIONS, KazooException, NoNodeError
-from kazoo.protocol.serialization import GetData, MultiHeader
-from kazoo.protocol.states import ZnodeStat
+from kazoo.exceptions import KazooException, NoNodeError
 
 from qdo.coordination.client import Client
+from qdo.coordination.extra_requests import MultiRead
 from qdo.coordination.refusals import is_refusal, refusal_reason
 from qdo.errors import CoordinatorUnreachableError, NodeRefusedError
 
 BATCH = 250
-"""Nodes in a request: limits the size of the answer and the server's time for it."""
-
-_ERROR = -1
-_INT = struct.Struct("!i")
-
-
-class MultiRead:
-    """A request of many reads of data.
-
-    The answer is a list in the same order. Each item is (data, ZnodeStat), or the exception that
-    this read would have raised.
-    """
-
-    type: ClassVar[int] = 22
-    watcher = None
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self.reads = [GetData(path, None) for path in paths]
-
-    def serialize(self) -> bytearray:
-        """Return the request's body as jute records."""
-        body = bytearray()
-        for read in self.reads:
-            body += MultiHeader(read.type, False, -1).serialize()
-            body += read.serialize()
-        body += MultiHeader(_ERROR, True, -1).serialize()
-        return body
-
-    @classmethod
-    def deserialize(
-        cls, buffer: bytes, offset: int
-    ) -> list[tuple[bytes | None, ZnodeStat] | Exception]:
-        """Read the answer's body."""
-        results: list[tuple[bytes | None, ZnodeStat] | Exception] = []
-        header, offset = MultiHeader.deserialize(buffer, offset)
-        while not header.done:
-            if header.type == _ERROR:
-                results.append(EXCEPTIONS[_INT.unpack_from(buffer, offset)[0]]())
-                offset += _INT.size
-            else:
-                data, stat = GetData.deserialize(buffer, offset)
-                results.append((data, stat))
-                offset += _INT.size + len(data or b"") + _STAT_BYTES
-            header, offset = MultiHeader.deserialize(buffer, offset)
-        return results
-
-
-_STAT_BYTES = struct.calcsize("!qqqqiiiqiiq")
-
-
+"""Nodes in a request: limits the size of the answer and the time that the server takes."""
 WINDOW = 1000
 """Requests in flight at once: enough to hide the network, few enough to keep memory small."""
-
-
 TIMEOUT_SECONDS = 30.0
 """Longest wait for one answer before the coordinator counts as unreachable."""
 
@@ -104,7 +46,7 @@ def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
 
     :raises CoordinatorUnreachableError: the connection is lost.
     """
-    many = client.address.path is None and len(paths) > 1
+    many = len(paths) > 1
     answers = _in_batches(client, paths) if many else pipelined(client, client.get_async, paths)
     found = []
     for path, answer in answers:

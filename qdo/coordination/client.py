@@ -34,8 +34,8 @@ from kazoo.protocol.serialization import Create, Exists
 from kazoo.protocol.states import KeeperState
 
 from qdo.coordination.access import ANYBODY, Access, acl_rejected
+from qdo.coordination.extra_requests import TreeWatchers
 from qdo.coordination.network_connection import NetworkConnection
-from qdo.coordination.tree_watch import TreeWatchers
 from qdo.errors import (
     CoordinatorAccountError,
     CoordinatorTlsError,

@@ -28,8 +28,9 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 
-from qdo.coordination.bulk_reads import BATCH, MultiRead
+from qdo.coordination.bulk_reads import BATCH
 from qdo.coordination.client import Client
+from qdo.coordination.extra_requests import AddWatch, MultiRead
 from qdo.coordination.protocol.machine import (
     Callback,
     CheckOp,
@@ -57,7 +58,6 @@ from qdo.coordination.protocol.machine import (
     WatchTree,
 )
 from qdo.coordination.refusals import is_refusal, refusal_reason
-from qdo.coordination.tree_watch import AddWatch
 
 Watcher = Callable[[WatchedEvent], None]
 
@@ -126,9 +126,9 @@ class KazooDriver:
     def read_many(self, requests: list[tuple[Get, Callback]]) -> None:
         """Perform consecutive reads without watches, as one request if that is faster."""
         root = self._client.chroot
-        if len(requests) == 1 or self._client.address.path is not None:
-            for request, then in requests:
-                self._send(GetData(root + request.path, None), node_read, then)
+        if len(requests) == 1:
+            [(request, then)] = requests
+            self._send(GetData(root + request.path, None), node_read, then)
             return
         for start in range(0, len(requests), BATCH):
             batch = requests[start : start + BATCH]

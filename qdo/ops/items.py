@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qdo.fleet.components import ProcessDescription
 from qdo.fleet.hold_node import Hold
 from qdo.fleet.limit_node import LimitNode
 from qdo.fleet.protocol.audit_entries import AuditEntry
 from qdo.fleet.rates import rate_text
-from qdo.history.reports import RecordedOwner
 from qdo.ops.dead_letters import Letter
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import Verdict
 from qdo.ops.worker_status import WorkerStatus
 from qdo.positions import format_last
 from qdo.text import iso_time
+
+if TYPE_CHECKING:  # its import takes 5 ms
+    from qdo.history.reports import RecordedOwner
 
 QUEUE_SORTS: dict[str, Callable[[tuple[QueueStatus, Verdict]], Any]] = {
     "name": lambda each: each[0].queue,

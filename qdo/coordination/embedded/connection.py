@@ -48,12 +48,13 @@ from qdo.coordination.embedded.offload import Inline, InThreadPool
 from qdo.coordination.embedded.onlooker import OnlookerSession
 from qdo.coordination.embedded.session import EmbeddedSession
 from qdo.coordination.embedded.store import BusyError, SessionRow, Store
-from qdo.coordination.embedded.tree import MAX_REQUEST_BYTES, Event, TreeResult, size_of
-from qdo.coordination.tree_watch import AddWatch
+from qdo.coordination.embedded.tree import MAX_REQUEST_BYTES, Event, TreeResult
+from qdo.coordination.extra_requests import AddWatch
 from qdo.errors import DatabaseError, DatabaseFullError
 from qdo.system.clock import clock
 
 _BATCH = 512
+_OPERATION_BYTES = 21
 _COMMANDS = {
     b"ruok": "imok",
     b"isro": "rw",
@@ -314,10 +315,17 @@ def _fault_of(request: Any, drop_reason: str) -> Exception | None:
     if request is _CONNECTION_DROP:
         return ConnectionDropped(drop_reason)
     if hasattr(request, "path") or request.type == Transaction.type:
-        size = size_of(request)
+        size = _size_of(request)
         if size > MAX_REQUEST_BYTES:
             return ConnectionDropped(f"a request of {size} bytes exceeds ZooKeeper's limit")
     return None
+
+
+def _size_of(request: Any) -> int:
+    """Return how many bytes a request would take on the network, within a few percent."""
+    if type(request) is Transaction:
+        return sum(map(_size_of, request.operations))
+    return _OPERATION_BYTES + len(request.path) + len(getattr(request, "data", None) or b"")
 
 
 def _nothing() -> None:

@@ -45,11 +45,11 @@ from kazoo.security import Id, Permissions
 
 from qdo.coordination.embedded import acl
 from qdo.coordination.embedded.node import ROOT, NodeSource, TreeNode, parent_of
+from qdo.coordination.extra_requests import MultiRead
 from qdo.errors import DatabaseError
 
 MAX_REQUEST_BYTES = 0xFFFFF
 """ZooKeeper's own limit: it answers anything larger by dropping the connection."""
-_OPERATION_BYTES = 21
 EPHEMERAL = 1
 SEQUENTIAL = 2
 
@@ -68,13 +68,6 @@ class TreeResult:
     result: Any = None
     error: KazooException | DatabaseError | None = None
     events: list[Event] = field(default_factory=list)
-
-
-def size_of(request: Any) -> int:
-    """Return how many bytes a request would take on the network, within a few percent."""
-    if type(request) is Transaction:
-        return sum(map(size_of, request.operations))
-    return _OPERATION_BYTES + len(request.path) + len(getattr(request, "data", None) or b"")
 
 
 class Tree:
@@ -103,7 +96,7 @@ class Tree:
         mark = len(self._journal)
         self._events = []
         try:
-            result = _RULES[type(request)](self, request)
+            result = _RULES.get(type(request), _unimplemented)(self, request)
         except KazooException as error:
             self._undo(mark)
             return TreeResult(error=error)
@@ -275,6 +268,15 @@ class Tree:
         self._check(node, Permissions.READ)
         return node.data, node.stat()
 
+    def _get_many(self, request: MultiRead) -> list[Any]:
+        found: list[Any] = []
+        for each in request.reads:
+            try:
+                found.append(self._get_data(each))
+            except KazooException as error:
+                found.append(error)
+        return found
+
     def _get_acl(self, request: GetACL) -> tuple[list[Any], ZnodeStat]:
         node = self._get(request.path)
         self._check(node, Permissions.READ | Permissions.ADMIN)
@@ -332,19 +334,13 @@ def _unimplemented(tree: Tree, request: Any) -> Any:
     raise UnimplementedError
 
 
-class _Rules(dict[type, Callable[[Tree, Any], Any]]):
-    def __missing__(self, kind: type) -> Callable[[Tree, Any], Any]:
-        return _unimplemented
-
-
-_RULES = _Rules(
-    {
-        **CHANGING,
-        Exists: Tree._exists,
-        GetData: Tree._get_data,
-        GetACL: Tree._get_acl,
-        GetChildren: Tree._get_children,
-        GetChildren2: Tree._get_children2,
-        Sync: Tree._sync,
-    }
-)
+_RULES: dict[type, Callable[[Tree, Any], Any]] = {
+    **CHANGING,
+    Exists: Tree._exists,
+    GetData: Tree._get_data,
+    MultiRead: Tree._get_many,
+    GetACL: Tree._get_acl,
+    GetChildren: Tree._get_children,
+    GetChildren2: Tree._get_children2,
+    Sync: Tree._sync,
+}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 
 from qdo._version import FORMAT_LEVEL
@@ -34,7 +33,7 @@ def latency(case: Case) -> Diagnosis:
         began = time.monotonic()
         client.exists(case.layout.root)
         times.append(time.monotonic() - began)
-    median, worst = statistics.median(times), max(times)
+    median, worst = sorted(times)[len(times) // 2], max(times)
     text = f"{READS} reads took {median * 1000:.1f} ms (median) and {worst * 1000:.1f} ms (worst)"
     if median > SLOW_SECONDS or worst > SLOWEST_SECONDS:
         return warning(
