@@ -59,7 +59,12 @@ def overview(
 def _long_runs(judged: Judged) -> list[dict[str, Any]]:
     """Return the messages that run for long in queues that need no attention yet, as items."""
     found = [
-        {"queue": each.queue, "worker": each.owner, **asdict(each.running)}
+        {
+            "queue": each.queue,
+            "worker": each.owner,
+            **asdict(each.running),
+            "reason": f"{each.running.text()}.",
+        }
         for each, verdict in judged
         if each.running is not None
         and (each.running.seconds >= LONG_SECONDS or each.running.usual_seconds is not None)

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from qdo.fleet.globs import exactly
 from qdo.ops.queue_case import RULES, QueueCase, QueueSample, VerdictRules
 from qdo.ops.queue_health import QueueHealth
-from qdo.ops.reading.long_runs import LongRun
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.positions import format_last
-from qdo.text import fine_duration, pluralize, short_duration
+from qdo.text import pluralize, short_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ def _stuck(case: QueueCase) -> Verdict | None:
     unusual = run.usual_seconds is not None and run.seconds >= rules.unusual_seconds
     if run.seconds < rules.stuck_seconds and not unusual:
         return None
-    reason = f"{_ran(run)} on {case.status.owner or 'its worker'}, attempt {run.attempt}."
+    reason = f"{run.text()} on {case.status.owner or 'its worker'}, attempt {run.attempt}."
     return Verdict(QueueHealth.STUCK, reason, _ps(case))
 
 
@@ -125,19 +124,12 @@ def _ps(case: QueueCase) -> str:
     return f"qdo ps {shlex.quote(exactly(case.status.queue))} --stacks"
 
 
-def _ran(run: LongRun) -> str:
-    text = f"Message {run.id} has run for {short_duration(run.seconds)}"
-    if run.usual_seconds is None:
-        return text
-    return f"{text} (usually {fine_duration(run.usual_seconds)} at most)"
-
-
 def _with_long_run(case: QueueCase, verdict: Verdict) -> Verdict:
     """Return a verdict whose reason names a message that runs for much longer than usual."""
     run = case.status.running
     if run is None or run.usual_seconds is None or verdict.state is QueueHealth.STUCK:
         return verdict
-    reason = f"{verdict.reason} {_ran(run)}.".strip()
+    reason = f"{verdict.reason} {run.text()}.".strip()
     return replace(verdict, reason=reason, remedy=verdict.remedy or _ps(case))
 
 
@@ -256,7 +248,7 @@ def _late(case: QueueCase) -> Verdict | None:
         return Verdict(QueueHealth.CATCHING_UP, reason, eta_seconds=eta)
     run = status.running
     if run is not None and run.usual_seconds is None:
-        return Verdict(QueueHealth.LAGGING, f"{_ran(run)}.", _ps(case))
+        return Verdict(QueueHealth.LAGGING, f"{run.text()}.", _ps(case))
     reason = f"Its next message is older than {short_duration(case.rules.late_seconds)}."
     return Verdict(QueueHealth.LAGGING, reason)
 

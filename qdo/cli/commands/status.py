@@ -18,6 +18,7 @@ from qdo.cli.output import cell, emit, width_of
 from qdo.cli.readings import SHARED, read_opened, reading_options, report_unasked, rules_of
 from qdo.cli.watching import watch_option
 from qdo.errors import QdoError
+from qdo.fleet.globs import exactly
 from qdo.ops.doctor.case import Case
 from qdo.ops.doctor.checks import notices
 from qdo.ops.overview import SILENT_SECONDS, Judged, overview, silent
@@ -94,8 +95,8 @@ def _print(item: dict[str, Any]) -> None:
         _print_step(each)
     for each in item["long_runs"]:
         print(f"\n{cell(each['queue'])}: a message runs for long")
-        running = f"Message {each['id']} has run for {short_duration(each['seconds'])}."
-        _print_step({"reason": running, "remedy": f"qdo ps {shlex.quote(each['queue'])}"})
+        remedy = f"qdo ps {shlex.quote(exactly(each['queue']))} --stacks"
+        _print_step({"reason": each["reason"], "remedy": remedy})
     for each in item["worst"]:
         print(f"\n{cell(each['queue'])}: {', '.join(_facts(each))}")
         _print_step(each)

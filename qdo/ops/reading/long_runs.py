@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qdo.text import one_line
+from qdo.text import fine_duration, one_line, short_duration
 
 _FIELDS = 5
 
@@ -26,6 +26,13 @@ class LongRun:
     attempt: int
     seconds: float
     usual_seconds: float | None = None
+
+    def text(self) -> str:
+        """Return a sentence without its full stop."""
+        text = f"Message {self.id} has run for {short_duration(self.seconds)}"
+        if self.usual_seconds is None:
+            return text
+        return f"{text} (usually {fine_duration(self.usual_seconds)} at most)"
 
 
 def long_runs(components: Iterable[Mapping[str, Any]]) -> dict[str, LongRun]:
