@@ -153,6 +153,7 @@ def test_the_command_ends_when_an_operator_ends_its_section(
         (("plain-*", "--", "there-is-no-such-program"), 2),
         (("plain-*", "--", "/tmp"), 2),
         (("nothing-*", "--", "true"), 6),
+        (("*", "--", "true"), 2),
         (("a/b", "--", "true"), 2),
         (("plain-*", "--timeout", "soon", "--", "true"), 2),
         (("plain-*", "--reason", "x" * 1000, "--", "true"), 2),

@@ -203,12 +203,14 @@ class CommandAfterDashes(click.Command):
     show_default=True,
     help="How long to wait for the messages in hand.",
 )
+@click.option("--all", "everything", is_flag=True, help="Allow a glob of all queues.")
 @click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
 @click.option("--reason", metavar="TEXT", default="", help="Shown by `qdo holds` and `qdo queues`.")
 @with_settings(*SETTINGS, "session_timeout_seconds")
 def hold(
     globs: tuple[str, ...],
     timeout: str,
+    everything: bool,
     allow_none: bool,
     reason: str,
     run: tuple[str, ...],
@@ -227,6 +229,9 @@ def hold(
         raise UsageError(reason=f"COMMAND must be a program that can be run, got {run[0]!r}")
     timeout_seconds = parse_duration(timeout, "--timeout")
     wanted = fleet.new_hold(globs, reason)
+    # A script runs it, so it asks nobody.
+    if not everything and any(not glob.strip("*") for glob in globs):
+        raise UsageError(reason="this glob matches every queue; add --all to hold all of them")
     with closing(open_locks(app, settings)) as locks:
         client, layout = locks.connection.client, locks.layout
         _check_globs(client, layout, wanted, allow_none=allow_none)
