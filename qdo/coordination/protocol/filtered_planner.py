@@ -52,17 +52,18 @@ def plan_filtered(
     :param workers: the filter of each worker.
     :param current: the present queues of each worker; see `planner.plan`.
     :param moves: the worker of each queue that an operator moved. A move counts while that worker
-        is among `workers` and takes the queue.
+        is among `workers` and takes the queue, and the queue is among `queues`.
     """
+    names = list(queues)
+    present = set(names) if moves else ()
     moves = {
         queue: worker
         for queue, worker in (moves or {}).items()
-        if worker in workers and workers[worker].takes(queue)
+        if queue in present and worker in workers and workers[worker].takes(queue)
     }
     if not moves and all(each.everything for each in workers.values()):
-        names = list(queues)
         return plan(names, workers, current), [] if workers else names
-    groups, classes = _sorted_out(queues, workers, moves)
+    groups, classes = _sorted_out(names, workers, moves)
     untaken = classes.pop((), _Class(())).queues
     taken = list(classes.values())
     homes = _homes(taken, groups, current)

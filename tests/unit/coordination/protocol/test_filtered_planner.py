@@ -148,7 +148,12 @@ def test_planning_again_moves_nothing(fleet: Fleet, chance: random.Random) -> No
     assert moves(planned, again) == 0
 
 
+LEFT_OVER = {"w0": EVERYTHING, "w1": QueueFilter(jobs=("a*",)), "w2": EVERYTHING}, {"z0": "w0"}
+"""Workers, and the move of a queue that is not there any more."""
+
+
 @given(moved_fleets())
+@example(((["a0", "b0"], LEFT_OVER[0], {}), LEFT_OVER[1]))
 def test_a_moved_queue_stays_with_its_worker(fleet: MovedFleet) -> None:
     """As long as that worker is there and takes it; otherwise the move counts for nothing."""
     (queues, workers, current), wishes = fleet
