@@ -1,8 +1,10 @@
-"""The leader's operations on queue nodes, apart from rebalancing."""
+"""What the leader knows and does apart from rebalancing, mostly with the nodes of queues."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -12,11 +14,13 @@ from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.election import Election
 from qdo.coordination.protocol.machine import CheckOp
-from qdo.coordination.protocol.rebalancer import Rebalancer
+from qdo.coordination.protocol.rebalancing.lost_workers import LostWorker
+from qdo.coordination.protocol.rebalancing.rebalancer import Rebalancer
 from qdo.coordination.refusals import is_refusal
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import CoordinatorUnreachableError
+from qdo.system.clock import clock
 
 Put = Callable[[Callable[[], object]], None]
 Chore: TypeAlias = Callable[[Client, Layout, CheckOp], int]
@@ -52,6 +56,15 @@ class LeaderQueues:
     def queue_names(self) -> tuple[str, ...] | None:
         """Return the names of all queue nodes; None while they are unknown."""
         return self.rebalancer.queues if self.rebalancer is not None else None
+
+    def lost_workers(self) -> list[LostWorker]:
+        """Return the workers that went without releasing their queues; none unless it leads.
+
+        Their times are Unix times.
+        """
+        ahead = time.time() - clock()
+        lost = self.rebalancer.lost.found if self.rebalancer is not None else ()
+        return [replace(each, at=each.at + ahead) for each in lost]
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
         """Exclude queues marked as deleted from assignment; ignored unless this worker leads."""

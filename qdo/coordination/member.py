@@ -27,7 +27,7 @@ from qdo.coordination.protocol.lease import GAP, Lease, Renewal
 from qdo.coordination.protocol.machine import Machine
 from qdo.coordination.protocol.options import MemberOptions
 from qdo.coordination.protocol.ownership import Ownership
-from qdo.coordination.protocol.rebalancer import Rebalancer
+from qdo.coordination.protocol.rebalancing.rebalancer import Rebalancer
 from qdo.coordination.protocol.registration import Component, Registration
 from qdo.coordination.recordings import Recordings
 from qdo.coordination.session_setup import prepare_session
@@ -127,7 +127,7 @@ class Member:
         return Registration(
             self._layout.workers,
             WORKER_STEM,
-            WorkerNode(filter=self._options.filter).encode(),
+            WorkerNode(filter=self._options.filter, process=self._options.process).encode(),
             session,
             self._worker_registered,
             self._registered.set,
@@ -283,7 +283,7 @@ class Member:
 
     def _worker_registered(self, path: str) -> None:
         self.name = name = path.rpartition("/")[2]
-        lease = self.lease
+        lease, options = self.lease, self._options
         self.ownership = Ownership(
             self._layout,
             name,
@@ -291,7 +291,7 @@ class Member:
             self._listener,
             clock=clock,
             on_gone=self._evicted,
-            options=self._options,
+            options=options,
         )
         if self._component is not None:
             self._component.faults = partial(faults, self.ownership.slots)
@@ -299,20 +299,20 @@ class Member:
             self._layout,
             clock=clock,
             resign=self._resign,
-            wait_for_deleted=self._options.wait_for_deleted,
+            wait_for_deleted=options.wait_for_deleted,
         )
         self.leader.election = election = Election(
             self._layout,
             name,
             self._client.client_id[0],
+            process=options.process,
             clock=clock,
             on_elected=rebalancer.leadership_acquired,
             on_deposed=rebalancer.leadership_lost,
         )
         renewal = Renewal(path, lease, clock=clock, on_gone=self._evicted)
         started: list[Machine] = [self.ownership, rebalancer, election, renewal]
-        started.extend(self._make_machines(name))
-        started.extend([self._watches] if self._watches is not None else [])
+        started += [*self._make_machines(name), *filter(None, [self._watches])]
         self._loop.machines.extend(started)
         for machine in started:
             machine.connected()

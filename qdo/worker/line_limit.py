@@ -24,7 +24,7 @@ QUEUE_LOGGERS = (
     *(f"qdo.worker.engine.{name}" for name in ("bound_jobs", "compatibility")),
     *(f"qdo.worker.duties.{name}" for name in ("discovery", "retention", "queue_reconciler")),
     *(f"qdo.coordination.protocol.{name}" for name in ("acquisition", "owned_queues")),
-    "qdo.coordination.protocol.queue_nodes",
+    "qdo.coordination.protocol.rebalancing.queue_nodes",
 )
 """Loggers with lines about single queues, of which a worker may own many thousands."""
 BROKER_LOGGERS = (

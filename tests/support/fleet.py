@@ -110,7 +110,9 @@ class MemberFleet:
             LAYOUT,
             engine,
             component={"host": "test"},
-            options=MemberOptions(checkpoint_seconds=0.02, wait_for_deleted=self._told_aside),
+            options=MemberOptions(
+                checkpoint_seconds=0.02, process="test pid 7", wait_for_deleted=self._told_aside
+            ),
         )
         engine.member = member
         member.start()

@@ -7,7 +7,7 @@ that no other worker takes, until the leader reads everything again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 from qdo.coordination.protocol.machine import (
@@ -130,6 +130,10 @@ class Assignments:
     def share(self, worker: str) -> frozenset[str]:
         """Return the queues assigned to a worker, none if it has no assignment."""
         return self._assigned.get(worker, (frozenset[str](), 0))[0]
+
+    def shares_of_others(self, workers: Collection[str]) -> dict[str, frozenset[str]]:
+        """Return the queues assigned to each worker that is not one of these."""
+        return {name: each for name, (each, _) in self._assigned.items() if name not in workers}
 
     def current(self, workers: Mapping[str, WorkerNode]) -> dict[str, list[str]]:
         """Return the assignment of each worker; without one, the queues in its node."""

@@ -48,6 +48,7 @@ from qdo.coordination.protocol.machine import (
 from qdo.coordination.protocol.registration import Registration
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode
+from qdo.coordination.znodes.worker_node import parse_leader
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,9 @@ class Election(Machine):
     """One worker's candidacy.
 
     :ivar fence: the leader's fence of this worker, while it is `leading`.
+    :param process: host and parent process of the worker; the next leader names them if this one
+        is lost.
+    :param on_elected: called with the fence, and name and process of the leader before.
     """
 
     def __init__(
@@ -78,8 +82,9 @@ class Election(Machine):
         worker: str,
         session: int,
         *,
+        process: str,
         clock: Callable[[], float],
-        on_elected: Callable[[int], None],
+        on_elected: Callable[[int, str, str], None],
         on_deposed: Callable[[], None],
     ) -> None:
         super().__init__()
@@ -88,6 +93,8 @@ class Election(Machine):
         self._layout = layout
         self._worker = worker
         self._session = session
+        self._process = process
+        self._former = "", ""
         self._clock = clock
         self._on_elected = on_elected
         self._on_deposed = on_deposed
@@ -260,7 +267,9 @@ class Election(Machine):
         if not isinstance(answer, NodeRead):
             return
         self.office = LeaderState.ACQUIRING
-        take = SetOp(self._layout.rebalancer, encode({"worker": self._worker}), answer.version)
+        self._former = parse_leader(answer.data)
+        value = encode({"worker": self._worker, "process": self._process})
+        take = SetOp(self._layout.rebalancer, value, answer.version)
         self.ask(Commit((take, CheckOp(self._path or ""))), self._taken)
 
     def _taken(self, answer: Response) -> None:
@@ -270,7 +279,7 @@ class Election(Machine):
             self.office = LeaderState.LEADING
             log.info("%s: elected as rebalancer", self._worker)
             self.fence = answer.versions[0]
-            self._on_elected(self.fence)
+            self._on_elected(self.fence, *self._former)
         elif isinstance(answer, NoResponse):
             self.resign("the reply to becoming leader was lost")
         elif isinstance(answer, Rejected) and answer.fault is CommitError.OTHER:

@@ -15,6 +15,7 @@ class MemberOptions:
 
     :ivar checkpoint_seconds: shortest time between two checkpoints.
     :ivar filter: the queues that may be assigned to the worker.
+    :ivar process: host and parent process of the worker, for people.
     :ivar wait_for_deleted: as rebalancer, assign no further queue before the names of the queues
         marked as deleted are known; see `rebalancer.Rebalancer`.
     :ivar positions: the broker's kind of positions.
@@ -23,6 +24,7 @@ class MemberOptions:
 
     checkpoint_seconds: float = 0.2
     filter: QueueFilter = EVERYTHING
+    process: str = ""
     wait_for_deleted: bool = False
     positions: Positions = TIME_POSITIONS
     totals: CheckpointTotals | None = None

@@ -78,6 +78,7 @@ class Ownership(Machine):
             self.path, self, on_gone=self.gone, on_reread=self._reread_requested
         )
         self._own_node.filter = options.filter
+        self._own_node.process = options.process
         self.obey = self._own_node.obey
         self._acquisition = Acquisition(
             layout, name, self, self.slots, positions, clock=clock, lease=lease

@@ -38,6 +38,7 @@ class WorkerNodeWriter:
     :ivar draining: recorded in it from the next write on.
     :ivar filter: the queues that may be assigned to the worker; recorded by every write.
     :ivar holds: mzxid of the holds that the worker obeys; recorded by every write.
+    :ivar process: host and parent process of the worker; recorded by every write.
     :ivar rewrite: whether to write it even if no queue is claimed or released.
     """
 
@@ -54,6 +55,7 @@ class WorkerNodeWriter:
         self.draining = False
         self.filter = EVERYTHING
         self.holds = 0
+        self.process = ""
         self.rewrite = False
         self._machine = machine
         self._on_gone = on_gone
@@ -94,7 +96,13 @@ class WorkerNodeWriter:
         self.holds, self.rewrite = zxid, True
 
     def _own(self, node: WorkerNode) -> WorkerNode:
-        return replace(node, draining=self.draining, filter=self.filter, holds=self.holds)
+        return replace(
+            node,
+            draining=self.draining,
+            filter=self.filter,
+            holds=self.holds,
+            process=self.process,
+        )
 
     def commit(
         self, ops: list[SetOp], value: bytes, then: Callback, checks: tuple[CheckOp, ...] = ()

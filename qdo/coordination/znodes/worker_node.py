@@ -1,4 +1,4 @@
-"""The values of worker and assignment nodes, and of the folder of assignments."""
+"""The values of worker and assignment nodes, of the folder of assignments, and of the leader."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 from qdo.coordination.znodes.layout import is_worker_name
 from qdo.coordination.znodes.values import encode, encode_list, load, load_list, string_tuple
 from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
+from qdo.text import shorten
 
 MAX_MOVES = 1000
 """Queues that operators have moved to a worker: each of those workers is planned for by itself."""
+MAX_PROCESS_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class WorkerNode:
     :ivar draining: whether the worker releases its queues and takes no new ones.
     :ivar filter: the queues that may be assigned to it; all queues if the node has no filter.
     :ivar holds: mzxid of the node `holds` that the worker obeys; 0 before the first.
+    :ivar process: host and parent process of the worker, for people; "" if it is not known.
     """
 
     queues: tuple[str, ...] = ()
@@ -29,6 +32,7 @@ class WorkerNode:
     draining: bool = False
     filter: QueueFilter = EVERYTHING
     holds: int = 0
+    process: str = ""
 
     @classmethod
     def parse(cls, data: bytes | None) -> WorkerNode:
@@ -40,6 +44,7 @@ class WorkerNode:
             bool(value.get("draining", False)),
             parse_filter(value.get("filter")),
             _zxid(value.get("holds")),
+            _text(value.get("process")),
         )
 
     def encode(self) -> bytes:
@@ -52,6 +57,8 @@ class WorkerNode:
             value["filter"] = dump_filter(self.filter)
         if self.holds:
             value["holds"] = self.holds
+        if self.process:
+            value["process"] = self.process
         return encode_list(value)
 
 
@@ -76,6 +83,10 @@ def _zxid(value: Any) -> int:
     return value if type(value) is int and 0 < value < 1 << 63 else 0
 
 
+def _text(value: Any) -> str:
+    return shorten(value, MAX_PROCESS_CHARACTERS) if isinstance(value, str) else ""
+
+
 def _globs(value: Any) -> tuple[str, ...]:
     globs = string_tuple(value)
     return globs if sum(map(len, globs)) <= MAX_GLOBS_CHARACTERS else ()
@@ -95,6 +106,12 @@ def parse_assignment(data: bytes | None) -> frozenset[str] | None:
 def encode_queues(queues: Iterable[str]) -> bytes:
     """Return the value of an assignment node."""
     return encode_list({"queues": sorted(queues)})
+
+
+def parse_leader(data: bytes | None) -> tuple[str, str]:
+    """Return name and process of the last leader, each "" if the node does not tell it."""
+    value, _ = load(data)
+    return _text(value.get("worker")), _text(value.get("process"))
 
 
 def parse_moves(data: bytes | None) -> dict[str, str]:

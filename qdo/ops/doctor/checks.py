@@ -43,6 +43,7 @@ CHECKS = (
     Check("coordinator-versions", coordinator.server_versions, ("coordinator",)),
     Check("leader", coordinator.leader, ("coordinator",)),
     Check("workers", fleet.workers, ("coordinator",)),
+    Check("lost-workers", fleet.lost, ("coordinator",), first=True),
     Check("versions", coordinator.versions, ("coordinator",)),
     Check("clocks", coordinator.clock, ("coordinator",), first=True),
     Check("broker-latency", brokers.listing, ("broker",)),

@@ -7,7 +7,7 @@ import time
 from qdo._version import FORMAT_LEVEL
 from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.server_version import SAFE, ServerReport, is_safe, read_server
-from qdo.coordination.znodes.values import load
+from qdo.coordination.znodes.worker_node import parse_leader
 from qdo.fleet.components import skew
 from qdo.fleet.levels import AppLevel
 from qdo.ops.acl import differences_of
@@ -180,14 +180,14 @@ def versions(case: Case) -> Diagnosis:
 def leader(case: Case) -> Diagnosis:
     """Look for the leader, which assigns queues."""
     found = read_nodes(case.connected(), [case.layout.rebalancer])
-    name = str(load(found[0].data)[0].get("worker", "")) if found else ""
+    name, process = parse_leader(found[0].data) if found else ("", "")
     workers = [each.worker for each in case.workers()]
     if not workers:
         return failed("no worker is registered", "start one with `qdo-worker`")
     if name not in workers:
+        last = f"{name} ({process})" if process else name or "none"
         return failed(
-            f"no registered worker leads, the last one was {name or 'none'}: queues are not"
-            " assigned",
+            f"no registered worker leads, the last one was {last}: queues are not assigned",
             "wait for a session timeout; if that changes nothing, look at the workers' logs",
         )
     return ok(f"{name} leads {pluralize(len(workers), 'worker')}")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from fnmatch import fnmatchcase
 
 from qdo.ops.doctor.case import Case, Diagnosis, failed, ok, unknown, warning
 from qdo.ops.overview import SILENT_SECONDS, silent
+from qdo.ops.worker_status import lost_workers
 from qdo.queues import QueueFilter, why_untaken
-from qdo.text import join_some, pluralize
+from qdo.text import join_some, pluralize, short_duration
+
+LOST_SECONDS = 3600.0
 
 
 def workers(case: Case) -> Diagnosis:
@@ -27,6 +31,23 @@ def workers(case: Case) -> Diagnosis:
             "see `qdo worker show`; a job may block the process, or the process is frozen",
         )
     return ok(f"{pluralize(len(found), 'worker')} reported within {SILENT_SECONDS:g} s")
+
+
+def lost(case: Case) -> Diagnosis:
+    """Look for workers that went without releasing their queues, and did not come back."""
+    now = time.time()
+    found = lost_workers(case.workers(), now - LOST_SECONDS)
+    if not found:
+        return ok(f"no worker was lost in the last {short_duration(LOST_SECONDS)}")
+    names = [
+        f"{each.name} ({each.process or 'host unknown'}, {short_duration(now - each.at)} ago)"
+        for each in reversed(found)
+    ]
+    return warning(
+        f"{join_some(names)} went without releasing queues; other workers have taken them",
+        "look for that process with `ps`: STAT T is stopped; without it, see the end of its log,"
+        " and whether its host is up",
+    )
 
 
 def queues(case: Case) -> Diagnosis:

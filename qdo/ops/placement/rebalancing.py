@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdo.coordination.protocol.filtered_planner import plan_filtered
+from qdo.coordination.protocol.rebalancing.filtered_planner import plan_filtered
 from qdo.ops.placement.reading import PlanInput
 from qdo.text import pluralize
 

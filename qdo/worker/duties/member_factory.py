@@ -95,6 +95,30 @@ class MemberFactory:
         :raises OldProgramError: this version of qdo is too old for the app.
         """
         settings = self._settings
+        self._client = client = self._open()
+        if client.client_id is not None:
+            self._on_session(client.client_id, client.negotiated_timeout_seconds)
+        self._member = member = Member(
+            client,
+            self._layout,
+            listener,
+            component=component,
+            make_machines=lambda name: self._machines(name, member),
+            on_doorbell=self.on_doorbell,
+            options=MemberOptions(
+                checkpoint_seconds=settings.checkpoint_seconds,
+                filter=self.filter,
+                process=f"host {component['host']}, parent process {component['parent']}",
+                wait_for_deleted=self._wait_for_deleted,
+                positions=self._positions,
+                totals=self.checkpoint_totals,
+            ),
+        )
+        return member
+
+    def _open(self) -> Client:
+        """Return a client with a session, after everything that would refuse this worker."""
+        settings = self._settings
         client = connect(
             settings.coordinator,
             access=coordinator_access(settings, self._layout),
@@ -115,25 +139,7 @@ class MemberFactory:
             client.stop()
             client.close()
             raise
-        self._client = client
-        if client.client_id is not None:
-            self._on_session(client.client_id, client.negotiated_timeout_seconds)
-        self._member = member = Member(
-            client,
-            self._layout,
-            listener,
-            component=component,
-            make_machines=lambda name: self._machines(name, member),
-            on_doorbell=self.on_doorbell,
-            options=MemberOptions(
-                checkpoint_seconds=settings.checkpoint_seconds,
-                filter=self.filter,
-                wait_for_deleted=self._wait_for_deleted,
-                positions=self._positions,
-                totals=self.checkpoint_totals,
-            ),
-        )
-        return member
+        return client
 
     def _machines(self, name: str, member: Member) -> Sequence[Machine]:
         """Return what a registered worker runs beside the ownership of queues."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -93,7 +94,14 @@ class StatusReport(Duty):
             "waits": dict(islice(self._limits.waits().items(), MOST_QUEUES)),
             "long_runs": self._long_runs(),
             "live": self._live.dump(),
+            **self._lost_workers(),
         }
+
+    def _lost_workers(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the workers that went without releasing their queues, if this one leads."""
+        member = self._current.member
+        lost = [] if member is None else [asdict(each) for each in member.leader.lost_workers()]
+        return {"lost_workers": lost} if lost else {}
 
     def _long_runs(self) -> list[tuple[str, str, int, float, float | None]]:
         """Return messages that an earlier report has seen: queue, id, attempt and seconds.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -69,6 +70,43 @@ def test_an_ended_session_loses_its_queues_to_the_others(fleet: MemberFleet) -> 
     fleet.end_session(0)
     fleet.wait(lambda: fleet.balanced(20), "the queues are shared again")
     assert gone not in {member.name for member, _ in fleet.members}
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_the_leader_names_a_worker_that_released_nothing(
+    fleet: MemberFleet, caplog: pytest.LogCaptureFixture, leads: bool
+) -> None:
+    """Also if it led itself: then the next leader does."""
+    for _ in range(3):
+        fleet.join()
+    fleet.create_queues(names(9))
+    fleet.wait(lambda: fleet.balanced(9), "three workers share the queues")
+    (index, *_) = [at for at, (each, _) in enumerate(fleet.members) if each.is_leader() == leads]
+    gone = fleet.members[index][0].name
+    fleet.end_session(index)
+    fleet.wait(lambda: fleet.balanced(9), "the queues are owned again")
+    leader = next(member for member, _ in fleet.members if member.is_leader())
+    fleet.wait(lambda: len(leader.leader.lost_workers()) == 1, "the leader has noticed")
+    (lost,) = leader.leader.lost_workers()
+    assert (lost.name, lost.process, lost.queues) == (gone, "test pid 7", 3)
+    assert abs(lost.at - time.time()) < 60.0
+    records = [each for each in caplog.records if each.name.endswith(".lost_workers")]
+    assert [(each.levelname, each.args and gone in each.args) for each in records] == [
+        ("WARNING", True)
+    ]
+
+
+def test_a_worker_that_released_its_queues_is_not_lost(fleet: MemberFleet) -> None:
+    """However fast it goes, and whoever leads."""
+    for _ in range(3):
+        fleet.join()
+    fleet.create_queues(names(9))
+    fleet.wait(lambda: fleet.balanced(9), "three workers share the queues")
+    fleet.leave(0)
+    fleet.wait(lambda: fleet.balanced(9), "two workers share the queues")
+    fleet.leave(0)
+    fleet.wait(lambda: fleet.balanced(9), "one worker has the queues")
+    assert fleet.members[0][0].leader.lost_workers() == []
 
 
 def test_fences_grow_with_every_claim(fleet: MemberFleet) -> None:

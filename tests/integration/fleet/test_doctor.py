@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -13,6 +15,10 @@ import pytest
 
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination.znodes.values import encode
+from qdo.ops.doctor import fleet
+from qdo.ops.doctor.case import Case
+from qdo.ops.doctor.checks import notices
+from qdo.ops.worker_status import lost_workers
 from tests.support.app_runs import AppRuns
 from tests.support.cli import command
 from tests.support.processes import children, freeze, wait_until
@@ -110,15 +116,38 @@ def test_a_fleet_without_workers_fails(runs: AppRuns) -> None:
 
 def test_a_silent_worker_is_found(runs: AppRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     """A component that nobody writes any more, as of a frozen process with a long session."""
-    from qdo.ops.doctor import fleet
-    from qdo.ops.doctor.case import Case
-
     monkeypatch.setattr("qdo.ops.overview.SILENT_SECONDS", 6.0)
     proc = runs.start(JOBS, "--session-timeout-seconds", "12")  # reports every 4 s
     case = Case(runs.client, runs.broker, runs.layout, {}, "", "")
     wait_until(lambda: fleet.workers(fresh(case)).status == "ok", "the worker")
     freeze(children(proc.pid)[0], runs.coordinator)
     wait_until(lambda: fleet.workers(fresh(case)).status == "warning", "its silence")
+
+
+def test_a_frozen_process_is_named_after_its_session(runs: AppRuns) -> None:
+    """Until it registers again: its nodes are gone, and the leader remembers it."""
+    for number in range(4):
+        runs.app.send(f"good-{number}", 1)
+    case = Case(runs.client, runs.broker, runs.layout, {}, "", "")
+    for number in (1, 2):
+        runs.start(JOBS, "--session-timeout-seconds", "2")
+        wait_until(lambda: len(fresh(case).workers()) == number, "a worker registers")  # noqa: B023
+    wait_until(lambda: [each.queues for each in fresh(case).workers()] == [2, 2], "the queues")
+    frozen = fresh(case).workers()[1]
+    pids = [dict(frozen.details)[name] for name in ("parent", "pid")]
+    for pid in pids:
+        freeze(pid, runs.coordinator)
+    try:
+        wait_until(lambda: fleet.lost(fresh(case)).status == "warning", "the leader notices", 60.0)
+        (lost,) = lost_workers(fresh(case).workers(), 0.0)
+        assert (lost.name, lost.process) == (frozen.worker, frozen.process)
+        assert lost.process.endswith(f", parent process {pids[0]}")
+        (notice,) = [each for each in notices(fresh(case)) if each["check"] == "lost-workers"]
+        assert lost.name in str(notice["reason"])
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: fleet.lost(fresh(case)).status == "ok", "it registers again")
 
 
 def fresh(case: Any) -> Any:

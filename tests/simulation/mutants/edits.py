@@ -126,7 +126,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "2 3 4",
         (
             _edit(
-                "queue_nodes",
+                "rebalancing/queue_nodes",
                 "return () if self._unchecked else",
                 "return () if self._folder else",
             ),
@@ -334,7 +334,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "fence",
         (
             _edit(
-                "rebalancer",
+                "rebalancing/rebalancer",
                 "CheckOp(self._layout.rebalancer, self._fence or 0)",
                 "CheckOp(self._layout.rebalancer)",
             ),
@@ -470,7 +470,7 @@ MUTANTS: tuple[Mutant, ...] = (
         STUCK,
         (
             _edit(
-                "worker_roll",
+                "rebalancing/worker_roll",
                 "name: node.filter\n",
                 "name: WorkerNode().filter\n",
             ),
@@ -492,7 +492,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the rebalancer plans with the moves of operators",
         "moves",
-        (_edit("rebalancer", "able, current, self._moves)", "able, current)"),),
+        (_edit("rebalancing/rebalancer", "able, current, self._moves)", "able, current)"),),
         ("moves",),
     ),
     Mutant(
@@ -500,7 +500,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "moves",
         (
             _edit(
-                "rebalancer",
+                "rebalancing/rebalancer",
                 "Get(self._layout.assignments, watch=True)",
                 "Get(self._layout.assignments)",
             ),
@@ -510,7 +510,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a plan puts a moved queue on its worker only",
         "moves",
-        (_edit("filtered_planner", "if queue in moves:", "if False:"),),
+        (_edit("rebalancing/filtered_planner", "if queue in moves:", "if False:"),),
         ("moves",),
     ),
 )

@@ -9,6 +9,7 @@ from gevent.event import Event
 
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
+from qdo.coordination.protocol.rebalancing.lost_workers import LostWorker
 from qdo.coordination.znodes.progress import FailureRecord
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.settings.settings import Settings
@@ -166,6 +167,9 @@ class FakeMember:
     def queue_names(self) -> tuple[str, ...]:
         """Return no name: whatever is listed is created once more."""
         return ()
+
+    def lost_workers(self) -> list[LostWorker]:
+        return []
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
         raise AssertionError("the brokers of these tests keep their queues")

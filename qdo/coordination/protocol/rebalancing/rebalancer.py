@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Iterable
 
 from qdo.coordination.protocol.assignments import RETRY_SECONDS, Assignments
-from qdo.coordination.protocol.filtered_planner import plan_filtered
 from qdo.coordination.protocol.machine import (
     Callback,
     CheckOp,
@@ -33,10 +32,12 @@ from qdo.coordination.protocol.machine import (
     Response,
     Stat,
 )
-from qdo.coordination.protocol.queue_nodes import QueueNodes
-from qdo.coordination.protocol.worker_roll import WorkerRoll
+from qdo.coordination.protocol.rebalancing.filtered_planner import plan_filtered
+from qdo.coordination.protocol.rebalancing.lost_workers import LostWorkers
+from qdo.coordination.protocol.rebalancing.queue_nodes import QueueNodes
+from qdo.coordination.protocol.rebalancing.worker_roll import WorkerRoll
 from qdo.coordination.znodes.layout import Layout, is_worker_name
-from qdo.coordination.znodes.worker_node import parse_moves
+from qdo.coordination.znodes.worker_node import WorkerNode, parse_moves
 from qdo.text import pluralize
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ RECONCILE_SECONDS = 60.0
 class Rebalancer(Machine):
     """The work of the leader; idle on all other workers.
 
+    :ivar lost: the workers that went without releasing their queues.
     :param wait_for_deleted: the names of the queues marked as deleted are reported through
         `exclude_deleted`. Until then only queues that are already assigned are planned.
     """
@@ -80,6 +82,7 @@ class Rebalancer(Machine):
         )
         self._queue_nodes = QueueNodes(layout, self._fenced)
         self._roll = WorkerRoll(clock)
+        self.lost = LostWorkers(layout, clock, self._observe)
         self._clear()
 
     def _clear(self) -> None:
@@ -87,16 +90,18 @@ class Rebalancer(Machine):
         self._roll.clear()
         self._unread = 0
         self._settled = False
-        self._plan_at = INFINITY
-        self._joined_at = INFINITY
-        self._relist_at = INFINITY
-        self._reconcile_at = INFINITY
+        self._plan_at = self._joined_at = INFINITY
+        self._relist_at = self._reconcile_at = INFINITY
 
     # --- leadership -------------------------------------------------------------------
 
-    def leadership_acquired(self, fence: int) -> None:
-        """Begin; `fence` is the version of the rebalancer node after becoming leader."""
+    def leadership_acquired(self, fence: int, former: str, process: str) -> None:
+        """Begin; `fence` is the version of the rebalancer node after becoming leader.
+
+        :param former: the leader before, and its `process`, as in `WorkerNode`.
+        """
         self._fence = fence
+        self.lost.record({former: WorkerNode(process=process)})
         self._queue_nodes.deleted = None if self._wait_for_deleted else frozenset()
         self._reconcile()
 
@@ -105,6 +110,7 @@ class Rebalancer(Machine):
         self._fence = None
         self._term += 1
         self._roll.end_term()
+        self.lost.end_term()
         self._assignments.end_term()
         self._queue_nodes.end_term()
         self._clear()
@@ -192,11 +198,12 @@ class Rebalancer(Machine):
     def _workers_listed(self, answer: Response) -> None:
         self._unread -= 1
         first = not self._roll.listed
-        new, gone = self._roll.record(answer.names if isinstance(answer, ChildrenRead) else ())
+        new, left = self._roll.record(answer.names if isinstance(answer, ChildrenRead) else ())
+        self.lost.record(left)
         for name in new:
             self._unread += 1
             self._read_worker(name, counted=True)
-        if first or gone:
+        if first or left:
             self._plan_soon(0.0)
         elif new:
             self._settle()
@@ -292,6 +299,7 @@ class Rebalancer(Machine):
         queues = self._queue_nodes.planned(self._assignments.queues)
         wanted, unmatched = plan_filtered(queues, able, current, self._moves)
         self._roll.report_unmatched(sorted(unmatched))
+        self.lost.examine(self._assignments.shares_of_others(workers))
         changes = self._assignments.changes(workers, wanted)
         if changes:
             sizes = pluralize(len(queues), "queue"), pluralize(len(able), "worker")

@@ -58,18 +58,18 @@ class WorkerRoll:
         self._aside_until = {}
         self._unmatched = []
 
-    def record(self, names: Iterable[str]) -> tuple[list[str], bool]:
-        """Record a listing; return the nodes to read, and whether a worker is gone."""
+    def record(self, names: Iterable[str]) -> tuple[list[str], dict[str, WorkerNode]]:
+        """Record a listing; return the nodes to read, and those of workers that are gone."""
         # Nodes of other tools take no queues, and must be assigned none.
         listed = frozenset(filter(is_worker_name, names))
         new, gone = sorted(listed - self._names), self._names - listed
+        left = {name: self.workers.pop(name, WorkerNode()) for name in gone}
         for name in gone:
-            self.workers.pop(name, None)
             self._unable.pop(name, None)
         self.workers.update((name, WorkerNode()) for name in new)
         self._names = listed
         self.listed = True
-        return new, bool(gone)
+        return new, left
 
     def read(self, name: str, answer: Response) -> tuple[WorkerNode | None, WorkerNode | None]:
         """Record the node of a worker; return it as it was and as it is, None if unknown."""

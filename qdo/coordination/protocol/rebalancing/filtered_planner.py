@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
-from qdo.coordination.protocol.planner import plan
+from qdo.coordination.protocol.rebalancing.planner import plan
 from qdo.queues import QueueFilter
 
 FAR = 1 << 60

@@ -1,0 +1,1 @@
+"""The work of the elected rebalancer: who gets which queue."""
