@@ -28,7 +28,7 @@ COMMANDS = {
         "Show workers, states of queues, and the worst of them.",
     ),
     "top": ("qdo.cli.commands.top", "top", "Show the worst queues and the workers, live."),
-    "events": ("qdo.cli.commands.events", "follow_events", "Follow what changes."),
+    "events": ("qdo.cli.commands.events", "show_events", "List and follow what changes."),
     "check": ("qdo.cli.commands.status", "check", "Check queues for a monitoring system."),
     "doctor": (
         "qdo.cli.commands.fleet.doctor",

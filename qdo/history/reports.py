@@ -298,6 +298,35 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
     return result
 
 
+def claims(
+    url: str, app: str, since: float, glob: str = "*", *, limit: int
+) -> list[tuple[str, RecordedOwner]]:
+    """Return queues and claims that began or ended, newest first.
+
+    :param since: Unix time; claims that both began and ended before are left out.
+    :param limit: the most that are returned.
+    :raises SettingsError: see `queue_reports`, as for the other errors.
+    """
+    with _opened(url, "qdo_owners") as connection:
+        if connection is None:
+            return []
+        from sqlalchemy import or_, select
+
+        from qdo.history.tables import OWNERS
+
+        columns = OWNERS.c
+        shown = [columns[each.name] for each in fields(RecordedOwner)]
+        query = select(columns.queue, *shown).where(
+            columns.app == app, or_(columns.claimed >= since, columns.ended >= since)
+        )
+        ordered = query.order_by(columns.claimed.desc(), columns.queue)
+        rows = connection.execution_options(yield_per=_FETCHED).execute(ordered)
+        wanted = ((queue, row) for queue, *row in rows if fnmatchcase(queue, glob))
+        found = [(queue, RecordedOwner(*row)) for queue, row in islice(wanted, limit)]
+        rows.close()
+        return found
+
+
 @contextlib.contextmanager
 def _opened(url: str, table: str) -> Iterator[Connection | None]:
     """Yield a connection; None if a database that exists has no such table yet."""

@@ -1,4 +1,4 @@
-"""The differences between two looks at an app, as changes. Pure functions."""
+"""What changed in an app: between two looks, and before the first. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.history.reports import RecordedOwner
 from qdo.ops.overview import Judged
+from qdo.ops.worker_status import WorkerStatus, lost_workers
 from qdo.text import iso_time, pluralize, shorten
 
 KINDS = ("state", "owner", "queue", "worker")
@@ -59,7 +61,7 @@ def changes(before: Look, after: Look) -> Iterator[Difference]:
     seen = {entry.id for entry in before.entries}
     for entry in reversed(after.entries):
         if entry.id not in seen:
-            yield Difference(entry.command, entry.target, "", "", entry.reason, entry.by)
+            yield _command(entry)
     yield from _came_and_went("worker", before.workers, after.workers)
     old = {status.queue: (status, verdict) for status, verdict in before.judged}
     yield from _came_and_went("queue", old, [status.queue for status, _ in after.judged])
@@ -72,6 +74,39 @@ def changes(before: Look, after: Look) -> Iterator[Difference]:
         if judged.state is not verdict.state:
             words = judged.state.value, verdict.state.value
             yield Difference("state", status.queue, *words, verdict.reason)
+
+
+def past_changes(
+    entries: Iterable[AuditEntry],
+    workers: Sequence[WorkerStatus],
+    claims: Iterable[tuple[str, RecordedOwner]],
+    since: float,
+) -> list[tuple[float, Difference]]:
+    """Return what is known to have changed, with Unix times, oldest first.
+
+    :param entries: of the action log.
+    :param workers: the registered workers; the leader among them also tells which were lost.
+    :param claims: queues and their claims, from a history.
+    :param since: Unix time; what changed before is left out.
+    """
+    found = [(entry.at, _command(entry)) for entry in entries]
+    for each in workers:
+        started = dict(each.details).get("started")
+        if isinstance(started, int | float):
+            found.append((float(started), Difference("worker", each.worker, "", "new")))
+    for lost in lost_workers(workers, since):
+        reason = f"it released none of its queues: {lost.process or 'host unknown'}"
+        found.append((lost.at, Difference("worker", lost.name, "there", "gone", reason)))
+    for queue, claim in claims:
+        found.append((claim.claimed, Difference("owner", queue, "", claim.owner)))
+        if claim.ended is not None:
+            change = Difference("owner", queue, claim.owner, "", claim.why or "")
+            found.append((claim.ended, change))
+    return sorted((each for each in found if each[0] >= since), key=lambda each: each[0])
+
+
+def _command(entry: AuditEntry) -> Difference:
+    return Difference(entry.command, entry.target, "", "", entry.reason, entry.by)
 
 
 def _came_and_went(

@@ -1,10 +1,12 @@
-"""`qdo events`: what changes in an app, as it happens."""
+"""`qdo events`: what changed in an app, and what changes as it happens."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import click
 
@@ -13,12 +15,14 @@ from qdo.cli.durations import parse_duration
 from qdo.cli.framework import require_app, with_settings
 from qdo.cli.output import cell, iso_time, print_message
 from qdo.cli.readings import SHARED
-from qdo.errors import UnreachableError, UsageError
-from qdo.fleet.actions import list_workers
+from qdo.errors import QdoError, UnreachableError, UsageError
 from qdo.fleet.audit import read_entries
-from qdo.ops.changes import Difference, Look, changes, event_item
+from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.history.reports import claims
+from qdo.ops.changes import Difference, Look, changes, event_item, past_changes
 from qdo.ops.status import queue_statuses
 from qdo.ops.verdicts import judge_all
+from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 
@@ -30,62 +34,138 @@ LEAST_SECONDS = 0.5
 @click.command("events")
 @click.argument("glob", default="*")
 @click.option(
+    "--since",
+    metavar="DURATION",
+    default="1h",
+    show_default=True,
+    help="Only what changed at most this long ago: 2h, 7d.",
+)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="The number of past events, the newest of them.",
+)
+@click.option("--follow", is_flag=True, help="Go on with what changes, until you interrupt it.")
+@click.option(
     "--every", metavar="DURATION", default="5s", show_default=True, help="How often to look."
 )
-@click.option("--for", "lasting", metavar="DURATION", help="End after this time.")
+@click.option("--for", "lasting", metavar="DURATION", help="Stop following after this time.")
 @click.option("-o", "--output", "form", type=click.Choice(["table", "jsonl"]), default="table")
-@with_settings(*SHARED)
-def follow_events(
-    glob: str, every: str, lasting: str | None, form: str, settings: Settings
+@with_settings(*SHARED, "history")
+def show_events(
+    glob: str,
+    since: str,
+    limit: int,
+    follow: bool,
+    every: str,
+    lasting: str | None,
+    form: str,
+    settings: Settings,
 ) -> None:
-    """Follow what changes, one line for each event, until you interrupt it.
+    """List what changed, one line for each event, the newest last.
 
-    Events are workers that come and go, new and deleted queues, changes of owner and state of
-    queues that match GLOB, and commands of operators. What comes and goes between two looks is not
-    seen.
+    Of the past, commands of operators are known, when the present workers started, and which were
+    lost; with the setting `history` also changes of owner of queues that match GLOB.
+
+    With --follow, events are also workers that come and go, new and deleted queues, and changes of
+    owner and state of these queues. What comes and goes between two looks is not seen.
     """
     require_app(settings)
+    oldest = time.time() - parse_duration(since, "--since")
     pause = parse_duration(every, "--every")
     if pause < LEAST_SECONDS:
         raise UsageError(reason=f"--every must be at least {LEAST_SECONDS:g}s, got {every!r}")
+    if lasting is not None and not follow:
+        raise UsageError(reason="--for needs --follow")
     until = None if lasting is None else time.monotonic() + parse_duration(lasting, "--for")
+    write_past = partial(_write_past, settings, glob, oldest, limit, form)
+    if follow:
+        _follow(settings, glob, form, pause, until, write_past)
+        return
+    with open_connections(settings, broker=False) as connections:
+        known = write_past(*_around(connections, limit + 1))
+    if known > limit:
+        print_message(f"hint: only the newest {limit} events are listed; see --limit and --since")
+    elif not known:
+        print_message("hint: no event is known; see --since, and --follow for those to come")
+
+
+def _write_past(
+    settings: Settings,
+    glob: str,
+    since: float,
+    limit: int,
+    form: str,
+    workers: Sequence[WorkerStatus],
+    entries: Sequence[AuditEntry],
+) -> int:
+    """Write past events, oldest first; return how many are known, at most those of the sources."""
+    recorded = []
+    if settings.history:
+        try:
+            recorded = claims(settings.history, settings.app, since, glob, limit=limit + 1)
+        except QdoError as error:
+            print_message(f"hint: changes of owner are left out: {error}")
+    past = past_changes(entries, workers, recorded, since)
+    for at, change in past[-limit:]:
+        _write(at, change, form)
+    return len(past)
+
+
+def _follow(
+    settings: Settings,
+    glob: str,
+    form: str,
+    pause: float,
+    until: float | None,
+    write_past: Callable[[Sequence[WorkerStatus], Sequence[AuditEntry]], int],
+) -> None:
+    """Write past events, then what changes, until a time of the monotonic clock, or forever."""
     before: Look | None = None
     while True:
         try:
-            after = _look(settings, glob)
+            after, workers = _look(settings, glob)
         except UnreachableError as error:
             print_message(f"cannot look: {error}")
         else:
-            for change in changes(before, after) if before is not None else ():
-                _write(change, form)
             if before is None:
+                # Of the same reading as the first look, so nothing is left out between the two.
+                write_past(workers, after.entries)
                 print_message(f"following {len(after.judged)} queues, {len(after.workers)} workers")
+            for change in changes(before, after) if before is not None else ():
+                _write(time.time(), change, form)
             before = after
         if until is not None and time.monotonic() + pause > until:
             return
         time.sleep(pause)
 
 
-def _look(settings: Settings, glob: str) -> Look:
+def _look(settings: Settings, glob: str) -> tuple[Look, list[WorkerStatus]]:
     with open_connections(settings) as connections:
-        return _read(connections, glob)
+        client, layout = connections.client, connections.layout
+        statuses = queue_statuses(client, layout, connections.broker, glob)
+        workers, entries = _around(connections, ENTRIES)
+    names = [each.worker for each in workers]
+    return Look(judge_all([statuses]), names, entries), workers
 
 
-def _read(connections: Connections, glob: str) -> Look:
+def _around(connections: Connections, limit: int) -> tuple[list[WorkerStatus], list[AuditEntry]]:
+    """Return the workers, and at most so many of the newest entries of the action log."""
     client, layout = connections.client, connections.layout
-    statuses = queue_statuses(client, layout, connections.broker, glob)
-    workers = list_workers(client, layout) if client else []
-    entries = read_entries(client, layout, limit=ENTRIES) if client else []
-    return Look(judge_all([statuses]), workers, entries)
+    if client is None:
+        return [], []
+    return worker_statuses(client, layout), read_entries(client, layout, limit=limit)
 
 
-def _write(change: Difference, form: str) -> None:
-    now = time.time()
+def _write(at: float, change: Difference, form: str) -> None:
     if form == "jsonl":
-        print(json.dumps(event_item(now, change)), flush=True)
+        print(json.dumps(event_item(at, change)), flush=True)
         return
-    values = " -> ".join(text for text in (change.before, change.after) if text)
+    values = f"{change.before} -> {change.after or 'none'}" if change.before else change.after
     by = f"by {change.by}" if change.by else ""
-    parts = [iso_time(now) or "", change.kind, change.subject, values, by, change.reason]
+    parts = [iso_time(at) or "", change.kind, change.subject, values, by, change.reason]
     sys.stdout.write("  ".join(cell(part) for part in parts if part) + "\n")
     sys.stdout.flush()

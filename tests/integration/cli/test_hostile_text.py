@@ -46,7 +46,7 @@ CALLS = {
     "check": [("check",), ("check", HOSTILE, "--max-age", HOSTILE)],
     "completion": [("completion", "bash"), ("completion", HOSTILE)],
     "top": [("top",), ("top", "--every", HOSTILE)],
-    "events": [("events", HOSTILE, "--for", "0s"), ("events", "--every", HOSTILE)],
+    "events": [("events", HOSTILE, "--follow", "--for", "0s"), ("events", "--every", HOSTILE)],
     "components": [("components",)],
     "dashboard": [("dashboard", "--listen", HOSTILE), ("dashboard", "--token-file", TEXT[2:])],
     "dead-letters": [

@@ -235,7 +235,7 @@ def test_one_queue_and_one_worker(desk: Desk) -> None:
 def test_events_are_followed_as_they_happen(desk: Desk) -> None:
     """Workers, queues, owners, states, and what operators do."""
     desk.app.send("fine", 1)
-    events = desk.follow("events", "-o", "jsonl", "--every", "0.5s")
+    events = desk.follow("events", "--follow", "-o", "jsonl", "--every", "0.5s")
     events.wait_for_line("^following 1 queues, 0 workers$")
     worker = desk.start_worker()
     events.wait_for_line('"kind": "worker", .* "after": "new"')
@@ -250,5 +250,11 @@ def test_events_are_followed_as_they_happen(desk: Desk) -> None:
     desk.app.send("fine", 2)
     events.wait_for_line('"kind": "state", "subject": "fine", "before": "idle"')
 
-    assert desk.run("events", "--every", "0.5s", "--for", "0.6s") == (0, "")
+    code, output = desk.run("events", "-o", "jsonl")
+    assert code == 0
+    assert [json.loads(line)["kind"] for line in output.splitlines()] == ["retry-now"]
+    assert "retry-now  poison" in desk.run("events")[1]
+    followed = desk.run("events", "--follow", "--every", "0.5s", "--for", "0.6s", "--since", "0s")
+    assert followed == (0, "")
     assert desk.run("events", "--every", "0")[0] == 2
+    assert desk.run("events", "--for", "1s")[0] == 2

@@ -20,7 +20,7 @@ from qdo.history import owners as owners_module
 from qdo.history.address import open_engine
 from qdo.history.owners import OwnerRow
 from qdo.history.recorder import Recorder
-from qdo.history.reports import RecordedOwner, owners, queue_reports
+from qdo.history.reports import RecordedOwner, claims, owners, queue_reports
 from qdo.history.tables import METADATA, MINUTES, OWNERS, RUNS
 from qdo.history.writer import HistoryWriter
 from tests.integration.history.test_writing import HOSTILE, Writers, attempts, writers
@@ -101,6 +101,11 @@ def test_a_drain_is_recorded(fleet: ShopWorkers) -> None:
     shown = fleet.run("history", "owners", "q0", "-o", "json")
     [item] = json.loads(shown)["items"]
     assert (item["owner"], item["why"]) == (fleet.of("q0")[0].owner, "drained")
+    lines = [json.loads(line) for line in fleet.run("events", "q0", "-o", "jsonl").splitlines()]
+    assert [(each["before"], each["after"], each["reason"]) for each in lines] == [
+        ("", item["owner"], ""),
+        (item["owner"], "", "drained"),
+    ]
 
 
 def test_a_killed_process_is_known_by_the_next_claim(fleet: ShopWorkers) -> None:
@@ -261,12 +266,21 @@ def test_since_leaves_out_what_ended_before(url: str, writers: Writers) -> None:
     def found(since: float) -> list[tuple[int, str | None]]:
         return [(each.fence, each.why) for each in owners(url, "test", "q", since, limit=9)]
 
+    def begun_or_ended(since: float, glob: str = "q*", limit: int = 9) -> list[int]:
+        return [each.fence for _, each in claims(url, "test", since, glob, limit=limit)]
+
     everything = [(4, None), (3, "rebalanced"), (2, "unknown"), (1, "rebalanced")]
     assert found(0.0) == everything
     assert found(now - 30) == everything[:3]
     assert found(now - 15) == everything[:2]
     assert found(now - 1) == everything[:1]
     assert owners(url, "test", "other", 0.0, limit=9) == []
+    assert begun_or_ended(0.0) == [4, 3, 2, 1]
+    assert begun_or_ended(now - 45) == [4, 3, 2, 1]
+    assert begun_or_ended(now - 15) == [4, 3]
+    assert begun_or_ended(now - 1) == []
+    assert begun_or_ended(0.0, limit=2) == [4, 3]
+    assert begun_or_ended(0.0, "p*") == []
 
 
 def test_old_owners_are_deleted(url: str, writers: Writers) -> None:

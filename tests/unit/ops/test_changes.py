@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qdo.fleet.protocol.audit_entries import AuditEntry
-from qdo.ops.changes import Difference, Look, changes
+from qdo.history.reports import RecordedOwner
+from qdo.ops.changes import Difference, Look, changes, past_changes
 from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import Verdict
+from qdo.ops.worker_status import WorkerStatus
 
 QUEUE = QueueStatus("q", "w-1", False, 0, 3, None, 1, None)
 OK = Verdict(QueueHealth.OK)
+LOST = "it released none of its queues: host a"
 SEEK = AuditEntry("1", 0.0, "ada@vm", command="seek", target="q", reason="again")
 
 
@@ -33,6 +36,22 @@ def test_every_kind_of_event_in_order() -> None:
         Difference("queue", "new", "", "new"),
         Difference("owner", "q", "w-1", "w-2"),
         Difference("state", "q", "ok", "blocked", "A message failed."),
+    ]
+
+
+def test_the_past_is_told_by_its_witnesses_in_order() -> None:
+    """The action log, the workers, those that the leader has lost, and the claims of a history."""
+    lost = {"name": "worker-0000000001", "process": "host a", "queues": 2, "at": 3.0}
+    details = (("started", 1.0), ("lost_workers", [lost, {"name": "forged"}, 7]))
+    workers = [WorkerStatus("worker-0000000002", 1, 1, 9.0, details)]
+    claim = RecordedOwner(2.0, 5.0, "worker-0000000001", "a", 7, 1, "drained")
+    entries = [replace(SEEK, at=4.0), replace(SEEK, id="0", at=0.5)]
+    assert past_changes(entries, workers, [("q", claim)], 1.0) == [
+        (1.0, Difference("worker", "worker-0000000002", "", "new")),
+        (2.0, Difference("owner", "q", "", "worker-0000000001")),
+        (3.0, Difference("worker", "worker-0000000001", "there", "gone", LOST)),
+        (4.0, Difference("seek", "q", "", "", "again", "ada@vm")),
+        (5.0, Difference("owner", "q", "worker-0000000001", "", "drained")),
     ]
 
 
