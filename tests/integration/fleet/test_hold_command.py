@@ -166,6 +166,16 @@ def test_bad_input_runs_nothing(runs: HoldRuns, arguments: tuple[str, ...], code
     assert "Traceback" not in ended.err
 
 
+def test_a_dry_run_holds_and_runs_nothing(runs: HoldRuns) -> None:
+    """It shows how many queues would stand still."""
+    runs.client.create(LAYOUT.queue("plain-1"), b"", makepath=True)
+    ended = runs.hold_to_the_end("plain-*", "--dry-run", "--", "touch", "ran")
+    assert (ended.code, (runs.folder / "ran").exists()) == (0, False)
+    heading, row = ended.out.splitlines()
+    assert dict(zip(heading.split(), row.split(), strict=False))["MATCHING"] == "1"
+    assert runs.client.get_children(LAYOUT.root) == ["queues"]
+
+
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path, holds: bool) -> None:
     ready = tmp_path / "ready"

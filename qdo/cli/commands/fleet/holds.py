@@ -206,6 +206,9 @@ class CommandAfterDashes(click.Command):
 @click.option("--all", "everything", is_flag=True, help="Allow a glob of all queues.")
 @click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
 @click.option("--reason", metavar="TEXT", default="", help="Shown by `qdo holds` and `qdo queues`.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only check it and show the queues; hold and run nothing."
+)
 @with_settings(*SETTINGS, "session_timeout_seconds")
 def hold(
     globs: tuple[str, ...],
@@ -213,6 +216,7 @@ def hold(
     everything: bool,
     allow_none: bool,
     reason: str,
+    dry_run: bool,
     run: tuple[str, ...],
     settings: Settings,
 ) -> int:
@@ -232,9 +236,13 @@ def hold(
     # A script runs it, so it asks nobody.
     if not everything and any(not glob.strip("*") for glob in globs):
         raise UsageError(reason="this glob matches every queue; add --all to hold all of them")
+    with open_connections(settings, broker=False) as connections:
+        count = _check_globs(connections.client, connections.layout, wanted, allow_none=allow_none)
+    what = f"run {run[0]} while {' '.join(globs)} stand still"
+    if not Consent(dry_run, yes=True).given(what, partial(_show_pause, wanted, count), "table"):
+        return 0
     with closing(open_locks(app, settings)) as locks:
         client, layout = locks.connection.client, locks.layout
-        _check_globs(client, layout, wanted, allow_none=allow_none)
         with fleet.recorded(client, layout, "hold", globs, reason) as record:
             section, end = locks.hold(
                 globs, reason, timeout_seconds, record=record, on_wait=_report_waiting
