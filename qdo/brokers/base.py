@@ -216,12 +216,11 @@ class Broker(abc.ABC):
         :return: the number of deleted messages.
         """
 
-    def delete_queue(self, queue: str, last: int, *, with_messages: bool = False) -> None:
-        """Delete a queue that no worker owns, with its done messages.
+    def delete_queue(self, queue: str, last: int) -> None:
+        """Delete a queue that no worker owns, with its messages up to a position.
 
-        :param last: the recorded progress of the queue: messages up to this position are done.
-        :param with_messages: delete also waiting and delayed messages, and dead letters.
-        :raises QueueNotEmptyError: the queue has such messages, and `with_messages` is not set.
+        :param last: messages up to this position are done, or may be dropped.
+        :raises QueueNotEmptyError: it has later or delayed messages, or dead letters.
         :raises UnsupportedError: the queues of this broker are deleted at its service.
         """
         what, remedy = "delete queues", "delete the queue at its service, then run this again"

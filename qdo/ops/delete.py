@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qdo.brokers.base import Broker
@@ -21,6 +22,22 @@ from qdo.queues import check_path_part
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.05
+_AT_ONCE = 1000
+"""Delayed messages, or dead letters, that one transaction deletes."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueContents:
+    """The messages of a queue at one time. Later ones are not deleted with it.
+
+    :ivar newest: position of the newest message that waits.
+    :ivar delayed: numbers of the delayed messages.
+    :ivar dead: positions of the dead letters.
+    """
+
+    newest: int
+    delayed: Sequence[int]
+    dead: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +45,9 @@ class Deletion:
     """What the deletion of one queue removes.
 
     :ivar owner: the worker that must release it first, None if there is none.
+    :ivar waiting: number of messages that wait, as `delayed` and `dead_letters` are numbers.
     :ivar stored: whether the broker has the queue.
+    :ivar contents: the messages that may be deleted with the queue, None if none may.
     """
 
     queue: str
@@ -37,6 +56,7 @@ class Deletion:
     delayed: int
     dead_letters: int
     stored: bool
+    contents: QueueContents | None = None
 
     def check_empty(self) -> None:
         """Raise QueueNotEmptyError for a queue with messages that are not done."""
@@ -49,9 +69,18 @@ class Deletion:
             )
 
 
-def plan_deletion(client: Client | None, layout: Layout, broker: Broker, queue: str) -> Deletion:
+def plan_deletion(
+    client: Client | None,
+    layout: Layout,
+    broker: Broker,
+    queue: str,
+    *,
+    with_messages: bool = False,
+) -> Deletion:
     """Return what a deletion removes, without changing anything.
 
+    :param with_messages: the messages that the queue has now may be deleted with it.
+    :raises QueueNotEmptyError: it has messages that are not done, and `with_messages` is not set.
     :raises NotFoundError: neither broker nor coordinator has the queue.
     :raises CorruptNodeError: its progress cannot be read.
     """
@@ -62,9 +91,22 @@ def plan_deletion(client: Client | None, layout: Layout, broker: Broker, queue: 
     owner = node.owner or None if node is not None else None
     if not stored:
         return Deletion(queue, owner, 0, 0, 0, stored=False)
+    # Read before they are counted: the numbers that an operator confirms are not too small.
+    contents = _contents(broker, queue) if with_messages else None
     backlog = broker.catalog.backlog(queue, _last(broker, node or QueueNode()))
     dead = broker.dead_letters.counts().get(queue, 0)
-    return Deletion(queue, owner, backlog.count, backlog.delayed, dead, stored=True)
+    plan = Deletion(queue, owner, backlog.count, backlog.delayed, dead, True, contents)
+    if not with_messages:
+        plan.check_empty()
+    return plan
+
+
+def _contents(broker: Broker, queue: str) -> QueueContents:
+    return QueueContents(
+        broker.catalog.head(queue),
+        broker.delayed.numbers(queue),
+        [entry.position for entry in broker.dead_letters.find(queue)],
+    )
 
 
 def delete(
@@ -73,45 +115,60 @@ def delete(
     broker: Broker,
     deletion: Deletion,
     *,
-    with_messages: bool = False,
     timeout_seconds: float = 30.0,
     reason: str = "",
 ) -> None:
     """Delete a queue: let its owner release it, delete it at the broker, then delete its node.
 
-    Repeated after an interruption, it completes the deletion. A queue that receives a message in
-    between is restored. Messages sent later create the queue again.
+    Repeated after an interruption, it completes the deletion. A queue that received a message
+    since the plan is restored, and keeps that message. Later messages create the queue again.
 
     The action log gets an entry before messages are deleted, and another one if the queue is
     restored. A repetition has its own.
 
     :param timeout_seconds: how long the owner may take to finish its running jobs.
     :param reason: for the action log.
-    :raises QueueNotEmptyError: it has messages that are not done, and `with_messages` is not set.
+    :raises QueueNotEmptyError: it has messages that are not part of the plan.
     :raises QueueOwnedError: its owner did not release it in time.
     :raises UnsupportedError: the broker has the queue, and cannot delete queues.
     """
     queue = deletion.queue
-    if not with_messages:
-        deletion.check_empty()
     if client is None:
-        if deletion.stored:
-            broker.delete_queue(queue, _last(broker, QueueNode()), with_messages=with_messages)
+        _delete_stored(broker, deletion, _last(broker, QueueNode()))
         return
     audit = _DeletionAudit(client, layout, deletion, reason)
     node = QueueNode()
     if _node(client, layout, queue) is not None:
         audit.marked()
         node = _released(client, layout, queue, time.monotonic() + timeout_seconds)
-    if deletion.stored:
-        try:
-            broker.delete_queue(queue, _last(broker, node), with_messages=with_messages)
-        except BaseException:
-            audit.restored()
-            raise
+    try:
+        _delete_stored(broker, deletion, _last(broker, node))
+    except BaseException:
+        audit.restored()
+        raise
     owner = audit.removed()
     if owner:
         raise QueueOwnedError(queue=queue, owner=owner)
+
+
+def _delete_stored(broker: Broker, deletion: Deletion, last: int) -> None:
+    """Delete a queue at the broker with what the plan has found in it, and nothing else."""
+    queue, contents = deletion.queue, deletion.contents
+    if not deletion.stored:
+        return
+    if contents is not None:
+        last = max(last, contents.newest)
+        try:
+            broker.delete_queue(queue, last)
+        except QueueNotEmptyError as error:
+            if error.details["waiting"]:
+                raise
+        for start in range(0, len(contents.delayed), _AT_ONCE):
+            broker.delayed.discard(queue, contents.delayed[start : start + _AT_ONCE])
+        for start in range(0, len(contents.dead), _AT_ONCE):
+            keys = [(queue, position) for position in contents.dead[start : start + _AT_ONCE]]
+            broker.dead_letters.discard(keys)
+    broker.delete_queue(queue, last)
 
 
 class _DeletionAudit:

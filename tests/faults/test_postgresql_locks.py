@@ -110,7 +110,7 @@ CHANGES: dict[str, Callable[[Broker, str], object]] = {
     ),
     "trim": lambda broker, queue: broker.trim(queue, position_now(), 0.0),
     "dead-letter": lambda broker, queue: broker.dead_letters.store(letter(queue)),
-    "delete": lambda broker, queue: broker.delete_queue(queue, 0, with_messages=True),
+    "delete": lambda broker, queue: broker.delete_queue(queue, position_now()),
 }
 
 

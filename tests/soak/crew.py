@@ -175,9 +175,9 @@ class OperatorCrew:
 
     def _delete(self, queue: str) -> None:
         """Repeat a deletion that was interrupted."""
-        plan = plan_deletion(self._client, _LAYOUT, self._broker, queue)
+        plan = plan_deletion(self._client, _LAYOUT, self._broker, queue, with_messages=True)
         id = self._own.asks("delete", queue)
-        delete(self._client, _LAYOUT, self._broker, plan, with_messages=True, reason=id)
+        delete(self._client, _LAYOUT, self._broker, plan, reason=id)
         self._own.told(id)
 
     def facts(self) -> CrewFacts:

@@ -144,14 +144,13 @@ class SoakOperator:
 
     def _delete(self) -> None:
         queue = self._random.choice(DELETED)
-        found = plan_deletion(self._client, self._layout, self._broker, queue)
+        found = plan_deletion(self._client, self._layout, self._broker, queue, with_messages=True)
         with self._request("delete", queue) as (id, _):
             delete(
                 self._client,
                 self._layout,
                 self._broker,
                 found,
-                with_messages=True,
                 timeout_seconds=OBEY_SECONDS,
                 reason=id,
             )

@@ -31,8 +31,6 @@ from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
 
 log = logging.getLogger(__name__)
 
-NEWEST = 2**63 - 1
-"""No message has a larger position."""
 RETIRE_CHUNK = 1000
 """Messages that one transaction deletes: a few milliseconds for a writer that waits."""
 AHEAD_SECONDS = 3600.0
@@ -161,13 +159,11 @@ class EmbeddedBroker(Broker):
             if deleted < RETIRE_CHUNK:
                 return total
 
-    def delete_queue(self, queue: str, last: int, *, with_messages: bool = False) -> None:
-        if not with_messages:
-            self._writer.run(lambda transaction: check_empty(transaction, queue, last))
-        upto = NEWEST if with_messages else last
-        while self._writer.run(lambda transaction: _retire(transaction, queue, upto)):
+    def delete_queue(self, queue: str, last: int) -> None:
+        self._writer.run(lambda transaction: check_empty(transaction, queue, last))
+        while self._writer.run(lambda transaction: _retire(transaction, queue, last)):
             pass  # in parts, as in `trim`
-        self._writer.run(lambda transaction: delete(transaction, queue, last, with_messages))
+        self._writer.run(lambda transaction: delete(transaction, queue, last))
 
     def _log_ahead(self, position: int) -> None:
         """Log once that messages are dated ahead; positions never decrease."""

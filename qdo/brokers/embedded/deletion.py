@@ -39,10 +39,9 @@ def check_empty(transaction: Transaction, queue: str, last: int) -> None:
         raise QueueNotEmptyError(queue=queue, waiting=waiting, delayed=delayed, dead_letters=dead)
 
 
-def delete(transaction: Transaction, queue: str, last: int, with_messages: bool) -> None:
+def delete(transaction: Transaction, queue: str, last: int) -> None:
     """Delete a queue, if it exists; see `Broker.delete_queue`."""
-    if not with_messages:
-        check_empty(transaction, queue, last)
+    check_empty(transaction, queue, last)
     execute = transaction.connection.execute
     found = _FIND.first(transaction.connection, (transaction.app, queue))
     if found is None:

@@ -54,7 +54,7 @@ class PostgresqlBroker(Broker):
         schema = address.schema
         self._trim = f"SELECT {schema}.trim(%s, %s, %s, %s)"  # nosec B608 # the address allows a-z, 0-9 and _
         self._drop = f"SELECT {schema}.drop_partitions()"  # nosec B608 # as above
-        self._delete = f"SELECT * FROM {schema}.delete_queue(%s, %s, %s, %s)"  # nosec B608 # as above
+        self._delete = f"SELECT * FROM {schema}.delete_queue(%s, %s, %s)"  # nosec B608 # as above
         self._dropped = time.monotonic()
         self._known_names: set[str] = set()
         self._listeners: list[NotificationListener] = []
@@ -133,8 +133,8 @@ class PostgresqlBroker(Broker):
             self._execute(self._drop, ())
         return int(count)
 
-    def delete_queue(self, queue: str, last: int, *, with_messages: bool = False) -> None:
-        counts = self._execute(self._delete, (self._app, queue, last, with_messages), queue)
+    def delete_queue(self, queue: str, last: int) -> None:
+        counts = self._execute(self._delete, (self._app, queue, last), queue)
         if any(counts):
             waiting, delayed, dead = counts
             raise QueueNotEmptyError(

@@ -69,7 +69,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         *_SENDING,
         "advance(bigint)",
         "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
-        "delete_queue(text, text, bigint, boolean)",
+        "delete_queue(text, text, bigint)",
         "drop_partitions()",
         "look(text, bigint, bigint[])",
         "move_due(text, integer, bigint)",

@@ -514,10 +514,10 @@ BEGIN
 END
 $$;
 
--- Delete a queue that is empty, or that may be deleted with its messages. Return the number of
--- waiting and delayed messages and dead letters that keep it from being deleted.
+-- Delete a queue with its messages up to a position. Return the number of later and delayed
+-- messages and dead letters that keep it from being deleted.
 CREATE FUNCTION {schema}.delete_queue(
-    of_app text, of_queue text, done bigint, with_messages boolean,
+    of_app text, of_queue text, done bigint,
     OUT waiting bigint, OUT later bigint, OUT dead bigint
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -530,18 +530,14 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    IF NOT with_messages THEN
-        SELECT count(*) INTO waiting FROM {schema}.messages
-            WHERE queue = own.id AND position > greatest(done, own.trimmed);
-        SELECT count(*) INTO later FROM {schema}.delayed WHERE queue = own.id;
-        SELECT count(*) INTO dead FROM {schema}.dead_letters WHERE queue = own.id;
-        IF waiting + later + dead > 0 THEN
-            RETURN;
-        END IF;
+    SELECT count(*) INTO waiting FROM {schema}.messages
+        WHERE queue = own.id AND position > greatest(done, own.trimmed);
+    SELECT count(*) INTO later FROM {schema}.delayed WHERE queue = own.id;
+    SELECT count(*) INTO dead FROM {schema}.dead_letters WHERE queue = own.id;
+    IF waiting + later + dead > 0 THEN
+        RETURN;
     END IF;
-    DELETE FROM {schema}.delayed WHERE queue = own.id;
     DELETE FROM {schema}.dedup WHERE queue = own.id;
-    DELETE FROM {schema}.dead_letters WHERE queue = own.id;
     DELETE FROM {schema}.queues WHERE id = own.id;
 END
 $$;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import TextIO
@@ -40,30 +39,22 @@ def delete_queues(
 
     A queue with messages that are not done, or with dead letters, is only deleted with
     --with-messages. Workers may be running: the owner finishes its running job first. A message
-    that is sent later creates the queue again. If the command is interrupted, repeat it.
+    that is sent meanwhile is never deleted: it keeps the queue, and the command ends with an error.
+    One that is sent later creates the queue again. If the command is interrupted, repeat it.
     """
     require_app(settings)
     with open_connections(settings) as connections:
         client, layout, broker = connections.client, connections.layout, connections.broker
         if broker is None:
             raise NotFoundError(what="queue", name=queues[0])
-        plans = [plan_deletion(client, layout, broker, queue) for queue in dict.fromkeys(queues)]
-        if not with_messages:
-            for plan in plans:
-                plan.check_empty()
+        plan = partial(plan_deletion, client, layout, broker, with_messages=with_messages)
+        plans = [plan(queue) for queue in dict.fromkeys(queues)]
         what = f"delete {pluralize(len(plans), 'queue')}"
         if consent.given(what, partial(_show, plans, 0), form):
             done = 0
             try:
-                for plan in plans:
-                    delete(
-                        client,
-                        layout,
-                        broker,
-                        plan,
-                        with_messages=with_messages,
-                        reason=consent.reason,
-                    )
+                for each in plans:
+                    delete(client, layout, broker, each, reason=consent.reason)
                     done += 1
             finally:  # what was done is shown even if the rest could not be
                 _show(plans, done, form)
@@ -71,9 +62,11 @@ def delete_queues(
 
 def _show(plans: Sequence[Deletion], done: int, form: str, out: TextIO | None = None) -> None:
     """Show deletions, of which the first `done` are executed."""
-    items = [
-        {**dataclasses.asdict(plan), "executed": index < done} for index, plan in enumerate(plans)
-    ]
     columns = ("queue", "owner", "waiting", "delayed", "dead_letters", "executed")
+    items = [
+        {name: getattr(plan, name) for name in (*columns[:-1], "stored")}
+        | {"executed": index < done}
+        for index, plan in enumerate(plans)
+    ]
     headings = {name: name.replace("_", " ").upper() for name in columns}
     emit("qdo.delete/1", items, form, headings, out)

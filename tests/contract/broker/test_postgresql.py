@@ -59,7 +59,7 @@ def test_a_queue_is_deleted_when_it_is_empty(broker: Broker) -> None:
     with pytest.raises(QueueNotEmptyError) as raised:
         broker.delete_queue("q", last)
     assert raised.value.details == {"queue": "q", "waiting": 1, "delayed": 0, "dead_letters": 0}
-    broker.delete_queue("q", last, with_messages=True)
+    broker.delete_queue("q", broker.catalog.head("q"))
     assert broker.catalog.names() == []
     broker.send(Outgoing("q", b"3"))
     assert [row[1] for row in broker.reader("q", 0).fetch(10)] == [b"3"]

@@ -75,7 +75,7 @@ def test_dropped_when_every_queue_is_past(
     reader = broker.reader("done", 0)
     reader.fetch(1)
     assert broker.trim("done", done, 0.0) == 1
-    broker.delete_queue("deleted", 0, with_messages=True)
+    broker.delete_queue("deleted", last_of(broker, "deleted"))
     wait_over(sql, numbers)
     place = blocked // 10_000_000
     assert place not in drop(sql)

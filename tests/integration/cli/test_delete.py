@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from qdo import App
+from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination import queue_admin
 from qdo.coordination.client import connect
 from qdo.coordination.znodes.layout import Layout
@@ -122,6 +123,38 @@ def test_a_failed_deletion_is_logged_with_its_undoing(folder: Path) -> None:
     assert not QueueNode.parse(client.get(LAYOUT.queue("a"))[0]).deleted
     client.stop()
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("late", "left"),
+    [("waiting", (1, 1, 0)), ("delayed", (0, 1, 0)), ("dead letter", (0, 0, 1))],
+)
+def test_what_came_after_the_plan_is_kept(
+    folder: Path, late: str, left: tuple[int, int, int]
+) -> None:
+    """The queue is then restored; what the plan has found may be gone, and the rest never is."""
+    qdo(folder, "send", "a", "1")
+    qdo(folder, "send", "a", "2", "--delay", "1h")
+    with App("shop", broker=f"sqlite:{folder}/qdo-data/messages.db") as app:
+        broker = app.broker
+        plan = plan_deletion(None, LAYOUT, broker, "a", with_messages=True)
+        assert (plan.waiting, plan.delayed, plan.dead_letters) == (1, 1, 0)
+        if late == "waiting":
+            app.send("a", 3)
+        elif late == "delayed":
+            app.send("a", 3, delay_seconds=3600)
+        else:
+            letter = DeadLetterRecord("a", 1, b"3", None, None, "no", "", 1, "w", 1, 1.0)
+            broker.dead_letters.store(letter)
+        with pytest.raises(QueueNotEmptyError):
+            delete(None, LAYOUT, broker, plan)
+        assert plan.contents is not None
+        backlog = broker.catalog.backlog("a", plan.contents.newest)
+        dead = broker.dead_letters.counts().get("a", 0)
+        assert (backlog.count, backlog.delayed, dead) == left
+        again = plan_deletion(None, LAYOUT, broker, "a", with_messages=True)
+        delete(None, LAYOUT, broker, again)
+        assert queues(folder) == {}
 
 
 def test_a_queue_that_was_used_again_keeps_its_progress(
