@@ -303,12 +303,12 @@ class _Work:
                 results.append(each)  # noqa: PERF402 - keep the results before an error
         finally:
             items = [self._item(each) for each in results if each.done]
-            self._emit(items, form)
-            print_message(f"{pluralize(len(items), 'dead letter')} {self.done}")
-            if items:
+            if items:  # first: stdout may be full or closed
                 before, after = {"dead_letters": len(self.letters)}, {self.done: len(items)}
                 command = f"dead-letters {self.verb}"
                 note_in_action_log(settings, command, self.queue, before, after, reason)
+            self._emit(items, form)
+            print_message(f"{pluralize(len(items), 'dead letter')} {self.done}")
         gone = [each.letter.id for each in results if not each.done]
         self.check(len(items), [*self.missing, *gone])
 

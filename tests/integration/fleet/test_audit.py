@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kazoo.security import ACL, Id, Permissions
 
+from qdo import App
+from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.cli.framework import run
 from qdo.cli.main import qdo
 from qdo.coordination import queue_admin, transactions
@@ -31,6 +36,7 @@ from qdo.ops.decisions import decide
 from qdo.ops.seek import QueuePosition, SeekPlan, execute
 from qdo.worker.duties.chores import Chores
 from qdo.worker.duties.member_api import CurrentMember
+from tests.support.cli import QDO, clean_environment
 from tests.support.fleet import LAYOUT as FLEET
 from tests.support.fleet import MemberFleet
 from tests.support.processes import wait_until
@@ -90,6 +96,32 @@ def test_pauses_and_their_ends_have_an_entry_each(client: Client, coordinator_ur
     assert (ended.command, ended.target, ended.reason) == ("resume", "orders", "more room")
     assert paused.after == ended.before
     assert list((paused.after or {}).values()) == ["orders"]
+
+
+@pytest.mark.parametrize("verb", ["retry", "discard"])
+def test_a_change_has_its_entry_even_if_stdout_is_full(
+    client: Client, coordinator_url: str, tmp_path: Path, verb: str
+) -> None:
+    """Dead letters change in the broker: the entry is written before the result is shown."""
+    broker_url = f"sqlite:{tmp_path / 'messages.db'}"
+    with App("shop", broker=broker_url) as app:
+        app.send("orders", 1)
+        record = DeadLetterRecord("orders", 1, b"1", None, None, "no", "", 1, "w", 1, time.time())
+        app.broker.dead_letters.store(record)
+    where = ("--app", "shop", "--coordinator", coordinator_url, "--broker", broker_url)
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, *QDO, "dead-letters", verb, "orders", "--all", "--yes", *where],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+            cwd=tmp_path,
+            check=False,
+            timeout=60,
+        )
+    assert ended.returncode == 1
+    [entry] = read_entries(client, LAYOUT, limit=9)
+    assert (entry.command, entry.target) == (f"dead-letters {verb}", "orders")
 
 
 def test_an_entry_is_in_the_transaction_of_its_change(client: Client) -> None:
