@@ -117,7 +117,7 @@ def _in_batches(client: Client, paths: Sequence[str]) -> Iterator[tuple[str, Any
 
 def _answer(client: Client, pending: Any) -> Any:
     try:
-        return pending.get(timeout=TIMEOUT_SECONDS)
+        return client.answer_to(pending, TIMEOUT_SECONDS)
     except NoNodeError:
         return None
     except (KazooException, client.handler.timeout_exception) as error:

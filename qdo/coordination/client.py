@@ -218,7 +218,21 @@ class Client(KazooClient):
     def _answer(self, request: Any, deadline: float) -> Any:
         answer = self.handler.async_result()
         self._call(request, answer)
-        return answer.get(timeout=max(0.001, deadline - time.monotonic()))
+        return self.answer_to(answer, max(0.001, deadline - time.monotonic()))
+
+    def answer_to(self, pending: Any, timeout_seconds: float) -> Any:
+        """Return the answer to a request, or raise its error.
+
+        Not with `get(timeout=...)`: with gevent it raises a `gevent.Timeout` that is not the
+        handler's `timeout_exception`, for which all callers are prepared.
+
+        :param pending: the handler's `async_result` of the request.
+        :raises BaseException: of the class `timeout_exception` of the handler, without an answer.
+        """
+        pending.wait(timeout_seconds)
+        if not pending.ready():
+            raise self.handler.timeout_exception(f"no answer within {timeout_seconds:g} s")
+        return pending.get()
 
     def create_async(
         self, path: str, value: bytes = b"", acl: Any = None, *rest: Any, **options: Any

@@ -48,7 +48,7 @@ def read(client: Client, path: str) -> Node:
         answer = client.handler.async_result()
         client._call(GetData(client.chroot + path, None), answer)
         try:
-            return node_read(answer.get(timeout=max(0.0, deadline - clock())))
+            return node_read(client.answer_to(answer, max(0.0, deadline - clock())))
         except NoNodeError:
             return NodeMissing()
         except (KazooException, client.handler.timeout_exception) as error:
@@ -77,7 +77,7 @@ def commit_each(
 
 def _answered(client: Client, answer: Any) -> Committed | Rejected | NoResponse:
     try:
-        results: Any = answer.get(timeout=ANSWER_SECONDS)
+        results: Any = client.answer_to(answer, ANSWER_SECONDS)
     except (KazooException, client.handler.timeout_exception):
         return NoResponse()
     return committed(results)
