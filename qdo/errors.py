@@ -183,6 +183,10 @@ class CoordinatorUnreachableError(UnreachableError):
     the address is correct"""
 
 
+class CoordinatorFileError(CoordinatorUnreachableError):
+    """cannot use the coordinator {url}: {reason}"""
+
+
 class CoordinatorTlsError(CoordinatorUnreachableError):
     """cannot connect to the coordinator {url} with TLS: {reason}; check that its port is the
     secure one, that coordinator_ca has issued its certificate, and that both certificates are
@@ -334,8 +338,8 @@ class NotFailingError(QdoError):
 
 
 class MessageNotFailingError(NotFailingError):
-    """message {message} of queue {queue!r} is not failing: it is done, or was retried; nothing was
-    changed; `qdo peek {queue} --kind failing` shows which messages fail"""
+    """message {message} of queue {queue!r} is not failing: it waits, runs now, is done, or was
+    retried; nothing was changed; `qdo ps {queue}` and `qdo peek {queue}` show its messages"""
 
 
 class AlreadyDecidedError(NotFailingError):

@@ -197,8 +197,9 @@ class OldFleetError(QdoError):
 
 
 class ActionsFailedError(QdoError):
-    """action {action} must be done by {total}, but {count} did not do it: {names}; see their
-    outcomes, and `qdo workers` for their state"""
+    """action {action} must be done by {total}, but {count} did not do it: {names}; one that is
+    unanswered may be stopped or frozen: `qdo workers` shows their state, and `qdo status` names
+    those that were lost"""
 
     exit_code = 4
 

@@ -38,6 +38,7 @@ from qdo.coordination.extra_requests import TreeWatchers
 from qdo.coordination.network_connection import NetworkConnection
 from qdo.errors import (
     CoordinatorAccountError,
+    CoordinatorFileError,
     CoordinatorTlsError,
     CoordinatorUnreachableError,
     NodeRefusedError,
@@ -260,10 +261,11 @@ class Client(KazooClient):
     def _unreachable(self, timeout_seconds: float) -> CoordinatorUnreachableError:
         if tls_fault := self._connection.tls_fault:
             return CoordinatorTlsError(url=self.address.url, reason=tls_fault)
-        reason = self._connection.last_fault or "no server answered"
-        return CoordinatorUnreachableError(
-            url=self.address.url, reason=f"{reason} within {timeout_seconds:g} s"
-        )
+        fault = self._connection.last_fault
+        if fault is not None:  # of a file, with its own remedy
+            return CoordinatorFileError(url=self.address.url, reason=fault)
+        reason = f"no server answered within {timeout_seconds:g} s"
+        return CoordinatorUnreachableError(url=self.address.url, reason=reason)
 
     def _give_up(self) -> None:
         self._safe_close()

@@ -14,11 +14,13 @@ from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import Verdict
 from qdo.ops.worker_status import WorkerStatus
+from qdo.text import join_some, pluralize
 
 WORST = 10
 SILENT_SECONDS = 30.0
 """A worker reports every 10 s."""
 LONG_SECONDS = 30.0
+MOST_NAMES = 3
 MOST_RUNS = 3
 """This many messages that run for `LONG_SECONDS` are listed, before their queues are late."""
 
@@ -49,11 +51,23 @@ def overview(
         "queues": len(judged),
         "dead_letters": None if None in dead else sum(each or 0 for each in dead),
         "states": {state.value: counts[state] for state in QueueHealth if counts[state]},
-        "notices": list(notices),
+        "notices": [*notices, *_dead_letter_notice(judged)],
         "long_runs": _long_runs(judged),
         "attention": len(bad),
         "worst": [worst_item(*each) for each in bad[:worst]],
     }
+
+
+def _dead_letter_notice(judged: Judged) -> list[dict[str, str | None]]:
+    """Return the notice of dead letters, if there are any: no state of a queue tells of them."""
+    counts = Counter({each.queue: each.dead_letters or 0 for each, _ in judged})
+    queues = [f"{queue} ({count})" for queue, count in counts.most_common() if count]
+    if not queues:
+        return []
+    total = pluralize(counts.total(), "dead letter")
+    reason = f"{total} in {pluralize(len(queues), 'queue')}: {join_some(queues, MOST_NAMES)}"
+    remedy = "qdo dead-letters"
+    return [{"check": "dead-letters", "status": "warning", "reason": reason, "remedy": remedy}]
 
 
 def _long_runs(judged: Judged) -> list[dict[str, Any]]:

@@ -194,7 +194,7 @@ class ActionsWatch(Machine):
         elif fault := self._fault(action, running):
             self._end_unbegun(name, action, REJECTED, fault, node.version)
         elif self._is_over(action):
-            self._end_unbegun(name, action, EXPIRED, "", node.version)
+            self._end_unbegun(name, action, EXPIRED, self._lateness(action), node.version)
         else:
             self._claimed[name] = _Underway(action)
             self._claim(name, action, node.version)
@@ -208,6 +208,10 @@ class ActionsWatch(Machine):
 
     def _is_over(self, action: Action) -> bool:
         return action.expires <= self._wall()
+
+    def _lateness(self, action: Action) -> str:
+        """Return for how long an action is over: a large number tells of a clock that is wrong."""
+        return f"{self._wall() - action.expires:.1f} s too late by the clock of this host"
 
     def _fault(self, action: Action, running: bool) -> str | None:
         if action.fault is not None:
@@ -245,7 +249,7 @@ class ActionsWatch(Machine):
 
         action = mine.action
         if self._is_over(action):  # the answer took long, or this process was stopped
-            self._finished(name, mine, Result("", outcome=EXPIRED))
+            self._finished(name, mine, Result(self._lateness(action), outcome=EXPIRED))
             return
         try:
             result: Result | None = self._perform[action.name](action.args, finish)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qdo.ops.overview import LONG_SECONDS, MOST_RUNS, overview
 from qdo.ops.queue_health import QueueHealth
 from qdo.ops.reading.long_runs import LongRun
@@ -26,6 +28,17 @@ def test_long_runs_are_named_before_their_queue_is_late() -> None:
     assert [each["queue"] for each in item["long_runs"]] == ["q4", "q3", "q2"]
     assert len(item["long_runs"]) == MOST_RUNS
     assert [each["queue"] for each in item["worst"]] == ["late"]
+
+
+def test_dead_letters_have_a_notice() -> None:
+    """No state tells of them: their queues go on."""
+    found = []
+    for queue, count in (("a", 2), ("b", 0), ("c", None), ("d", 30), ("e", 1), ("f", 1)):
+        status, verdict = judged(queue, 0.0, QueueHealth.IDLE)
+        found.append((replace(status, dead_letters=count), verdict))
+    (notice,) = overview("a", [], found)["notices"]
+    assert notice["reason"] == "34 dead letters in 4 queues: d (30), a (2), e (1) and 1 more"
+    assert notice["remedy"] == "qdo dead-letters"
 
 
 def test_notices_are_part_of_the_item() -> None:

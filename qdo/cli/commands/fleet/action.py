@@ -88,7 +88,7 @@ def action(
     _show(asked, form)
     if form == "table":
         _print_outputs(asked)
-    failed = [each.worker for each in asked if each.outcome != DONE]
+    failed = [f"{each.worker} ({each.outcome})" for each in asked if each.outcome != DONE]
     if failed:
         total = pluralize(len(asked), "worker")
         raise ActionsFailedError(

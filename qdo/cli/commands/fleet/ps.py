@@ -17,6 +17,7 @@ from qdo.cli.watching import watch_option
 from qdo.errors import UsageError
 from qdo.fleet import action_arguments as names
 from qdo.fleet.action_node import AHEAD_SECONDS
+from qdo.fleet.protocol.action_results import DONE
 from qdo.fleet.protocol.audit_entries import Values
 from qdo.fleet_errors import ActionsFailedError
 from qdo.ops.reading.runs import read_runs
@@ -85,11 +86,14 @@ def ps(
         print_message(
             f"hint: {len(shown)} of {pluralize(found.total, 'message')} are listed; see --limit"
         )
-    if silent := found.silent:
+    failed = [f"{each.worker} ({each.outcome})" for each in asked if each.outcome != DONE]
+    if failed:
         of = pluralize(len(asked), "worker")
         raise ActionsFailedError(
-            action=names.RUNS, total=of, count=len(silent), names=join_some(silent)
+            action=names.RUNS, total=of, count=len(failed), names=join_some(failed)
         )
+    if not found.total:
+        print_message("hint: no message runs now")
 
 
 def _print_stacks(items: Sequence[dict[str, Any]]) -> None:
