@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,10 @@ def local_shop(tmp_path: Path, embedded_url: str) -> Iterator[FilledShop]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What is to be closed after the test."""
+    with ExitStack() as kept:
+        yield kept

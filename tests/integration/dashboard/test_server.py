@@ -6,93 +6,15 @@ import http.client
 import json
 import re
 import signal
-import socket
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
-
-import pytest
 
 from qdo.dashboard import close_app, create_app
 from qdo.errors import DatabaseError
 from tests.support.cli import QDO, command
+from tests.support.dashboard.served import Served, served
 from tests.support.dashboard.shop import OPERATOR, VIEWER, FilledShop, Visitor
-from tests.support.processes import Proc, wait_until
-
-_URL = re.compile(r"dashboard: http://127\.0\.0\.1:(\d+)/")
-
-
-class Served:
-    """A dashboard process."""
-
-    def __init__(self, shop: FilledShop, *options: str, port: int = 0, **variables: str) -> None:
-        settings = {f"QDO_{name.upper()}": value for name, value in shop.places.items()}
-        environment = {"QDO_APP": "shop", **settings, **variables}
-        listen = ("--listen", f"127.0.0.1:{port}")
-        argv = (*QDO, "dashboard", *listen, *options)
-        self.proc = Proc.python(*argv, env=environment, cwd=shop.folder)
-        wait_until(lambda: _URL.search(self.proc.output) is not None, "the dashboard listens")
-        found = _URL.search(self.proc.output)
-        self.port = int(found[1]) if found else 0
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
-
-    def get(self, path: str) -> tuple[int, str]:
-        """Return status and text of an answer."""
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as client:
-            client.request("GET", path)
-            answer = client.getresponse()
-            return answer.status, answer.read().decode()
-
-    def send(self, request: bytes) -> bytes:
-        """Return everything that the server answers to bytes."""
-        with closing(self.connect()) as client:
-            client.sendall(request)
-            answer = b""
-            with suppress(ConnectionResetError):  # it does not read the rest of a long request
-                while data := client.recv(65536):
-                    answer += data
-            return answer
-
-    def events(self, known: str = "") -> Events:
-        return Events(self.connect(), known)
-
-
-class Events:
-    """A stream of events."""
-
-    def __init__(self, client: socket.socket, known: str) -> None:
-        self._client = client
-        text = f"GET /stream HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: {known}\r\n\r\n"
-        client.sendall(text.encode())
-        self.text = ""
-
-    def read_until(self, pattern: str) -> str:
-        """Read until the stream has a text; return what matches."""
-        while not (found := re.search(pattern, self.text)):
-            data = self._client.recv(65536)
-            assert data, self.text
-            self.text += data.decode()
-        self.text = self.text[found.end() :]
-        return found[0]
-
-    def close(self) -> None:
-        self._client.close()
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as kept:
-        yield kept
-
-
-def served(stack: ExitStack, shop: FilledShop, *options: str, **variables: str) -> Served:
-    """Start a dashboard, to be killed after the test."""
-    found = Served(shop, *options, **variables)
-    stack.enter_context(found.proc)
-    return found
+from tests.support.processes import wait_until
 
 
 def test_the_dashboard_serves_and_ends(stack: ExitStack, shop: FilledShop) -> None:
@@ -132,50 +54,6 @@ def test_events_survive_a_restart_of_the_dashboard(
     events = again.events(known=id)
     stack.callback(events.close)
     assert events.read_until(r"id: [1-9][\d.]+\n")[4:-1] != id
-
-
-def test_slow_clients_hold_up_nobody(stack: ExitStack, local_shop: FilledShop) -> None:
-    """Half requests, half forms, and readers that do not read."""
-    server = served(stack, local_shop)
-    halves = (
-        b"GET / HTTP/1.1\r\nHost: loc",
-        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\ncsrf",
-        b"",
-        b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    )
-    for half in halves * 15:
-        client = stack.enter_context(closing(server.connect()))
-        client.sendall(half)
-    wait_until(lambda: "Worst queues" in server.get("/")[1], "the app is read")
-    began = time.monotonic()
-    for path in ("/", "/queues", "/settings", "/api/status"):
-        assert server.get(path)[0] == 200
-    assert time.monotonic() - began < 4
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\nx",
-        b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello",
-        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
-        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET //evil.example/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-        b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
-        b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n",
-    ],
-)
-def test_rude_requests_are_refused(
-    stack: ExitStack, local_shop: FilledShop, request_: bytes
-) -> None:
-    """Without waiting for the rest of them, and without a traceback."""
-    server = served(stack, local_shop)
-    answer = server.send(request_)
-    assert not answer or answer.split(b" ")[1][:1] in (b"3", b"4")
-    assert b"root:" not in answer
-    assert b"Location: //" not in answer
-    assert "Traceback" not in server.proc.output
 
 
 def test_streams_are_bounded(local_shop: FilledShop) -> None:

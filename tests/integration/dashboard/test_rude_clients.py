@@ -1,0 +1,100 @@
+"""Clients of `qdo dashboard` that are slow, send too much, or break off."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import ExitStack, closing
+
+import pytest
+
+from tests.support.dashboard.served import served
+from tests.support.dashboard.shop import FilledShop
+from tests.support.processes import wait_until
+
+POST = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+LENGTHS = (b"-5", b"+5", b"5 5", b"5, 5", b"0x5", b"1e3", b"\xb2", b"five", b"9" * 30, b"1" * 5000)
+
+
+def test_slow_clients_hold_up_nobody(stack: ExitStack, local_shop: FilledShop) -> None:
+    """Half requests, half forms, and readers that do not read."""
+    server = served(stack, local_shop)
+    halves = (
+        b"GET / HTTP/1.1\r\nHost: loc",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\ncsrf",
+        b"",
+        b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    )
+    for half in halves * 15:
+        client = stack.enter_context(closing(server.connect()))
+        client.sendall(half)
+    wait_until(lambda: "Worst queues" in server.get("/")[1], "the app is read")
+    began = time.monotonic()
+    for path in ("/", "/queues", "/settings", "/api/status"):
+        assert server.get(path)[0] == 200
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\nx",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello",
+        *(POST + each + b"\r\n\r\n12345" for each in LENGTHS),
+        POST + b"99999999\r\nUpgrade: websocket\r\n\r\nx",
+        b"GET / HTTP/1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 70_000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET //evil.example/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+        b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n",
+    ],
+)
+def test_rude_requests_are_refused(
+    stack: ExitStack, local_shop: FilledShop, request_: bytes
+) -> None:
+    """Without waiting for the rest of them, and without a traceback."""
+    server = served(stack, local_shop)
+    answer = server.send(request_)
+    assert not answer or answer.split(b" ")[1][:1] in (b"3", b"4")
+    assert b"root:" not in answer
+    assert b"Location: //" not in answer
+    assert "Traceback" not in server.proc.output
+
+
+@pytest.mark.parametrize("length", [b"0000000000009999999999", b"65537", b"9" * 4000])
+def test_a_body_without_end_is_not_read(
+    stack: ExitStack, local_shop: FilledShop, length: bytes
+) -> None:
+    """However its length is written."""
+    server = served(stack, local_shop)
+    client = stack.enter_context(closing(server.connect()))
+    client.sendall(POST + length + b"\r\n\r\n")
+    with pytest.raises(OSError, match=r"reset|pipe"):
+        client.sendall(b"x" * (64 << 20))
+    assert server.get("/login")[0] == 200
+    assert "Traceback" not in server.proc.output
+
+
+def test_headers_without_end_are_not_read(stack: ExitStack, local_shop: FilledShop) -> None:
+    """Each of them has an allowed length."""
+    server = served(stack, local_shop)
+    client = stack.enter_context(closing(server.connect()))
+    client.sendall(b"GET / HTTP/1.1\r\n" + (b"X: " + b"y" * 9000 + b"\r\n") * 5)
+    assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("part", [b"", b"csrf"])
+def test_a_body_that_ends_early_is_refused(
+    stack: ExitStack, local_shop: FilledShop, part: bytes
+) -> None:
+    """It is not an error of the server."""
+    server = served(stack, local_shop)
+    client = stack.enter_context(closing(server.connect()))
+    client.sendall(POST + b"1000\r\n\r\n" + part)
+    client.shutdown(socket.SHUT_WR)
+    assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert server.get("/login")[0] == 200
+    assert "Traceback" not in server.proc.output

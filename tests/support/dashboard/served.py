@@ -1,0 +1,80 @@
+"""`qdo dashboard` as a process, and clients that speak to it byte by byte."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+from contextlib import ExitStack, closing, suppress
+
+from tests.support.cli import QDO
+from tests.support.dashboard.shop import FilledShop
+from tests.support.processes import Proc, wait_until
+
+_URL = re.compile(r"dashboard: https?://127\.0\.0\.1:(\d+)/")
+
+
+class Served:
+    """A dashboard process."""
+
+    def __init__(self, shop: FilledShop, *options: str, port: int = 0, **variables: str) -> None:
+        settings = {f"QDO_{name.upper()}": value for name, value in shop.places.items()}
+        environment = {"QDO_APP": "shop", **settings, **variables}
+        listen = ("--listen", f"127.0.0.1:{port}")
+        argv = (*QDO, "dashboard", *listen, *options)
+        self.proc = Proc.python(*argv, env=environment, cwd=shop.folder)
+        wait_until(lambda: _URL.search(self.proc.output) is not None, "the dashboard listens")
+        found = _URL.search(self.proc.output)
+        self.port = int(found[1]) if found else 0
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return status and text of an answer."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as client:
+            client.request("GET", path)
+            answer = client.getresponse()
+            return answer.status, answer.read().decode()
+
+    def send(self, request: bytes) -> bytes:
+        """Return everything that the server answers to bytes."""
+        with closing(self.connect()) as client:
+            client.sendall(request)
+            answer = b""
+            with suppress(ConnectionResetError):  # it does not read the rest of a long request
+                while data := client.recv(65536):
+                    answer += data
+            return answer
+
+    def events(self, known: str = "") -> Events:
+        return Events(self.connect(), known)
+
+
+class Events:
+    """A stream of events."""
+
+    def __init__(self, client: socket.socket, known: str) -> None:
+        self._client = client
+        text = f"GET /stream HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: {known}\r\n\r\n"
+        client.sendall(text.encode())
+        self.text = ""
+
+    def read_until(self, pattern: str) -> str:
+        """Read until the stream has a text; return what matches."""
+        while not (found := re.search(pattern, self.text)):
+            data = self._client.recv(65536)
+            assert data, self.text
+            self.text += data.decode()
+        self.text = self.text[found.end() :]
+        return found[0]
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def served(stack: ExitStack, shop: FilledShop, *options: str, **variables: str) -> Served:
+    """Start a dashboard, to be killed after the test."""
+    found = Served(shop, *options, **variables)
+    stack.enter_context(found.proc)
+    return found
