@@ -9,10 +9,13 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from http.client import HTTPException
+from socket import SHUT_RDWR
 from typing import Any
 
 import gevent
+import gevent.socket
 from gevent.pool import Pool
 from gevent.pywsgi import WSGIHandler, WSGIServer
 from gevent.threadpool import ThreadPool
@@ -28,6 +31,8 @@ SEND_SECONDS = 30.0
 MOST_BODY_BYTES = 64 * 1024
 MOST_HEADER_BYTES = 32 * 1024
 STREAM = "text/event-stream"
+_CONNECTION = "qdo.connection"
+"""The key for the connection in the environment of a request."""
 
 _log = logging.getLogger(__name__)
 StartResponse = Callable[..., Any]
@@ -53,7 +58,11 @@ class ThreadedApp:
         environ["wsgi.multithread"] = True
         begun: tuple[Any, ...]
         parts: Iterable[bytes]
+        connection: _Handler = environ[_CONNECTION]
+        connection.works()
         begun, parts = self._threads.apply(self._answer, (environ,))
+        if not _is_stream(begun):
+            connection.waits()
         start_response(*begun)
         return parts
 
@@ -64,7 +73,7 @@ class ThreadedApp:
             begun[:] = [(status, headers)]
 
         parts = self._app(environ, start)
-        if STREAM in dict(begun[0][1]).get("Content-Type", ""):
+        if _is_stream(begun[0]):
             return begun[0], parts
         try:
             return begun[0], [b"".join(parts)]
@@ -72,6 +81,10 @@ class ThreadedApp:
             close = getattr(parts, "close", None)
             if close is not None:
                 close()
+
+
+def _is_stream(begun: tuple[Any, ...]) -> bool:
+    return STREAM in dict(begun[1]).get("Content-Type", "")
 
 
 class _RefusedError(Exception):
@@ -134,8 +147,65 @@ class _Headers:
         return line
 
 
+class _Places(Pool):
+    """Places for connections. When all are taken, one that waits for its client makes room.
+
+    It is the one that has waited longest. One for which a page is made, or with a stream of events,
+    stays.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)  # type: ignore[no-untyped-call]
+        self._waiting: dict[_Handler, None] = {}
+
+    def full(self) -> bool:
+        """Return whether no place is free; gevent asks before it accepts a client."""
+        full = bool(super().full())  # type: ignore[no-untyped-call]
+        if full and self._waiting:
+            longest = next(iter(self._waiting))
+            del self._waiting[longest]
+            longest.cut()
+        return full
+
+    def wait(self, connection: _Handler) -> None:
+        """Note that a connection waits for its client from now on."""
+        self.keep(connection)
+        self.full()  # clients may have been kept out while no connection waited
+        self._waiting[connection] = None
+
+    def keep(self, connection: _Handler) -> None:
+        """Note that a connection does not wait for its client any more."""
+        self._waiting.pop(connection, None)
+
+
 class _Handler(WSGIHandler):
     """Gives up on clients that send or receive too slowly."""
+
+    def handle(self) -> None:
+        """Serve a connection until its end."""
+        try:
+            with suppress(OSError):  # the client has gone
+                super().handle()  # type: ignore[no-untyped-call]
+        finally:
+            self.works()
+
+    def waits(self) -> None:
+        """Let this connection make room for another, if there are too many."""
+        self.server.pool.wait(self)
+
+    def works(self) -> None:
+        """Let this connection stay."""
+        self.server.pool.keep(self)
+
+    def cut(self) -> None:
+        """Break the connection: whatever its greenlet waits for ends with an OSError."""
+        with suppress(OSError):
+            # Not the method of a TLS socket: that one takes away what its greenlet uses.
+            gevent.socket.socket.shutdown(self.socket, SHUT_RDWR)  # type: ignore[attr-defined]
+
+    def get_environ(self) -> dict[str, Any]:
+        environ: dict[str, Any] = super().get_environ()  # type: ignore[no-untyped-call]
+        return {**environ, _CONNECTION: self}
 
     def MessageClass(self, file: Any, *rest: Any) -> Any:
         return super().MessageClass(_Headers(file), *rest)  # type: ignore[no-untyped-call]
@@ -147,10 +217,21 @@ class _Handler(WSGIHandler):
         """Raise ValueError for every bad request: gevent logs a traceback of all others."""
         try:
             return super().read_request(raw_requestline)  # type: ignore[no-untyped-call]
-        except (HTTPException, IndexError, OSError) as error:
+        except (HTTPException, IndexError) as error:
             raise ValueError(describe(error)) from error
+        except OSError:
+            return False  # the client has gone
+
+    def handle_error(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        """Log an error; without a traceback if the client has gone, or does not read."""
+        if isinstance(error, OSError):
+            self.close_connection = True
+            self.log_error("%s", describe(error))  # type: ignore[no-untyped-call]
+        else:
+            super().handle_error(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def handle_one_request(self) -> Any:
+        self.waits()
         timeout = gevent.Timeout.start_new(REQUEST_SECONDS)
         self._sending = timeout
         try:
@@ -179,8 +260,9 @@ def make_server(app: WsgiApp, address: tuple[str, int], tls: Mapping[str, str]) 
         log=None,  # addresses have names of queues; logins and actions are logged
         error_log=_ErrorLog(),
         handler_class=_Handler,
-        spawn=Pool(CONNECTIONS),
-        **tls,
+        spawn=_Places(CONNECTIONS),
+        # The first read does the handshake, within the time for a request.
+        **({**tls, "do_handshake_on_connect": False} if tls else {}),
     )
 
 

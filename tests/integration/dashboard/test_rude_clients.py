@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import socket
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import pytest
 
-from tests.support.dashboard.served import served
+from qdo.dashboard.server import CONNECTIONS
+from tests.support.dashboard.served import Served, served
 from tests.support.dashboard.shop import FilledShop
 from tests.support.processes import wait_until
+from tests.support.security.certificates import Authority
 
+READING = r"id: [1-9][\d.]+\n"
 POST = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
 LENGTHS = (b"-5", b"+5", b"5 5", b"5, 5", b"0x5", b"1e3", b"\xb2", b"five", b"9" * 30, b"1" * 5000)
 
@@ -98,3 +102,46 @@ def test_a_body_that_ends_early_is_refused(
     assert client.recv(100).startswith(b"HTTP/1.1 400 ")
     assert server.get("/login")[0] == 200
     assert "Traceback" not in server.proc.output
+
+
+def test_slow_clients_make_room(stack: ExitStack, local_shop: FilledShop) -> None:
+    """More of them than there are places; an open stream of events stays."""
+    server = served(stack, local_shop)
+    events = server.events()
+    stack.callback(events.close)
+    events.read_until(READING)
+    halves = (b"GET / HTTP/1.1\r\nHost: loc", POST + b"1000\r\n\r\ncsrf", b"")
+    slow = connections(stack, server)
+    for number, client in enumerate(slow):
+        with suppress(OSError):  # it has made room already
+            client.sendall(halves[number % 3])
+    assert seconds(server) < 5
+    with suppress(ConnectionResetError):
+        assert slow[0].recv(100) == b""
+    for _ in range(3):
+        events.read_until(READING)
+    assert "Traceback" not in server.proc.output
+
+
+def test_clients_without_a_handshake_make_room(
+    stack: ExitStack, local_shop: FilledShop, tmp_path: Path
+) -> None:
+    """With TLS. One that speaks HTTP instead leaves no traceback."""
+    made = Authority(tmp_path).issue("dashboard")
+    server = served(stack, local_shop, "--tls-cert", str(made.cert), "--tls-key", str(made.key))
+    assert not server.send(b"GET / HTTP/1.1\r\n\r\n").startswith(b"HTTP")
+    connections(stack, server)
+    assert seconds(server) < 5
+    assert "Traceback" not in server.proc.output
+
+
+def connections(stack: ExitStack, server: Served) -> list[socket.socket]:
+    """Return more connections than the server has places."""
+    return [stack.enter_context(closing(server.connect())) for _ in range(CONNECTIONS + 100)]
+
+
+def seconds(server: Served) -> float:
+    """Return how long another client waits for a page."""
+    began = time.monotonic()
+    assert server.get("/login")[0] == 200
+    return time.monotonic() - began

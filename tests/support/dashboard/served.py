@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+import ssl
 from contextlib import ExitStack, closing, suppress
 
 from tests.support.cli import QDO
 from tests.support.dashboard.shop import FilledShop
 from tests.support.processes import Proc, wait_until
 
-_URL = re.compile(r"dashboard: https?://127\.0\.0\.1:(\d+)/")
+_URL = re.compile(r"dashboard: (https?)://127\.0\.0\.1:(\d+)/")
 
 
 class Served:
@@ -25,17 +26,24 @@ class Served:
         self.proc = Proc.python(*argv, env=environment, cwd=shop.folder)
         wait_until(lambda: _URL.search(self.proc.output) is not None, "the dashboard listens")
         found = _URL.search(self.proc.output)
-        self.port = int(found[1]) if found else 0
+        self.port = int(found[2]) if found else 0
+        self._https = found is not None and found[1] == "https"
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=20)
 
     def get(self, path: str) -> tuple[int, str]:
         """Return status and text of an answer."""
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as client:
+        with closing(self._client()) as client:
             client.request("GET", path)
             answer = client.getresponse()
             return answer.status, answer.read().decode()
+
+    def _client(self) -> http.client.HTTPConnection:
+        if not self._https:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        context = ssl._create_unverified_context()
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=context)
 
     def send(self, request: bytes) -> bytes:
         """Return everything that the server answers to bytes."""
