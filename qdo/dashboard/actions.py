@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from flask import Blueprint, abort, flash, redirect, request, session, url_for
 from werkzeug.wrappers import Response
@@ -39,6 +39,8 @@ _DECISIONS: dict[str, OperatorDecision] = {
     "skip": "skip",
     "dead-letter": "dead-letter",
 }
+
+_Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 actions = Blueprint("actions", __name__, url_prefix="/actions")
@@ -131,11 +133,13 @@ def dead_letters() -> str | Response:
             return 0
         return sum(each.done for each in function(connections.broker, chosen))
 
-    done = _do(title, change)
+    done = _changed(change)
+    told = f"{'Retried' if what == 'retry' else 'Discarded'} {pluralize(done, 'dead letter')}"
+    if gone := len(chosen) - done:
+        told += f"; {gone} {'was' if gone == 1 else 'were'} gone: another operator was faster"
+    _tell(told)
     if done:
         _note(f"dead-letters {what}", chosen, done)
-    if done < len(chosen):
-        flash(f"{len(chosen) - done} of them were gone: another operator was faster.")
     return redirect(url_for("queues.dead_letters"))
 
 
@@ -198,10 +202,19 @@ def _ask(title: str, names: Sequence[str], count: int, **fields: str | Sequence[
     )
 
 
-def _do(what: str, change: Callable[[Connections], Any]) -> Any:
-    """Carry out an action, and tell it to its operator and the log."""
+def _do(what: str, change: Callable[[Connections], Any]) -> None:
+    """Carry out an action that is done as a whole or fails, and tell it."""
+    _changed(change)
+    _tell(f"Done: {what}")
+
+
+def _changed(change: Callable[[Connections], _Result]) -> _Result:
     result = board().direct.run(change)
     board().reader.look_again()
-    _log.info("dashboard: %s: %s", session.get("name") or session.get("role"), what)
-    flash(f"Done: {what}.")
     return result
+
+
+def _tell(text: str) -> None:
+    """Tell the operator and the log what has happened."""
+    _log.info("dashboard: %s: %s", session.get("name") or session.get("role"), text)
+    flash(f"{text}.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -11,6 +14,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.audit import read_entries
 from qdo.fleet.holds import new_hold, pause, read_holds
 from qdo.fleet.protocol.audit_entries import AuditEntry
+from qdo.ops import dead_letters as ops
 from qdo.ops.decisions import COMMANDS, OperatorDecision
 from tests.support.dashboard.shop import LAYOUT, POSITION, VIEWER, FilledShop, Visitor
 from tests.support.processes import wait_until
@@ -140,6 +144,57 @@ def test_selected_dead_letters_are_retried_or_discarded(
     )
     again = operator.act("/actions/letters", "again", 2, what=what, letter=chosen)
     assert again.status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("faster", "told"),
+    [
+        (1, "Discarded 2 dead letters; 1 was gone: another operator was faster"),
+        (3, "Discarded 0 dead letters; 3 were gone: another operator was faster"),
+    ],
+)
+def test_what_another_operator_did_is_not_told_as_done(
+    local_shop: FilledShop,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    faster: int,
+    told: str,
+) -> None:
+    """Page, log and action log have what happened, not what was asked for."""
+    operator = local_shop.operator()
+    broker = local_shop.app.broker
+    seen = ops.find(broker, ops.Filter("dead"), time.time())
+    monkeypatch.setattr("qdo.dashboard.actions.letters", lambda shown: seen)  # and then they go
+    broker.dead_letters.discard([("dead", POSITION + number) for number in range(faster)])
+    named = [f"{each.entry.position} dead" for each in seen]
+    with caplog.at_level("INFO", "qdo.dashboard"):
+        answer = operator.act("/actions/letters", "why", 3, what="discard", letter=named)
+    assert answer.status_code == 302
+    assert f"{told}." in operator.page("/holds")
+    assert caplog.messages == [f"dashboard: Grace: {told}"]
+    assert [dict(each.after or {}) for each in entries(local_shop)] == (
+        [] if faster == 3 else [{"discarded": 2}]
+    )
+
+
+def test_operators_at_the_same_time_share_what_they_did(local_shop: FilledShop) -> None:
+    """Each dead letter is told once, by the one who has retried or discarded it."""
+    operators = [local_shop.operator() for _ in range(3)]
+    named = [f"{POSITION + number} dead" for number in range(3)]
+
+    def act(operator: Visitor, what: str) -> int:
+        answer = operator.act("/actions/letters", "why", 3, what=what, letter=named)
+        if answer.status_code != 302:
+            return 0  # it has seen that they are gone
+        text = operator.page("/holds")
+        found = re.search(r"(?:Retried|Discarded) (\d) dead letters?", text)
+        assert found is not None, text
+        return int(found[1])
+
+    with ThreadPoolExecutor(3) as threads:
+        done = list(threads.map(act, operators, ("retry", "discard", "retry")))
+    assert sum(done) == 3
+    assert local_shop.app.broker.dead_letters.counts().get("dead", 0) == 0
 
 
 def test_nobody_else_changes_anything(local_shop: FilledShop) -> None:
