@@ -21,6 +21,7 @@ from qdo.dashboard.letters import letters
 from qdo.dashboard.pages import page
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet.audit import AuditTrail
+from qdo.fleet.globs import match_everything
 from qdo.fleet.hold_node import held_queues
 from qdo.fleet.holds import new_hold, resume_hold
 from qdo.fleet.holds import pause as pause_queues
@@ -56,15 +57,18 @@ def _only_operators() -> None:
 def pause() -> str | Response:
     """Pause the queues that match a glob."""
     glob = request.form.get("glob", "").strip()
-    if not glob.strip("*"):
-        raise UsageError(reason="a pause of all queues needs the command: qdo pause '*' --yes")
     lasting = request.form.get("lasting", "")
     if lasting not in LASTING:
         raise UsageError(reason=f"a pause must last {', '.join(LASTING)}, got {lasting!r}")
     hold = new_hold([glob], _reason(), LASTING[lasting])
     takes = held_queues([hold])
     reading = board().reading()
-    names = [] if reading is None or takes is None else list(filter(takes, reading.by_name))
+    if reading is None:
+        raise UsageError(reason="the queues must be known to pause some of them; try again soon")
+    if match_everything([glob], reading.by_name):
+        reason = f"{printable(glob)} matches every queue; to pause all of them, use qdo pause"
+        raise UsageError(reason=reason)
+    names = [] if takes is None else list(filter(takes, reading.by_name))
     what = f"Pause {pluralize(len(names), 'queue')}: {printable(glob)}"
     if not _confirmed(len(names)):
         return _ask(what, names, len(names), glob=glob, lasting=lasting)

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
+
+from qdo.queues import QueueFilter
 
 _TOKEN = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
 _MOST_CHARACTERS = 400
+
+
+def match_everything(globs: Iterable[str], names: Collection[str]) -> bool:
+    """Return whether these globs together match every queue: to hold all is rarely meant.
+
+    :param names: the known queues. If there is only one, a glob of it is not of everything.
+    """
+    wanted = tuple(globs)
+    if any("*" in glob and not glob.replace("?", "", 1).strip("*") for glob in wanted):
+        return True  # "*" or "?*": whatever its name
+    return len(names) > 1 and all(map(QueueFilter(wanted).matcher(), names))
 
 
 def overlap(one: str, other: str) -> bool:

@@ -51,6 +51,29 @@ def test_a_pause_is_confirmed_with_its_number(shop: FilledShop) -> None:
     assert "Done: Pause 1 queue" in operator.page("/holds")
 
 
+@pytest.mark.parametrize("glob", ["*", "**", "?*", "*?", "[!0]*"])
+def test_a_pause_of_all_queues_is_refused(local_shop: FilledShop, glob: str) -> None:
+    """However the glob is written. One of them less is allowed."""
+    operator = local_shop.operator()
+    read(operator)
+    for count in (0, 4):
+        answer = operator.act("/actions/pause", "why", count, glob=glob, lasting="")
+        assert answer.status_code == 409
+        assert "use qdo pause" in answer.text
+    assert read_holds(local_shop.client, LAYOUT).node.holds == ()
+    asked = operator.post("/actions/pause", glob="[!f]*", lasting="")
+    assert "Pause 3 queues" in asked.text
+
+
+def test_a_pause_waits_for_the_first_reading(local_shop: FilledShop) -> None:
+    """Before, it would be of 0 queues."""
+    operator = local_shop.operator()
+    operator.reader.close()
+    answer = operator.act("/actions/pause", "why", 0, glob="ord*", lasting="")
+    assert answer.status_code == 409
+    assert read_holds(local_shop.client, LAYOUT).node.holds == ()
+
+
 def test_a_number_that_changed_is_asked_again(local_shop: FilledShop) -> None:
     """The operator confirmed one queue, and now there are two."""
     operator = local_shop.operator()

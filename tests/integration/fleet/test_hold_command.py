@@ -154,6 +154,7 @@ def test_the_command_ends_when_an_operator_ends_its_section(
         (("plain-*", "--", "/tmp"), 2),
         (("nothing-*", "--", "true"), 6),
         (("*", "--", "true"), 2),
+        (("?*", "--allow-none", "--", "true"), 2),
         (("a/b", "--", "true"), 2),
         (("plain-*", "--timeout", "soon", "--", "true"), 2),
         (("plain-*", "--reason", "x" * 1000, "--", "true"), 2),
@@ -174,6 +175,17 @@ def test_a_dry_run_holds_and_runs_nothing(runs: HoldRuns) -> None:
     heading, row = ended.out.splitlines()
     assert dict(zip(heading.split(), row.split(), strict=False))["MATCHING"] == "1"
     assert runs.client.get_children(LAYOUT.root) == ["queues"]
+
+
+def test_all_queues_are_held_only_with_all(runs: HoldRuns) -> None:
+    """However the globs are written; a glob of the only queue is not one of all."""
+    runs.client.create(LAYOUT.queue("plain-1"), b"", makepath=True)
+    assert runs.hold_to_the_end("plain-*", "--dry-run", "--", "true").code == 0
+    runs.client.create(LAYOUT.queue("other"), b"")
+    for globs in (("?*",), ("[op]*",), ("plain-*", "o*")):
+        assert runs.hold_to_the_end(*globs, "--dry-run", "--", "true").code == 2
+        assert runs.hold_to_the_end(*globs, "--all", "--dry-run", "--", "true").code == 0
+    assert runs.hold_to_the_end("o*", "--dry-run", "--", "true").code == 0
 
 
 @pytest.mark.parametrize("holds", [True, False])

@@ -21,6 +21,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFoundError, UsageError
 from qdo.fleet import holds as fleet
+from qdo.fleet.globs import match_everything
 from qdo.fleet.hold_node import Hold, HoldNode, held_queues
 from qdo.fleet_errors import HoldsUnreadableError
 from qdo.ops.items import hold_item
@@ -233,11 +234,9 @@ def hold(
         raise UsageError(reason=f"COMMAND must be a program that can be run, got {run[0]!r}")
     timeout_seconds = parse_duration(timeout, "--timeout")
     wanted = fleet.new_hold(globs, reason)
-    # A script runs it, so it asks nobody.
-    if not everything and any(not glob.strip("*") for glob in globs):
-        raise UsageError(reason="this glob matches every queue; add --all to hold all of them")
     with open_connections(settings, broker=False) as connections:
-        count = _check_globs(connections.client, connections.layout, wanted, allow_none=allow_none)
+        client, layout = connections.client, connections.layout
+        count = _check_globs(client, layout, wanted, allow_none=allow_none, allow_all=everything)
     what = f"run {run[0]} while {' '.join(globs)} stand still"
     if not Consent(dry_run, yes=True).given(what, partial(_show_pause, wanted, count), "table"):
         return 0
@@ -288,10 +287,15 @@ def _are_several(globs: Sequence[str]) -> bool:
     return len(globs) > 1 or any(map(is_glob, globs))
 
 
-def _check_globs(client: Client | None, layout: Layout, hold: Hold, *, allow_none: bool) -> int:
+def _check_globs(
+    client: Client | None, layout: Layout, hold: Hold, *, allow_none: bool, allow_all: bool = True
+) -> int:
     """Return how many queues match; raise an error for a glob that is probably a mistake."""
     found = read_children(client, [layout.queues]) if client is not None else {}
     names = found.get(layout.queues, [])
+    if not allow_all and match_everything(hold.queues, names):
+        reason = f"{' '.join(hold.queues)} matches every queue; add --all to hold all of them"
+        raise UsageError(reason=reason)
     for glob in () if allow_none else hold.queues:
         takes = held_queues([fleet.new_hold([glob])])
         if takes is not None and not any(map(takes, names)):
