@@ -64,6 +64,9 @@ TIME_POSITIONS = Positions()
 """The positions of brokers that use times."""
 
 
+MOST_DIGITS = 100
+"""Of a position that somebody types: no broker has longer ones, and `int` raises an error beyond
+4,300."""
 GREGORIAN_OFFSET = 0x01B21DD213814000
 """100 ns intervals between 1582-10-15 and the Unix epoch."""
 LATEST_SECONDS = 253402300800.0

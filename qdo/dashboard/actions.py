@@ -30,6 +30,7 @@ from qdo.ops import dead_letters as ops
 from qdo.ops.dead_letters import Letter
 from qdo.ops.decisions import OperatorDecision, check_store
 from qdo.ops.decisions import decide as decide_in_queue
+from qdo.positions import MOST_DIGITS
 from qdo.sending.connections import Connections, noted_in_action_log
 from qdo.text import pluralize, printable
 
@@ -98,7 +99,8 @@ def decide() -> str | Response:
     """Decide about one failing message of a queue, named by its position."""
     queue, position = request.form.get("queue", ""), request.form.get("position", "")
     decision = _DECISIONS.get(request.form.get("decision", ""))
-    if decision is None or not position.isascii() or not position.isdecimal():
+    is_number = position.isascii() and position.isdecimal() and len(position) <= MOST_DIGITS
+    if decision is None or not is_number:
         raise UsageError(reason="choose a message, and one of retry, skip and dead-letter")
     if decision == "dead-letter":
         check_store(board().settings.broker)

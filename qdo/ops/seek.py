@@ -16,7 +16,13 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError, UnreachableError, UnsupportedError, UsageError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.protocol.audit_entries import Values
-from qdo.positions import TIME_POSITIONS, format_last, position_now, position_of_time
+from qdo.positions import (
+    MOST_DIGITS,
+    TIME_POSITIONS,
+    format_last,
+    position_now,
+    position_of_time,
+)
 from qdo.queues import check_path_part
 from qdo.text import describe
 
@@ -175,7 +181,7 @@ def _place(target: str, broker: Broker, queue: str) -> QueuePosition:
     if target == LATEST:
         return QueuePosition(_head(broker, queue))
     if broker.positions is TIME_POSITIONS:
-        if target.isascii() and target.isdigit():
+        if target.isascii() and target.isdigit() and len(target) <= MOST_DIGITS:
             return QueuePosition(int(target))
     elif (own := _own_place(target, broker, queue)) is not None:
         return own

@@ -84,6 +84,8 @@ def test_a_spoilt_node_is_repaired(coordinator: Client) -> None:
         (("seek", "--app", "shop", "nowhere", "latest"), 6, "'nowhere'"),
         ((*SEEK, "yesterday"), 2, "'yesterday'"),
         ((*SEEK, "2999-01-01"), 2, "'2999-01-01'"),
+        ((*SEEK, "7" * 100), 2, "future"),
+        ((*SEEK, "7" * 5000), 2, "the target must be"),
         (("seek", "orders", "latest"), 2, "--app"),
     ],
 )

@@ -237,6 +237,8 @@ def test_nobody_else_changes_anything(local_shop: FilledShop) -> None:
         ("pause", {"glob": "a/b", "lasting": ""}),
         ("decide", {**fields, "decision": "delete"}),
         ("decide", {**fields, "position": "first"}),
+        ("decide", {**fields, "position": "7" * 100}),
+        ("decide", {**fields, "position": "7" * 5000}),
         ("decide", {**fields, "queue": "../x"}),
         ("letters", {"what": "discard", "letter": ["x", "1 none", ""]}),
         ("letters", {"what": "export", "letter": [LETTER]}),

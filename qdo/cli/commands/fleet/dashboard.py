@@ -134,8 +134,10 @@ def _serve(server: WSGIServer, scheme: str) -> None:
 
 def _address(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(reason=f"--listen must be HOST:PORT such as {ADDRESS}, got {listen!r}")
+    is_number = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not colon or not host or not is_number or int(port) > 65535:
+        shown = repr(listen[:120])
+        raise UsageError(reason=f"--listen must be HOST:PORT such as {ADDRESS}, got {shown}")
     return host.strip("[]"), int(port)
 
 
