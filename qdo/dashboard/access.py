@@ -156,7 +156,7 @@ def enter() -> BaseResponse | tuple[str, int]:
 
 @access.post("/logout")
 def leave() -> BaseResponse:
-    """End the session of this browser."""
+    """Let this browser forget its session. A copy of its cookie works until it ends."""
     session.clear()
     return redirect(url_for("access.login"))
 
