@@ -73,10 +73,10 @@ def pause() -> str | Response:
     what = f"Pause {pluralize(len(names), 'queue')}: {printable(glob)}"
     if not _confirmed(len(names)):
         return _ask(what, names, len(names), glob=glob, lasting=lasting)
-    by = operator_name()
+    by, shown = operator_name(), board()
 
     def change(connections: Connections) -> None:
-        pause_queues(*_coordinator(connections), replace(hold, who=by), by)
+        pause_queues(*shown.coordinator(connections), replace(hold, who=by), by)
 
     _do(what, change)
     return redirect(url_for("pages.holds"))
@@ -89,8 +89,8 @@ def resume() -> str | Response:
     what = f"Resume the queues of hold {printable(id)}"
     if not _confirmed(1):
         return _ask(what, [], 1, id=id)
-    reason, by = _reason(), operator_name()
-    _do(what, lambda opened: resume_hold(*_coordinator(opened), id, reason, by))
+    reason, by, shown = _reason(), operator_name(), board()
+    _do(what, lambda opened: resume_hold(*shown.coordinator(opened), id, reason, by))
     return redirect(url_for("pages.holds"))
 
 
@@ -108,10 +108,10 @@ def decide() -> str | Response:
     what = f"{words[decision]} message {position} of queue {printable(queue)}"
     if not _confirmed(1):
         return _ask(what, [], 1, queue=queue, position=position, decision=decision)
-    reason, by = _reason(), operator_name()
+    reason, by, shown = _reason(), operator_name(), board()
 
     def change(connections: Connections) -> None:
-        client, layout = _coordinator(connections)
+        client, layout = shown.coordinator(connections)
         decide_in_queue(client, layout, queue, decision, (int(position),), reason, by)
 
     _do(what, change)
@@ -172,12 +172,6 @@ def _note(command: str, chosen: Sequence[Letter], done: int) -> None:
     )
     if fault is not None:
         flash(f"This change has no entry in the action log: {fault}")
-
-
-def _coordinator(connections: Connections) -> tuple[Client, Layout]:
-    if connections.client is None:
-        raise NotFoundError(what="coordinator", name=board().settings.coordinator)
-    return connections.client, connections.layout
 
 
 def _reason() -> str:

@@ -13,15 +13,15 @@ from typing import Any
 
 from flask import Blueprint, abort, request
 
+from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import NodeRead
 from qdo.coordination.transactions import read
+from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.dashboard.access import may_act, operator_name
 from qdo.dashboard.board import board
 from qdo.dashboard.pages import page
-from qdo.errors import NotFoundError
 from qdo.ops.reading.runs import RunsRead, ask_owner, read_runs
-from qdo.sending.connections import Connections
 
 ANSWER_SECONDS = 5.0
 """How long a page waits in all; the worker has a second less."""
@@ -53,11 +53,13 @@ def _only_operators() -> None:
 @asking.post("/runs")
 def runs() -> str:
     """Show the messages of a queue that run now."""
-    queue, by = request.form.get("queue", ""), operator_name()
+    queue, by, shown = request.form.get("queue", ""), operator_name(), board()
     if not _waiting.acquire(blocking=False):
         abort(503, f"{MOST_AT_ONCE} questions wait for their answers; ask again in a few seconds")
     try:
-        answer = board().asking.get(("runs", queue), lambda opened: _ask(opened, queue, by))
+        answer = shown.asking.get(
+            ("runs", queue), lambda opened: _ask(*shown.coordinator(opened), queue, by)
+        )
     finally:
         _waiting.release()
     return page(
@@ -70,10 +72,7 @@ def _items(found: RunsRead) -> list[dict[str, Any]]:
     return [each for each in found.items[:MOST_RUNS] if 0 <= each["seconds"] < math.inf]
 
 
-def _ask(connections: Connections, queue: str, by: str) -> OwnersAnswer:
-    client, layout = connections.client, connections.layout
-    if client is None:
-        raise NotFoundError(what="coordinator", name=board().settings.coordinator)
+def _ask(client: Client, layout: Layout, queue: str, by: str) -> OwnersAnswer:
     node = read(client, layout.queue(queue))
     owner = QueueNode.parse(node.data).owner if isinstance(node, NodeRead) else ""
     if not owner:

@@ -7,9 +7,13 @@ from typing import cast
 
 from flask import current_app
 
+from qdo.coordination.client import Client
+from qdo.coordination.znodes.layout import Layout
 from qdo.dashboard.options import DashboardOptions
 from qdo.dashboard.reading.direct_reads import DirectReads
 from qdo.dashboard.reading.fleet_reader import FleetReader, Reading
+from qdo.errors import NotFoundError
+from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 
 EXTENSION = "qdo"
@@ -49,6 +53,15 @@ class Board:
         reading = self.reader.look()
         at = 0.0 if reading is None else reading.at
         return f"{at:.3f}{'-fault' if self.reader.fault else ''}"
+
+    def coordinator(self, connections: Connections) -> tuple[Client, Layout]:
+        """Return the coordinator of open connections, also in a thread that answers no request.
+
+        :raises NotFoundError: its file does not exist yet.
+        """
+        if connections.client is None:
+            raise NotFoundError(what="coordinator", name=self.settings.coordinator)
+        return connections.client, connections.layout
 
     def close(self) -> None:
         """End the threads."""

@@ -6,9 +6,11 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from qdo import App
 from qdo.coordination.znodes.progress import FailureRecord, OutOfOrderProgress
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.audit import read_entries
@@ -72,6 +74,24 @@ def test_a_pause_waits_for_the_first_reading(local_shop: FilledShop) -> None:
     answer = operator.act("/actions/pause", "why", 0, glob="ord*", lasting="")
     assert answer.status_code == 409
     assert read_holds(local_shop.client, LAYOUT).node.holds == ()
+
+
+def test_actions_without_a_coordinator_are_refused(local_shop: FilledShop, tmp_path: Path) -> None:
+    """No worker has created its file yet; this is told, and is no error of the dashboard."""
+    places = {**local_shop.places, "coordinator": f"sqlite:{tmp_path / 'none.db'}"}
+    local_shop.app.close()
+    local_shop.app = App("shop", **places)
+    operator = local_shop.operator()
+    read(operator)
+    for path, fields in (
+        ("/actions/pause", {"glob": "ord*", "lasting": ""}),
+        ("/actions/resume", {"id": "x"}),
+        ("/actions/decide", {"queue": "fine", "position": "1", "decision": "skip"}),
+        ("/ask/runs", {"queue": "fine"}),
+    ):
+        answer = operator.act(path, "why", 1, **fields)
+        assert answer.status_code == 409
+        assert "does not exist" in answer.text
 
 
 def test_a_number_that_changed_is_asked_again(local_shop: FilledShop) -> None:
