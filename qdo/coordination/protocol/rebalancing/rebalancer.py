@@ -143,7 +143,8 @@ class Rebalancer(Machine):
         if now >= self._relist_at:
             self._relist_at = INFINITY
             self._list_queues()
-        self._plan_at = min(self._plan_at, self._roll.judge(self._assignments.share))
+        if not self._unread:  # a worker that is not read yet would count as one that claims
+            self._plan_at = min(self._plan_at, self._roll.judge(self._assignments.share))
         if now >= self._plan_at:
             self._publish()
 
