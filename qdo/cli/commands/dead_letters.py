@@ -110,15 +110,19 @@ def _found(broker: Broker | None, glob: str, wanted: Filter) -> list[Letter]:
 
 @dead_letters.command("list")
 @click.argument("glob", default="*")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Only the newest N.")
 @_filters
 @with_settings("app", "broker")
 @output_option
-def list_(glob: str, wanted: Filter, form: str, settings: Settings) -> None:
+def list_(glob: str, limit: int | None, wanted: Filter, form: str, settings: Settings) -> None:
     """List the dead letters of queues that match GLOB (default: all), oldest first."""
     with _broker(settings) as broker:
         letters = _found(broker, glob, wanted)
         if not letters:
             print_message("no dead letters")
+        if limit is not None and len(letters) > limit:
+            print_message(f"hint: only the newest {limit} of {len(letters)} are listed")
+            letters = letters[-limit:]
         columns = {
             "queue": "QUEUE",
             "id": "ID",

@@ -106,6 +106,8 @@ def test_list_is_what_is_meant_without_a_command(cli: Run, broker: Broker) -> No
     assert len(cli("--error", "GRÖSSE").out.splitlines()) == 4
     assert cli("q1", "--error", "ValueError") == Ended(0, "", "no dead letters\n")
     assert cli("x*") == Ended(0, "", "no dead letters\n")
+    assert cli("--limit", "2").out.splitlines()[1:] == rows[5:]
+    assert cli("--limit", "6").out == told.out
 
 
 def test_json_has_everything(cli: Run, broker: Broker) -> None:
