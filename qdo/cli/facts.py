@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,21 @@ from qdo.cli.output import cell, values_text, width_of
 WIDTH = 80
 LABEL = 14
 """Columns that the names of facts take."""
+_ALTERNATIVE = re.compile(", (?=qdo )| or (?=qdo )")
 
 
 def print_heading(heading: str, reason: str | None, remedy: str | None) -> None:
     print(cell(heading))
-    for text in (reason, remedy and f"-> {remedy}"):
+    print_step(reason, remedy)
+
+
+def print_step(reason: str | None, remedy: str | None) -> None:
+    """Print a reason and the next step, as far as there are any.
+
+    Each command of a remedy has lines of its own, so it can be copied.
+    """
+    steps = _ALTERNATIVE.split(remedy) if remedy else []
+    for text in (reason, *(f"-> {step}" for step in steps)):
         if text:
             print(filled(cell(text), "  "))
 

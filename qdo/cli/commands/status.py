@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shlex
-import sys
-import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from qdo.cli.connections import open_connections
 from qdo.cli.durations import parse_duration
+from qdo.cli.facts import print_step
 from qdo.cli.framework import output_option, require_app, with_settings
-from qdo.cli.output import cell, emit, width_of
+from qdo.cli.output import cell, emit
 from qdo.cli.readings import SHARED, read_opened, reading_options, report_unasked, rules_of
 from qdo.cli.watching import watch_option
 from qdo.errors import QdoError
@@ -29,7 +28,6 @@ from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize, short_duration
 
-WIDTH = 80
 UNKNOWN = 3
 """Exit code of a monitoring plugin that could not find out."""
 
@@ -92,32 +90,17 @@ def _print(item: dict[str, Any]) -> None:
     print(", ".join(f"{count} {state}" for state, count in item["states"].items()))
     for each in item["notices"]:
         print(f"\n{each['check']}: {each['status']}")
-        _print_step(each)
+        print_step(each["reason"], each["remedy"])
     for each in item["long_runs"]:
         print(f"\n{cell(each['queue'])}: a message runs for long")
         remedy = f"qdo ps {shlex.quote(exactly(each['queue']))} --stacks"
-        _print_step({"reason": each["reason"], "remedy": remedy})
+        print_step(each["reason"], remedy)
     for each in item["worst"]:
         print(f"\n{cell(each['queue'])}: {', '.join(_facts(each))}")
-        _print_step(each)
+        print_step(each["reason"], each["remedy"])
     more = item["attention"] - len(item["worst"])
     if more > 0:
         print(f"\nand {pluralize(more, 'more queue')}: qdo queues --sort state")
-
-
-def _print_step(item: Mapping[str, Any]) -> None:
-    """Print the reason and the next step, as far as there are any."""
-    width = width_of(sys.stdout) or WIDTH
-    for text in (item["reason"], item["remedy"] and f"-> {item['remedy']}"):
-        if text:
-            filled = textwrap.fill(
-                cell(text),
-                width,
-                initial_indent="  ",
-                subsequent_indent="  ",
-                break_on_hyphens=False,  # an id must be copied whole
-            )
-            print(filled)
 
 
 def _facts(item: dict[str, Any]) -> Iterator[str]:
