@@ -1,7 +1,6 @@
 """Changes of a queue node while workers run.
 
-Operators seek, decide about failing messages, mark as deleted and reset. The leader retires,
-restores and marks finished.
+Operators seek, decide, mark as deleted and reset. The leader retires, restores, marks finished.
 
 Each change is a read-modify-write at the version read, and keeps all other keys. An operator's
 change increments ``seek``: the owner then follows the node, and not its own later progress. One
@@ -151,6 +150,8 @@ def chosen(node: QueueNode, queue: str, which: Which) -> tuple[FailureRecord, ..
     if isinstance(which, tuple):
         return tuple(_named(node, queue, position) for position in dict.fromkeys(which))
     if not open_ones:
+        for each in node.failures[:1]:
+            raise AlreadyDecidedError(queue=queue, message=each.position, decision=each.decision)
         raise NotFailingError(queue=queue)
     return open_ones if which == "all" else open_ones[:1]
 

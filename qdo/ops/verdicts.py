@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from qdo.coordination.znodes.progress import FailureRecord
 from qdo.fleet.globs import exactly
 from qdo.ops.queue_case import RULES, QueueCase, QueueSample, VerdictRules
 from qdo.ops.queue_health import QueueHealth
@@ -190,6 +191,8 @@ def _failing(case: QueueCase) -> Verdict | None:
     marks = case.status.marks
     if marks is None:
         return None
+    if marks.decision:
+        return _decided(case, marks)
     if not marks.attempts:  # the job asked for it, see `qdo.Retry`
         late = (case.age or 0.0) >= case.rules.late_seconds
         reason = f"Its next message waits before it runs again: {marks.error}."
@@ -197,6 +200,26 @@ def _failing(case: QueueCase) -> Verdict | None:
     failed = pluralize(marks.attempts, "attempt")
     reason = f"Its next message failed in {failed}, and runs again: {marks.error}."
     return Verdict(QueueHealth.FAILING, reason, f"qdo retry-now {case.queue}")
+
+
+def _decided(case: QueueCase, marks: FailureRecord) -> Verdict:
+    """A failing message that nobody may decide about again; an owner that answers ends it soon."""
+    owner = case.status.owner if case.owned else None
+    what = _DECIDED[marks.decision].format(marks.position)
+    reason = f"An operator decided to {what}; "
+    if owner is None:
+        return Verdict(
+            QueueHealth.FAILING, f"{reason}no owner has carried it out yet.", "qdo workers"
+        )
+    reason += f"its owner {owner} has not carried it out yet."
+    remedy = f"qdo worker show {owner}"
+    stopped = _stopped(case)
+    if stopped is None:
+        return Verdict(QueueHealth.FAILING, reason, remedy)
+    return Verdict(stopped.state, f"{reason} {stopped.reason}", remedy)
+
+
+_DECIDED = {"skip": "skip message {}", "dead-letter": "make message {} a dead letter"}
 
 
 def _limited(case: QueueCase) -> Verdict | None:

@@ -182,6 +182,7 @@ def _job(app: App, settings: Settings, queue: str) -> dict[str, Any] | None:
 
 def _queue_facts(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     failing = item["blocked"] or item["failing"] or {}
+    decision = failing.get("decision")
     return [
         ("owner", _owner(item, item["process"])),
         ("done", _done(item)),
@@ -189,7 +190,8 @@ def _queue_facts(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
         ("dead letters", _text(item["dead_letters"])),
         *_running(item),
         ("failing", _failing(item["failing_id"], failing)),
-        ("next attempt", _moment(failing.get("retry_at"))),
+        ("next attempt", None if decision else _moment(failing.get("retry_at"))),
+        ("decided", decision and f"{decision}; the owner has not carried it out yet"),
         ("also blocked", join_some([str(each["position"]) for each in item["also_blocked"]])),
         ("held", item["held"]),
         ("limits", ", ".join(item["limits"])),

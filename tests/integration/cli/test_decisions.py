@@ -174,6 +174,34 @@ def test_a_decision_made_twice_changes_nothing_else(desk: DecisionSetup, decisio
     assert desk.node().failure == behind
 
 
+@pytest.mark.parametrize("decision", ["skip", "dead-letter"])
+def test_every_view_tells_a_decision_that_waits_for_the_owner(
+    desk: DecisionSetup, decision: str
+) -> None:
+    """The message never runs again, so no view says so, and none suggests to decide again."""
+    with desk.app() as app:
+        position = uuid.UUID(app.send("q", "vase")).time
+    desk.put(replace(FAILING, position=position))
+    assert desk.qdo(*COMMANDS[decision][:-1], str(position)).code == 0
+    (item,) = items(desk.qdo("queues", "-o", "json"))
+    assert "An operator decided to " in item["reason"]
+    assert f"message {position}" in item["reason"]
+    assert "its owner worker-1 has not carried it out yet" in item["reason"]
+    assert item["remedy"] == "qdo worker show worker-1"
+    assert desk.qdo("worker", "show", "worker-1").code == 0
+    page = desk.qdo("queue", "show", "q", "--no-ask").out
+    assert f"{decision}; the owner has not carried it out yet" in page
+    assert "next attempt" not in page
+    for option in ("--kind=failing", f"--id={position}"):
+        (peeked,) = items(desk.qdo("peek", "q", option, "-o", "json"))
+        assert (peeked["decision"], peeked["next_attempt"]) == (decision, None)
+    assert "DECISION" in desk.qdo("peek", "q").out
+    check = desk.qdo("check", "--min-workers", "0")
+    assert (check.code, " failing: q " in check.out) == (1, True)
+    again = desk.qdo("retry-now", "q")
+    assert (again.code, str(position) in again.err, decision in again.err) == (5, True, True)
+
+
 @pytest.mark.parametrize("command", [("retry-now", "q"), ("dead-letters", "add", "q")])
 def test_all_messages_need_a_confirmation(desk: DecisionSetup, command: tuple[str, ...]) -> None:
     """Unless there is only one; named messages need none."""

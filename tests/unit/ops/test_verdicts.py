@@ -172,6 +172,26 @@ def test_the_remedy_of_a_failing_queue_can_be_copied() -> None:
     assert f"qdo skip {name} {position} or qdo dead-letters add {name} {position}" in blocked
 
 
+@pytest.mark.parametrize(
+    ("decision", "said"),
+    [("skip", "skip message 101; "), ("dead-letter", "make message 101 a dead letter; ")],
+)
+def test_a_decision_that_is_not_carried_out_is_not_a_failure(decision: str, said: str) -> None:
+    """The message does not run again, and to decide about it once more would be refused."""
+    decided = replace(OWNED, marks=replace(FAILED, decision=decision, retry_at=NOW + 600))
+    found = verdict(decided)
+    who = "its owner worker-1 has not carried it out yet."
+    assert found == Verdict(
+        QueueHealth.FAILING, f"An operator decided to {said}{who}", "qdo worker show worker-1"
+    )
+    silent = verdict(replace(decided, reported=NOW - 40, behind_seconds=40.0))
+    assert (silent.state, silent.remedy) == (QueueHealth.STOPPED, found.remedy)
+    assert silent.reason == f"{found.reason} worker-1 has not reported for 40s."
+    free = verdict(replace(decided, owner=None, backlog=None, behind_seconds=None))
+    assert (free.state, free.remedy) == (QueueHealth.FAILING, "qdo workers")
+    assert "no owner has carried it out yet" in free.reason
+
+
 def test_without_workers_what_waits_has_none() -> None:
     assert verdict(FREE, workers=0).state is QueueHealth.NO_WORKER
     assert verdict(replace(TIP, owner=None), workers=0).state is QueueHealth.IDLE

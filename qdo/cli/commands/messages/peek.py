@@ -10,6 +10,7 @@ import click
 from qdo.cli.connections import open_connections
 from qdo.cli.framework import output_option, require_app, with_settings
 from qdo.cli.output import emit, iso_time, print_message
+from qdo.coordination.znodes.progress import FailureRecord
 from qdo.encoding import parsed
 from qdo.errors import NotFoundError, UsageError
 from qdo.ops.bodies import body_value, decrypted
@@ -71,6 +72,8 @@ def peek_messages(
     if not items:
         print_message(f"no {kind or 'waiting'} messages in queue {queue}")
     columns = [*_COLUMNS, *(_FAILURES if any(each["attempts"] for each in items) else ())]
+    if any(each["decision"] for each in items):
+        columns.append("decision")
     if with_body:
         columns.append("body")
     if form == "table":
@@ -90,7 +93,8 @@ def _item(queue: str, message: PeekedMessage, vault: Any, with_body: bool) -> di
         "due": message.due,
         "attempts": 0 if failure is None else failure.attempts,
         "error": None if failure is None else failure.error,
-        "next_attempt": iso_time(failure.retry_at) if failure and failure.retry_at else None,
+        "next_attempt": _next_attempt(failure),
+        "decision": failure.decision or None if failure else None,
         "body_bytes": message.body_bytes,
         "headers": None if message.body_bytes is None else _headers(message.headers),
     }
@@ -100,6 +104,13 @@ def _item(queue: str, message: PeekedMessage, vault: Any, with_body: bool) -> di
     if fault is not None:
         return {**item, "body_error": fault}
     return {**item, "headers": _headers(headers), **body_value(body, headers)}
+
+
+def _next_attempt(failure: FailureRecord | None) -> str | None:
+    """Return the time of the next attempt, None if there is none."""
+    if failure is None or not failure.retry_at or failure.decision:
+        return None
+    return iso_time(failure.retry_at)
 
 
 def _headers(stored: str | None) -> Any:
