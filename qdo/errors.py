@@ -197,6 +197,11 @@ class DatabaseError(UnreachableError):
     """database {path}: {reason}"""
 
 
+class BrokerMissingError(UnreachableError):
+    """the broker's file {path} does not exist, and {why}, so messages are unknown; restore it, or
+    name the true broker with --broker or --app MODULE:APP"""
+
+
 class DatabaseCorruptError(DatabaseError):
     """database {path} is damaged or not an SQLite file ({reason}); qdo left it unchanged;
     restore a backup, or use another file"""

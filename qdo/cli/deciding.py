@@ -70,9 +70,9 @@ def decide_about(
         if client is None:
             raise NotFoundError(what="queue", name=queue)
         node = read_queue(client, layout, queue)
+        broker = connections.broker if _are_positions(ids) else connections.known_broker()
         names = {
-            each.position: id_of(connections.broker, positions, queue, each.position)
-            for each in node.failures
+            each.position: id_of(broker, positions, queue, each.position) for each in node.failures
         }
         which: Which = "all" if every else "first"
         if ids:
@@ -92,6 +92,11 @@ def decide_about(
             return
         decided, executed = decide(client, layout, queue, decision, which, consent.reason), True
     show(form, sys.stdout)
+
+
+def _are_positions(names: Sequence[str]) -> bool:
+    """Return whether no message has to be read for its id."""
+    return all(map(str.isdecimal, names))
 
 
 def _position(

@@ -90,7 +90,12 @@ def read_opened(
 
     def read() -> Statuses:
         return queue_statuses(
-            connections.client, connections.layout, connections.broker, glob, budget
+            connections.client,
+            connections.layout,
+            connections.broker,
+            glob,
+            budget,
+            connections.broker_fault,
         )
 
     readings = [read()]

@@ -135,9 +135,8 @@ def dead_letters() -> str | Response:
     function = ops.retry if what == "retry" else ops.discard
 
     def change(connections: Connections) -> int:
-        if connections.broker is None:
-            return 0
-        return sum(each.done for each in function(connections.broker, chosen))
+        broker = connections.known_broker()
+        return 0 if broker is None else sum(each.done for each in function(broker, chosen))
 
     done = _changed(change)
     told = f"{'Retried' if what == 'retry' else 'Discarded'} {pluralize(done, 'dead letter')}"

@@ -49,7 +49,8 @@ def _answer(schema: str, items: Iterable[Mapping[str, Any]]) -> Response:
 def status() -> Response:
     """Return what `qdo status` writes."""
     found = _reading()
-    item = overview(board().app, found.workers, found.judged, found.notices)
+    unread = found.statuses.unread
+    item = overview(board().app, found.workers, found.judged, found.notices, unread=unread)
     return _answer("qdo.status/1", [item])
 
 

@@ -46,7 +46,7 @@ def letters(board: Board, queues: str = "*") -> list[Letter]:
     """Return the dead letters of queues that match a glob, newest first."""
 
     def read(connections: Connections) -> list[Letter]:
-        broker = connections.broker
+        broker = connections.known_broker()
         found = ops.find(broker, Filter(queues), time.time()) if broker else []
         return sorted(found, key=lambda each: -each.entry.dead_at)
 
@@ -78,7 +78,7 @@ def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
     """Return items of qdo.dead-letters/2; without bodies unless they may be shown."""
 
     def read(connections: Connections) -> list[dict[str, Any]]:
-        broker = connections.broker
+        broker = connections.known_broker()
         if broker is None:
             return []
         shown = board.options.show_bodies

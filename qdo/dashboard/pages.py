@@ -49,13 +49,16 @@ def overview() -> str:
 def _overview(reading: Reading) -> dict[str, Any]:
     ages = [each.behind_seconds for each, verdict in reading.judged if _counts(verdict.state)]
     backlogs = [each.backlog for each, _ in reading.judged if each.backlog is not None]
+    unread = reading.statuses.unread
     return {
-        "item": overview_of(board().app, reading.workers, reading.judged, reading.notices, WORST),
+        "item": overview_of(
+            board().app, reading.workers, reading.judged, reading.notices, WORST, unread
+        ),
         "oldest": max((each for each in ages if each is not None), default=None),
         "waiting": sum(backlogs) if backlogs or not reading.judged else None,
         "approximate": any(each.approximate for each, _ in reading.judged),
         "skew": skew(list(reading.processes)),
-        "unread": reading.statuses.unread,
+        "unread": unread,
     }
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from heapq import nlargest
 from typing import Any
 
 from qdo.ops.items import QUEUE_SORTS, worst_item
 from qdo.ops.queue_health import QueueHealth
+from qdo.ops.reading.snapshot import MESSAGES
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import Verdict
 from qdo.ops.worker_status import WorkerStatus
@@ -33,23 +34,26 @@ def overview(
     judged: Judged,
     notices: Sequence[Mapping[str, str | None]] = (),
     worst: int = WORST,
+    unread: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the item of qdo.status/1.
 
     :param notices: faults around the queues; see `qdo.ops.doctor.checks.notices`.
     :param worst: the most queues that are listed.
+    :param unread: what could not be read, from `Statuses`.
     """
     counts = Counter(verdict.state for _, verdict in judged)
     bad = [each for each in judged if each[1].state.needs_attention]
     bad.sort(key=QUEUE_SORTS["state"])
     dead = [each.dead_letters for each, _ in judged]
+    uncounted = None in dead or MESSAGES in unread
     return {
         "app": app,
         "workers": len(workers),
         "silent_workers": silent(workers),
         "versions": sorted({str(dict(each.details).get("version", "?")) for each in workers}),
         "queues": len(judged),
-        "dead_letters": None if None in dead else sum(each or 0 for each in dead),
+        "dead_letters": None if uncounted else sum(each or 0 for each in dead),
         "states": {state.value: counts[state] for state in QueueHealth if counts[state]},
         "notices": [*notices, *_dead_letter_notice(judged)],
         "long_runs": _long_runs(judged),

@@ -114,6 +114,7 @@ def queue_statuses(
     broker: Broker | None,
     glob: str = "*",
     budget: int | None = None,
+    fault: QdoError | None = None,
 ) -> Statuses:
     """Return the status of every queue that matches.
 
@@ -124,11 +125,12 @@ def queue_statuses(
 
     :param budget: maximum number of backlogs to request from the broker, those of the queues
         that most probably need attention first; None: the broker's own limit.
+    :param fault: why there is no broker although messages were sent.
     :raises CoordinatorUnreachableError: the connection is lost.
     :raises UnreachableError: the broker cannot be read.
     :raises NodeRefusedError: the account may read nothing about the app.
     """
-    return assemble(read_snapshot(client, layout, broker, glob, budget))
+    return assemble(read_snapshot(client, layout, broker, glob, budget, fault))
 
 
 def assemble(snapshot: Snapshot) -> Statuses:

@@ -290,7 +290,9 @@ def _eta(case: QueueCase) -> float | None:
 def _unknown(case: QueueCase) -> Verdict | None:
     if case.waiting is not None:
         return None
-    reason = case.status.error or "The broker was not asked for its backlog."
+    if case.status.error is not None:
+        return Verdict(QueueHealth.UNKNOWN, _sentence(case.status.error), "qdo doctor")
+    reason = "The broker was not asked for its backlog."
     return Verdict(QueueHealth.UNKNOWN, reason, "qdo queues --budget N")
 
 

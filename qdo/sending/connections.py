@@ -9,14 +9,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from qdo.brokers.base import Broker
+from qdo.coordination.bulk_reads import read_permitted_children
 from qdo.coordination.client import Address, Client, connect
 from qdo.coordination.znodes.layout import Layout
-from qdo.errors import DatabaseError, QdoError
+from qdo.errors import BrokerMissingError, DatabaseError, QdoError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.protocol.audit_entries import Values
+from qdo.ops.broker import broker_node
 from qdo.sending.doorbell import open_broker_with_doorbell
 from qdo.settings.coordinator_access import coordinator_access
 from qdo.settings.settings import Settings
+from qdo.text import hide_credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +28,22 @@ class Connections:
 
     :ivar client: None if the coordinator is a file that does not exist yet.
     :ivar broker: None if the broker is a file that does not exist yet.
+    :ivar broker_fault: why that is a fault, None if nothing was sent yet.
     """
 
     client: Client | None
     broker: Broker | None
     layout: Layout
+    broker_fault: BrokerMissingError | None = None
+
+    def known_broker(self) -> Broker | None:
+        """Return the broker, None if nothing was sent yet.
+
+        :raises BrokerMissingError: something was sent, and its file does not exist.
+        """
+        if self.broker_fault is not None:
+            raise self.broker_fault
+        return self.broker
 
 
 OnMissing = Callable[[str, str], None]
@@ -53,8 +67,17 @@ def connections_of(
     layout = Layout.of(settings.app or "app", settings.namespace)
     with ExitStack() as stack:
         client = _client(settings, layout, stack, on_missing, create) if coordinator else None
-        found = _broker(settings, stack, on_missing) if broker else None
-        yield Connections(client, found, layout)
+        path = settings.broker.removeprefix("sqlite:")
+        if not broker or path == settings.broker or file_exists(path):
+            found = _broker(settings, stack) if broker else None
+            yield Connections(client, found, layout)
+            return
+        if not coordinator:
+            client = _client(settings, layout, stack, lambda name, path: None, create=False)
+        fault = _broker_fault(client, layout, path)
+        if fault is None:
+            on_missing("broker", path)
+        yield Connections(client, None, layout, fault)
 
 
 def noted_in_action_log(
@@ -102,11 +125,22 @@ def _client(
     return client
 
 
-def _broker(settings: Settings, stack: ExitStack, on_missing: OnMissing) -> Broker | None:
-    path = settings.broker.removeprefix("sqlite:")
-    if path != settings.broker and not file_exists(path):
-        on_missing("broker", path)
+def _broker_fault(client: Client | None, layout: Layout, path: str) -> BrokerMissingError | None:
+    """Return why a missing file is a fault; None if no worker has used a broker yet.
+
+    "No messages" and "no dead letters" would be false answers.
+    """
+    node = None if client is None else broker_node(client, layout)
+    if node is not None:
+        why = f"the workers of the app use {hide_credentials(node.address)} on {node.host}"
+    elif client is not None and read_permitted_children(client, [layout.queues]).get(layout.queues):
+        why = "the app has queues"
+    else:
         return None
+    return BrokerMissingError(path=path, why=why)
+
+
+def _broker(settings: Settings, stack: ExitStack) -> Broker:
     return stack.enter_context(open_broker_with_doorbell(settings, settings.app))
 
 

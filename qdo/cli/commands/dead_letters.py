@@ -30,8 +30,8 @@ from qdo.settings.vaults import vault_of
 from qdo.text import did_you_mean, join_some, pluralize
 
 SCHEMA = "qdo.dead-letters/2"
-_CHANGING = ("app", "broker", "coordinator", "namespace", "connect_seconds")
-"""The action log is in the coordinator."""
+_SETTINGS = ("app", "broker", "coordinator", "namespace", "connect_seconds")
+"""The action log is in the coordinator, and what tells that the broker's file is missing."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -97,7 +97,7 @@ def _filters(function: _Function) -> _Function:
 def _broker(settings: Settings) -> Iterator[Broker | None]:
     require_app(settings)
     with open_connections(settings, coordinator=False) as connections:
-        yield connections.broker
+        yield connections.known_broker()
 
 
 def _found(broker: Broker | None, glob: str, wanted: Filter) -> list[Letter]:
@@ -112,7 +112,7 @@ def _found(broker: Broker | None, glob: str, wanted: Filter) -> list[Letter]:
 @click.argument("glob", default="*")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Only the newest N.")
 @_filters
-@with_settings("app", "broker")
+@with_settings(*_SETTINGS)
 @output_option
 def list_(glob: str, limit: int | None, wanted: Filter, form: str, settings: Settings) -> None:
     """List the dead letters of queues that match GLOB (default: all), oldest first."""
@@ -151,7 +151,7 @@ def _exported(broker: Broker, letters: Iterable[Letter], settings: Settings) -> 
 @dead_letters.command()
 @click.argument("queue")
 @click.argument("id")
-@with_settings("app", "broker")
+@with_settings(*_SETTINGS)
 @output_option
 def show(queue: str, id: str, form: str, settings: Settings) -> None:
     """Show one dead letter completely: message, error, traceback."""
@@ -170,7 +170,7 @@ def show(queue: str, id: str, form: str, settings: Settings) -> None:
 @dead_letters.command()
 @click.argument("glob", default="*")
 @_filters
-@with_settings("app", "broker")
+@with_settings(*_SETTINGS)
 def export(glob: str, wanted: Filter, settings: Settings) -> None:
     """Write complete dead letters to stdout, one JSON object per line, with `body` or, where the
     body is not JSON, `body_base64`."""
@@ -192,7 +192,7 @@ dead_letters.add_command(add)
 @click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
 @changing
 @_filters
-@with_settings(*_CHANGING)
+@with_settings(*_SETTINGS)
 @output_option
 def retry(
     queue: str,
@@ -226,7 +226,7 @@ def retry(
 @click.option("--all", "every", is_flag=True, help="All dead letters of the matching queues.")
 @changing
 @_filters
-@with_settings(*_CHANGING)
+@with_settings(*_SETTINGS)
 @output_option
 def discard(
     queue: str,

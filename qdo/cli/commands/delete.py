@@ -44,7 +44,7 @@ def delete_queues(
     """
     require_app(settings)
     with open_connections(settings) as connections:
-        client, layout, broker = connections.client, connections.layout, connections.broker
+        client, layout, broker = connections.client, connections.layout, connections.known_broker()
         if broker is None:
             raise NotFoundError(what="queue", name=queues[0])
         plan = partial(plan_deletion, client, layout, broker, with_messages=with_messages)

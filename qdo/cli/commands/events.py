@@ -146,7 +146,8 @@ def _follow(
 def _look(settings: Settings, glob: str) -> tuple[Look, list[WorkerStatus]]:
     with open_connections(settings) as connections:
         client, layout = connections.client, connections.layout
-        statuses = queue_statuses(client, layout, connections.broker, glob)
+        fault = connections.broker_fault
+        statuses = queue_statuses(client, layout, connections.broker, glob, fault=fault)
         workers, entries = _around(connections, ENTRIES)
     names = [each.worker for each in workers]
     return Look(judge_all([statuses]), names, entries), workers

@@ -33,7 +33,7 @@ def seek(queue: str, target: str, consent: Consent, form: str, settings: Setting
     """
     require_app(settings)
     with open_connections(settings) as connections:
-        client, broker = connections.client, connections.broker
+        client, broker = connections.client, connections.known_broker()
         if broker is not None:
             check_seekable(broker)
         if client is None or broker is None:

@@ -57,7 +57,7 @@ def status(
         workers, around = _workers(connections), _around(connections, settings)
         readings = read_opened(connections, glob, budget, pause)
     judged = judge_all(readings, rules)
-    item = overview(app, workers, judged, around)
+    item = overview(app, workers, judged, around, unread=readings[-1].unread)
     if form == "table":
         _print(item)
     else:
@@ -169,6 +169,7 @@ def check(
     oldest = parse_duration(max_age, "--max-age")
     rules, pause = rules_of(late, stuck), parse_duration(window, "--window")
     with open_connections(settings) as connections:
+        connections.known_broker()
         workers = _workers(connections)
         readings = read_opened(connections, glob, budget, pause)
     judged = judge_all(readings, rules)
@@ -184,7 +185,8 @@ def _plugin_line(
     alive = len(workers) - len(silent(workers))
     counts = Counter(verdict.state for _, verdict in judged)
     held = [each for each, verdict in judged if verdict.state is not QueueHealth.PAUSED]
-    ages = [each.behind_seconds or 0.0 for each in held]
+    ages = [each.behind_seconds for each in held if each.behind_seconds is not None]
+    oldest_age = "U" if held and not ages else f"{max(ages, default=0.0):.1f}s"
     late = [each.queue for each in held if (each.behind_seconds or 0.0) > oldest]
     critical = alive < least or bool(late) or any(state.is_critical for state in counts)
     code = 2 if critical else int(any(state.is_warning for state in counts))
@@ -200,7 +202,7 @@ def _plugin_line(
         [
             f"workers={alive};;{least}:",
             f"queues={len(judged)}",
-            f"max_age={max(ages, default=0.0):.1f}s;;{oldest:g}",
+            f"max_age={oldest_age};;{oldest:g}",
             *(f"{state.value}={counts[state]}" for state in QueueHealth),
         ]
     )

@@ -84,7 +84,9 @@ class _Screen:
     def show(self) -> None:
         with open_connections(self._settings) as connections:
             client, layout = connections.client, connections.layout
-            reading = queue_statuses(client, layout, connections.broker, self._glob)
+            fault = connections.broker_fault
+            broker = connections.broker
+            reading = queue_statuses(client, layout, broker, self._glob, fault=fault)
             workers = worker_statuses(client, layout) if client else []
         self._readings.append(reading)
         judged = judge_all([self._readings[0], reading], self._rules)

@@ -145,7 +145,8 @@ class FleetReader:
     def _read(self, connections: Connections) -> None:
         began = clock()
         client, layout = connections.client, connections.layout
-        statuses = queue_statuses(client, layout, connections.broker)
+        fault = connections.broker_fault
+        statuses = queue_statuses(client, layout, connections.broker, fault=fault)
         workers = worker_statuses(client, layout) if client else []
         processes = read_components(client, layout) if client else []
         judged = judge_all([*self._earlier(statuses), statuses], self._rules)

@@ -29,6 +29,9 @@ from qdo.text import one_line
 MOST_SECONDS = 1e12
 """A longer lag was written by another program."""
 
+MESSAGES = "the messages"
+"""Key of `Snapshot.unread` if there should be a broker, and is none."""
+
 NEW = QueueNode()
 """Of a queue that has no node."""
 
@@ -88,39 +91,40 @@ class Snapshot:
 
 
 def read_snapshot(
-    client: Client | None, layout: Layout, broker: Broker | None, glob: str, budget: int | None
+    client: Client | None,
+    layout: Layout,
+    broker: Broker | None,
+    glob: str,
+    budget: int | None,
+    fault: QdoError | None = None,
 ) -> Snapshot:
     """Read everything that the statuses of the matching queues need; see `queue_statuses`."""
     fleet = _fleet(client, layout)
     unread = dict(fleet.unread)
     listed = frozenset(broker.catalog.names_to_show()) if broker else frozenset()
     stored = frozenset(_matching(listed, glob))
-    counted = _dead_letters(broker, unread) if broker else {}
+    counted = _dead_letters(broker, unread, fault)
     dead = counted or {}
     end = broker.capabilities.end_position_text if broker else None
-    # Queue nodes may be readable although their folder cannot be listed.
-    named = listed.union(dead) if fleet.queues is None else fleet.queues
-    reads = _read_queue_nodes(client, layout, _matching(named, glob))
+    reads = _read_queue_nodes(client, layout, _matching(_named(fleet, listed, dead), glob))
     nodes = {name: _with_fault(name, each, broker) for name, each in _parsed(reads).items()}
     over = {name for name, node in nodes.items() if is_over(node, name, stored, end)}
     names = sorted(stored.union(nodes, _matching(dead, glob)) - (over - dead.keys()))
     whole = [name for name in names if name in stored and nodes.get(name, NEW).fault is None]
-    workers = None if fleet.workers is None else frozenset(fleet.workers)
-    backlogs = _backlogs(broker, whole, nodes, workers or (), budget) if broker else {}
+    backlogs = _backlogs(broker, whole, nodes, fleet.workers or (), budget) if broker else {}
     nodeless = [name for name in names if name not in nodes]
     parents = _parents(client, broker, nodeless, listed)
-    others = {each for found in parents.values() for each in found} - nodes.keys()
     components = [dict(details_of(read.data)) for read in fleet.components or ()]
     return Snapshot(
         names=names,
-        nodes={**nodes, **_parsed(_read_queue_nodes(client, layout, others))},
-        workers=workers,
+        nodes=_with_parents(client, layout, nodes, parents),
+        workers=fleet.workers,
         filters=fleet.filters(),
         unclaimed=_unclaimed(client, layout, fleet, names, nodes),
         listed=listed,
         missing=frozenset(names) - listed if broker else frozenset(),
         dead_letters=counted,
-        backlogs=backlogs,
+        backlogs=backlogs if fault is None else dict.fromkeys(names, fault),
         lags=_lags(components) if broker and broker.capabilities.doorbell else {},
         faults=_faults(components) | crowded_out(broker, len(fleet.queues or ()), nodeless),
         limits=_waits(components),
@@ -149,6 +153,22 @@ def _fleet(client: Client | None, layout: Layout) -> FleetNodes:
     if fleet.queues is None and fleet.workers is None and fleet.components is None:
         raise NodeRefusedError(path=layout.queues, account=client.access.account_name())
     return fleet
+
+
+def _named(fleet: FleetNodes, listed: Collection[str], dead: Collection[str]) -> Collection[str]:
+    """Return which queues may have a node, also where the folder of nodes cannot be listed."""
+    return {*listed, *dead} if fleet.queues is None else fleet.queues
+
+
+def _with_parents(
+    client: Client | None,
+    layout: Layout,
+    nodes: Mapping[str, QueueNode],
+    parents: Mapping[str, Collection[str]],
+) -> dict[str, QueueNode]:
+    """Return the nodes, with those of the queues that others wait for."""
+    others = {each for found in parents.values() for each in found} - nodes.keys()
+    return {**nodes, **_parsed(_read_queue_nodes(client, layout, others))}
 
 
 def _read_queue_nodes(
@@ -198,8 +218,13 @@ def _with_fault(name: str, node: QueueNode, broker: Broker | None) -> QueueNode:
     return node
 
 
-def _dead_letters(broker: Broker, unread: dict[str, str]) -> Mapping[str, int] | None:
+def _dead_letters(
+    broker: Broker | None, unread: dict[str, str], fault: QdoError | None
+) -> Mapping[str, int] | None:
     """Return the number of dead letters by queue; an error hides no queue."""
+    if broker is None:
+        unread.update({} if fault is None else {MESSAGES: str(fault)})
+        return None
     try:
         return broker.dead_letters.counts()
     except QdoError as error:

@@ -169,6 +169,30 @@ def test_check_has_the_exit_codes_of_plugins(desk: Desk) -> None:
         assert len(output.splitlines()) == 1
 
 
+def test_a_missing_file_of_the_broker_is_no_empty_one(desk: Desk) -> None:
+    """Unknown is not 0: no command says that nothing waits, or that nothing is dead."""
+    assert desk.run("dead-letters") == (0, "")
+    desk.app.send("fine", 1)
+    desk.start_worker()
+    wait_until(lambda: desk.states().get("fine") == "idle", "the message is done", 60.0)
+    wrong = ("--broker", "sqlite:other.db")
+    code, output = desk.run("queues", "-o", "json", *wrong)
+    (item,) = json.loads(output)["items"]
+    assert (code, item["state"]) == (4, "unknown")
+    assert [item[key] for key in ("backlog", "dead_letters", "behind_seconds")] == 3 * [None]
+    for said in ("other.db does not exist", "messages.db on ", "--broker"):
+        assert said in item["reason"]
+        assert said in desk.run("check", *wrong)[1]
+    assert (item["remedy"], item["error"] is None) == ("qdo doctor", False)
+    code, output = desk.run("status", *wrong)
+    assert (code, ", ? dead letters\n" in output) == (0, True)
+    assert '"dead_letters": null' in desk.run("status", "-o", "json", *wrong)[1]
+    for command_line in (("dead-letters",), ("peek", "fine"), ("purge", "fine", "--dry-run")):
+        assert desk.run(*command_line, *wrong) == (3, "")
+    assert desk.run("check", *wrong)[0] == 3
+    assert "waiting       an unknown number" in desk.run("queue", "show", "fine", *wrong)[1]
+
+
 def test_a_long_backlog_catches_up(desk: Desk) -> None:
     """Two readings show it: the first message is late, and the backlog becomes smaller."""
     desk.app.send_many([("slow", number) for number in range(3000)])

@@ -23,8 +23,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     real = fleet_reader.queue_statuses
 
-    def counted(*arguments: Any) -> Any:
-        found.append(real(*arguments))
+    def counted(*arguments: Any, **options: Any) -> Any:
+        found.append(real(*arguments, **options))
         return found[-1]
 
     monkeypatch.setattr(fleet_reader, "queue_statuses", counted)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from qdo.ops.overview import LONG_SECONDS, MOST_RUNS, overview
 from qdo.ops.queue_health import QueueHealth
 from qdo.ops.reading.long_runs import LongRun
+from qdo.ops.reading.snapshot import MESSAGES
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import Verdict
 
@@ -39,6 +40,15 @@ def test_dead_letters_have_a_notice() -> None:
     (notice,) = overview("a", [], found)["notices"]
     assert notice["reason"] == "34 dead letters in 4 queues: d (30), a (2), e (1) and 1 more"
     assert notice["remedy"] == "qdo dead-letters"
+
+
+def test_unknown_dead_letters_are_not_none() -> None:
+    """Neither if a queue does not know them, nor if no queue is known."""
+    status, verdict = judged("q", 0.0, QueueHealth.OK)
+    assert overview("a", [], [(status, verdict)])["dead_letters"] == 0
+    unknown = replace(status, dead_letters=None)
+    assert overview("a", [], [(unknown, verdict)])["dead_letters"] is None
+    assert overview("a", [], [], unread=(MESSAGES,))["dead_letters"] is None
 
 
 def test_notices_are_part_of_the_item() -> None:

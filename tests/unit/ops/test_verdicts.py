@@ -139,7 +139,7 @@ def verdict(*statuses: QueueStatus, workers: int | None = 2, every: float = 10.0
         (
             replace(OWNED, backlog=None, behind_seconds=None, error="denied"),
             QueueHealth.UNKNOWN,
-            "denied",
+            "Denied.",
         ),
     ],
 )

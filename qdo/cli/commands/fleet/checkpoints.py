@@ -93,7 +93,7 @@ def import_file(file: BinaryIO, consent: Consent, form: str, settings: Settings)
     kind = settings.broker.partition(":")[0]
     head, listed = read_file(_lines(file), source, app, kind)
     with open_connections(settings) as connections:
-        broker, layout = connections.broker, connections.layout
+        broker, layout = connections.known_broker(), connections.layout
         if broker is None:
             raise NotFoundError(what="broker", name=settings.broker)
         check_seekable(broker)
@@ -109,7 +109,7 @@ def import_file(file: BinaryIO, consent: Consent, form: str, settings: Settings)
 def _execute(
     connections: Connections, steps: list[ImportStep], id: str, form: str, reason: str
 ) -> None:
-    client, broker, layout = connections.client, connections.broker, connections.layout
+    client, broker, layout = connections.client, connections.known_broker(), connections.layout
     if client is None or broker is None:
         raise NotFoundError(what="coordinator or broker of app", name=layout.root)
     try:

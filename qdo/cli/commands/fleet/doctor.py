@@ -78,7 +78,10 @@ def _opened(
 ) -> Connections | None:
     """Open one of the two services; keep the reason if it cannot be opened."""
     try:
-        return stack.enter_context(open_connections(settings, **only))
+        opened = stack.enter_context(open_connections(settings, **only))
+        if name == "broker":
+            opened.known_broker()
+        return opened
     except QdoError as error:
         faults[name] = str(error)
         return None

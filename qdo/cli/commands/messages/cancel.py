@@ -60,7 +60,7 @@ def cancel_messages(
     if not 0 < seconds <= AHEAD_SECONDS:
         raise UsageError(reason=f"--timeout must be at most 1h and not 0, got {timeout!r}")
     with open_connections(settings) as connections:
-        broker = connections.broker
+        broker = connections.known_broker()
         if broker is None:
             raise NotFoundError(what="queue", name=queue)
         place = connections.client, connections.layout, broker, queue, ids

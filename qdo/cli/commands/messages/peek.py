@@ -58,7 +58,7 @@ def peek_messages(
     if name is not None and kind is not None:
         raise UsageError(reason="give --kind or --id, not both")
     with open_connections(settings) as connections:
-        broker = connections.broker
+        broker = connections.known_broker()
         if broker is None:
             raise NotFoundError(what="queue", name=queue)
         client, layout = connections.client, connections.layout

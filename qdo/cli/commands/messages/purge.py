@@ -41,7 +41,7 @@ def purge_queues(glob: str, delayed: bool, consent: Consent, form: str, settings
     """
     require_app(settings)
     with open_connections(settings) as connections:
-        client, layout, broker = connections.client, connections.layout, connections.broker
+        client, layout, broker = connections.client, connections.layout, connections.known_broker()
         if broker is not None:
             check_purging(broker)
         if client is None or broker is None:
