@@ -17,6 +17,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import CorruptNodeError, NotFoundError, QueueNotEmptyError, QueueOwnedError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.protocol.audit_entries import Values
+from qdo.ops.reading.backlogs import backlog_of
 from qdo.queues import check_path_part
 
 _log = logging.getLogger(__name__)
@@ -93,7 +94,8 @@ def plan_deletion(
         return Deletion(queue, owner, 0, 0, 0, stored=False)
     # Read before they are counted: the numbers that an operator confirms are not too small.
     contents = _contents(broker, queue) if with_messages else None
-    backlog = broker.catalog.backlog(queue, _last(broker, node or QueueNode()))
+    node = node or QueueNode()
+    backlog = backlog_of(broker, queue, node, _last(broker, node))
     dead = broker.dead_letters.counts().get(queue, 0)
     plan = Deletion(queue, owner, backlog.count, backlog.delayed, dead, True, contents)
     if not with_messages:
@@ -134,7 +136,7 @@ def delete(
     """
     queue = deletion.queue
     if client is None:
-        _delete_stored(broker, deletion, _last(broker, QueueNode()))
+        _delete_stored(broker, deletion, QueueNode())
         return
     audit = _DeletionAudit(client, layout, deletion, reason)
     node = QueueNode()
@@ -142,7 +144,7 @@ def delete(
         audit.marked()
         node = _released(client, layout, queue, time.monotonic() + timeout_seconds)
     try:
-        _delete_stored(broker, deletion, _last(broker, node))
+        _delete_stored(broker, deletion, node)
     except BaseException:
         audit.restored()
         raise
@@ -151,11 +153,12 @@ def delete(
         raise QueueOwnedError(queue=queue, owner=owner)
 
 
-def _delete_stored(broker: Broker, deletion: Deletion, last: int) -> None:
+def _delete_stored(broker: Broker, deletion: Deletion, node: QueueNode) -> None:
     """Delete a queue at the broker with what the plan has found in it, and nothing else."""
     queue, contents = deletion.queue, deletion.contents
     if not deletion.stored:
         return
+    last = _end(broker, queue, node)
     if contents is not None:
         last = max(last, contents.newest)
         try:
@@ -248,3 +251,12 @@ def _node(client: Client | None, layout: Layout, queue: str) -> QueueNode | None
 def _last(broker: Broker, node: QueueNode) -> int:
     """Return the recorded progress of a queue as a position of its broker."""
     return broker.positions.resume_after(node.last, node.position)
+
+
+def _end(broker: Broker, queue: str, node: QueueNode) -> int:
+    """Return a position up to which no message will run: those behind `last` may be cancelled."""
+    last = _last(broker, node)
+    cancelled = () if node.out_of_order is None else node.out_of_order.cancelled
+    if cancelled and not backlog_of(broker, queue, node, last).count:
+        return cancelled[-1]
+    return last

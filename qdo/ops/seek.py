@@ -16,6 +16,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError, UnreachableError, UnsupportedError, UsageError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.protocol.audit_entries import Values
+from qdo.ops.reading.backlogs import backlog_of
 from qdo.positions import (
     MOST_DIGITS,
     TIME_POSITIONS,
@@ -101,8 +102,10 @@ def plan_seek(client: Client, layout: Layout, broker: Broker, queue: str, target
             f"`{LATEST}` to skip the present messages"
         )
     before = None if node.fault else QueuePosition(node.last, node.position)
-    waiting_before, behind_before = _waiting(broker, queue, before or QueuePosition(node.last))
-    waiting_after, behind_after = _waiting(broker, queue, after)
+    waiting_before, behind_before = _waiting(
+        broker, queue, node, before or QueuePosition(node.last)
+    )
+    waiting_after, behind_after = _waiting(broker, queue, node, after)
     return SeekPlan(
         queue=queue,
         before=before,
@@ -157,15 +160,16 @@ def recorded(node: QueueNode) -> Values:
     return {"last": format_last(node.last) or EARLIEST, "position": node.position}
 
 
-def _waiting(broker: Broker, queue: str, place: QueuePosition) -> tuple[int | None, float | None]:
+def _waiting(
+    broker: Broker, queue: str, node: QueueNode, place: QueuePosition
+) -> tuple[int | None, float | None]:
     """Return the number of messages after a position, and the age of the first one.
 
     None where the messages cannot be read: then a seek is the way to skip them.
     """
     try:
-        backlog = broker.catalog.backlog(
-            queue, broker.positions.resume_after(place.last, place.position)
-        )
+        after = broker.positions.resume_after(place.last, place.position)
+        backlog = backlog_of(broker, queue, node, after)
     except UnreachableError:
         raise
     except Exception as error:  # noqa: BLE001 - the seek needs no messages

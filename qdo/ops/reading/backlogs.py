@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from heapq import nsmallest
 
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError, QdoError
+from qdo.ops.messages.find import waiting_rows
 from qdo.system.parallel import run_parallel
 
 
@@ -36,8 +38,8 @@ def ask(
     def read(name: str) -> Backlog | None:
         node = nodes.get(name, QueueNode())
         try:
-            return broker.catalog.backlog(
-                name, broker.positions.resume_after(node.last, node.position)
+            return backlog_of(
+                broker, name, node, broker.positions.resume_after(node.last, node.position)
             )
         except NotFoundError:
             return None
@@ -52,6 +54,26 @@ def ask(
             return error
 
     return dict(zip(chosen, run_parallel(try_read, chosen), strict=True))
+
+
+def backlog_of(broker: Broker, queue: str, node: QueueNode, after: int) -> Backlog:
+    """Return the backlog of a queue without its cancelled messages, which never run.
+
+    Kinesis cannot count messages, so there they are part of it until the queue has passed them.
+
+    :raises: as `QueueCatalog.backlog`.
+    """
+    found = broker.catalog.backlog(queue, after)
+    progress = node.out_of_order
+    if progress is None or not progress.cancelled or not broker.capabilities.countable:
+        return found
+    cancelled = {each for each in progress.cancelled if each > after}
+    count = max(0, found.count - len(cancelled))
+    oldest = found.oldest if count else None
+    if oldest in cancelled:
+        rows = waiting_rows(broker, queue, after, len(cancelled) + 1)
+        oldest = next((row.position for row in rows if row.position not in cancelled), None)
+    return replace(found, count=count, oldest=oldest)
 
 
 def _urgency(node: QueueNode | None, workers: Collection[str]) -> tuple[int, int]:

@@ -299,3 +299,29 @@ def test_a_decision_repeats_nothing_of_other_keys(
     held.unlink()
     desk.wait_done()
     assert desk.bodies() == ["1", "2", "3", "1"]
+
+
+def test_cancelled_messages_do_not_wait(desk: OperatorDesk) -> None:
+    """They raise no alarm, count nowhere, and keep no queue from being deleted."""
+    desk.known()
+    ids = desk.send(1, 2, 3)
+    desk.outcomes(*ids[:2])
+    (item,) = desk.items("queues")
+    (peeked,) = desk.items("peek", "q")
+    assert (item["backlog"], item["oldest"]) == (1, peeked["position"])
+    assert desk.items("purge", "q", "--dry-run")[0]["waiting"] == 1
+    assert desk.qdo("delete", "q", "--yes").code == 5
+    assert desk.qdo("check", "--min-workers", "0").code == 2
+    desk.outcomes(ids[2])
+    (item,) = desk.items("queues")
+    assert (item["state"], item["backlog"], item["behind_seconds"]) == ("idle", 0, 0.0)
+    assert desk.items("peek", "q") == []
+    assert desk.qdo("check", "--min-workers", "0").code == 0
+    assert desk.items("purge", "q", "--dry-run")[0]["waiting"] == 0
+    desk.send(4)
+    assert desk.items("queues")[0]["backlog"] == 1
+    assert desk.qdo("delete", "q", "--yes").code == 5
+    desk.outcomes(desk.items("peek", "q")[0]["id"])
+    ended = desk.qdo("delete", "q", "--yes")
+    assert ended.code == 0, ended.err
+    assert desk.items("queues") == []
