@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.protocol.states import ZnodeStat
 
 from qdo.coordination.client import Client
 from qdo.coordination.extra_requests import MultiRead
@@ -26,6 +27,7 @@ class NodeValue:
     """A node as it was read.
 
     :ivar data: b"" for a node without data, and for one that was refused.
+    :ivar created: number of the transaction that created it: another node at this path has another.
     :ivar refused: why the coordinator did not return the node, None if it did.
     :ivar session: id of the session of an ephemeral node, 0 for a persistent node.
     :ivar written: when it was last written, Unix time of the coordinator's clock.
@@ -37,6 +39,7 @@ class NodeValue:
     session: int
     written: float
     refused: str | None = None
+    created: int = 0
 
 
 def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
@@ -54,9 +57,19 @@ def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
             found.append(NodeValue(path, b"", -1, 0, 0.0, refusal_reason(answer)))
         elif answer is not None:
             data, stat = answer
-            written = stat.mtime / 1000
-            found.append(NodeValue(path, data or b"", stat.version, stat.ephemeralOwner, written))
+            found.append(_value(path, data, stat))
     return found
+
+
+def _value(path: str, data: bytes | None, stat: ZnodeStat) -> NodeValue:
+    return NodeValue(
+        path,
+        data or b"",
+        stat.version,
+        stat.ephemeralOwner,
+        stat.mtime / 1000,
+        created=stat.czxid,
+    )
 
 
 def read_children(client: Client, paths: Sequence[str]) -> dict[str, list[str]]:

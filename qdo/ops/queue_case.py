@@ -48,7 +48,10 @@ class QueueCase:
 
     def __init__(self, samples: Sequence[QueueSample], rules: VerdictRules) -> None:
         self.rules = rules
-        self.first, self.sample = samples[0], samples[-1]
+        self.sample = samples[-1]
+        # Before it was deleted and created again, it was another queue.
+        same = (each for each in samples if each.status.created == self.sample.status.created)
+        self.first = next(same)
         self.now = self.sample.at
         self.status = self.sample.status
         self.queue = shlex.quote(self.status.queue)

@@ -53,6 +53,8 @@ class QueueStatus:
     :ivar seek: how often operators moved `last`.
     :ivar written: when its node was last written, Unix time of the coordinator's clock; 0 if it
         has none.
+    :ivar created: number of the transaction that created its node, 0 if it has none. A queue that
+        was deleted and created again has another.
     :ivar reported: when its owner last reported, by the same clock; None if that is unknown.
     :ivar running: the message that has run for longest, None if none runs for long.
     :ivar marks: failure record of the failing message; it tells whether the queue is blocked.
@@ -87,6 +89,7 @@ class QueueStatus:
     lost: bool = False
     seek: int = 0
     written: float = 0.0
+    created: int = 0
     reported: float | None = None
     running: LongRun | None = None
 
@@ -173,6 +176,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         lost=backlog is not None and backlog.lost,
         seek=node.seek,
         written=snapshot.written.get(queue, 0.0),
+        created=snapshot.created.get(queue, 0),
         reported=snapshot.reported.get(node.owner),
         running=snapshot.long_runs.get(queue),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +60,7 @@ class Snapshot:
     :ivar at: Unix time of the reader's clock.
     :ivar timed: positions are times.
     :ivar written: when each queue node was last written, by the coordinator's clock.
+    :ivar created: number of the transaction that created each queue node.
     :ivar reported: when the process of each worker last reported, by the same clock.
     :ivar long_runs: by queue, the message that has run for longest, as reported by workers.
     :ivar end: text of the position of a finished queue, None if queues never finish.
@@ -86,6 +87,7 @@ class Snapshot:
     at: float
     timed: bool
     written: Mapping[str, float]
+    created: Mapping[str, int]
     reported: Mapping[str, float]
     long_runs: Mapping[str, LongRun]
 
@@ -108,8 +110,7 @@ def read_snapshot(
     end = broker.capabilities.end_position_text if broker else None
     reads = _read_queue_nodes(client, layout, _matching(_named(fleet, listed, dead), glob))
     nodes = {name: _with_fault(name, each, broker) for name, each in _parsed(reads).items()}
-    over = {name for name, node in nodes.items() if is_over(node, name, stored, end)}
-    names = sorted(stored.union(nodes, _matching(dead, glob)) - (over - dead.keys()))
+    names = _to_report(nodes, stored, frozenset(_matching(dead, glob)), end)
     whole = [name for name in names if name in stored and nodes.get(name, NEW).fault is None]
     backlogs = _backlogs(broker, whole, nodes, fleet.workers or (), budget) if broker else {}
     nodeless = [name for name in names if name not in nodes]
@@ -137,6 +138,7 @@ def read_snapshot(
         at=time.time(),
         timed=broker is not None and broker.positions is TIME_POSITIONS,
         written={name: read.written for name, read in reads.items()},
+        created={name: read.created for name, read in reads.items()},
         reported=_reported(fleet.components or ()),
         long_runs=long_runs(components),
     )
@@ -158,6 +160,14 @@ def _fleet(client: Client | None, layout: Layout) -> FleetNodes:
 def _named(fleet: FleetNodes, listed: Collection[str], dead: Collection[str]) -> Collection[str]:
     """Return which queues may have a node, also where the folder of nodes cannot be listed."""
     return {*listed, *dead} if fleet.queues is None else fleet.queues
+
+
+def _to_report(
+    nodes: Mapping[str, QueueNode], stored: Set[str], dead: Set[str], end: str | None
+) -> list[str]:
+    """Return the queues of which more is left than a node."""
+    over = {name for name, node in nodes.items() if is_over(node, name, stored, end)}
+    return sorted((stored | dead | nodes.keys()) - (over - dead))
 
 
 def _with_parents(

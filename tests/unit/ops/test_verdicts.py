@@ -251,6 +251,16 @@ def test_a_position_that_went_back_without_a_seek_is_noticed() -> None:
     assert verdict(OWNED, replace(OWNED, last=50, seek=1)).state is QueueHealth.OK
 
 
+def test_a_queue_that_was_created_again_is_another_one() -> None:
+    """It begins at 0, and its smaller backlog tells nothing."""
+    before = replace(OWNED, created=7, backlog=1000, behind_seconds=300.0)
+    again = replace(before, created=9, last=0, backlog=1, behind_seconds=0.1)
+    assert verdict(before, again).state is QueueHealth.OK
+    assert verdict(before, replace(again, behind_seconds=90.0)).state is QueueHealth.LAGGING
+    assert verdict(before, again, replace(again, last=8)).state is QueueHealth.OK
+    assert verdict(before, again, replace(again, created=7)).state is QueueHealth.REWOUND
+
+
 def test_a_queue_that_is_new_in_the_last_reading_is_judged() -> None:
     readings = [Statuses([], at=NOW - 5, workers=1), Statuses([OWNED], at=NOW, workers=1)]
     ((_, found),) = judge_all(readings)

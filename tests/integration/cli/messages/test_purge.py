@@ -10,6 +10,9 @@ import pytest
 
 import qdo
 from qdo.ops.messages.purge import plan_purge, purge
+from qdo.ops.queue_health import QueueHealth
+from qdo.ops.status import Statuses, queue_statuses
+from qdo.ops.verdicts import judge_all
 from tests.support.app_runs import OperatorDesk
 from tests.support.processes import paused, wait_until
 
@@ -145,3 +148,24 @@ def test_a_killed_operator_leaves_whole_queues(desk: OperatorDesk) -> None:
     desk.send(2, queue="q00")
     desk.drain()
     assert [desk.bodies(name) for name in names] == [["2"], *([] for _ in names[1:])]
+
+
+def test_a_queue_that_is_created_again_was_not_rewound(desk: OperatorDesk) -> None:
+    """Its second node begins before the end of the first one, and nobody moved it."""
+
+    def read() -> Statuses:
+        return queue_statuses(desk.client, desk.layout, desk.broker)
+
+    desk.send(1)
+    desk.work()
+    wait_until(lambda: desk.bodies() == ["1"], "the first message")
+    desk.wait_done()
+    before = read()
+    assert desk.qdo("delete", "q", "--yes").code == 0
+    desk.hold(2)
+    desk.send(2)
+    desk.wait_for(2)
+    after = read()
+    ((status, verdict),) = judge_all([before, after])
+    assert status.last < before.queues[0].last
+    assert verdict.state is QueueHealth.OK
