@@ -253,8 +253,8 @@ class WorkerCrashedError(QdoError):
 
 class PositionAheadError(QdoError):
     """queue {queue!r} is not processed: its recorded position {time} is in the future, after its
-    last message, so another program wrote it; move the queue to its true position with `qdo seek
-    {queue}`"""
+    last message, so another program wrote it; move the queue to its true position with `qdo
+    seek`"""
 
     exit_code = 5
 
@@ -344,7 +344,7 @@ class NotFailingError(QdoError):
 
 class MessageNotFailingError(NotFailingError):
     """message {message} of queue {queue!r} is not failing: it waits, runs now, is done, or was
-    retried; nothing was changed; `qdo ps {queue}` and `qdo peek {queue}` show its messages"""
+    retried; nothing was changed; `qdo ps QUEUE` and `qdo peek QUEUE` show its messages"""
 
 
 class AlreadyDecidedError(NotFailingError):

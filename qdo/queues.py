@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
+import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -56,6 +57,19 @@ class QueueFilter:
 
 
 EVERYTHING = QueueFilter()
+
+
+def command_text(command: str, *names: str, options: str = "") -> str:
+    """Return a command of qdo for a queue, to be pasted into a shell.
+
+    A name that begins with a hyphen would be taken for an option: it follows "--".
+
+    :param names: the name or glob of the queue, and further arguments.
+    """
+    given = [shlex.quote(each) for each in names]
+    hyphen = any(each.startswith("-") for each in names)
+    parts = [options, "--", *given] if hyphen else [*given, options]
+    return " ".join(["qdo", command, *filter(None, parts)])
 
 
 def why_untaken(queue: str, filters: Collection[QueueFilter]) -> str | None:

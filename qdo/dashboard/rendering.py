@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from qdo.dashboard.access import csrf_token, may_act
 from qdo.dashboard.board import board
 from qdo.ops.queue_health import QueueHealth
+from qdo.queues import command_text
 from qdo.text import iso_time, pluralize, printable, printable_lines, short_duration, shorten
 
 LEVELS = {
@@ -118,7 +119,7 @@ def prepare(flask: Flask) -> None:
     ):
         flask.jinja_env.filters[function.__name__] = function
     flask.jinja_env.filters["pluralize"] = plural
-    flask.jinja_env.globals.update(params=params, toggled=toggled)
+    flask.jinja_env.globals.update(command_text=command_text, params=params, toggled=toggled)
     flask.context_processor(_context)
 
 

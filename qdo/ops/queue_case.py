@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +53,7 @@ class QueueCase:
         self.first = next(same)
         self.now = self.sample.at
         self.status = self.sample.status
-        self.queue = shlex.quote(self.status.queue)
+        self.queue = self.status.queue
 
     @property
     def waiting(self) -> bool | None:

@@ -7,7 +7,6 @@ it needs no worker that lives.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from qdo.ops.queue_case import RULES, QueueCase, QueueSample, VerdictRules
 from qdo.ops.queue_health import QueueHealth
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.positions import format_last
+from qdo.queues import command_text
 from qdo.text import pluralize, short_duration
 
 
@@ -71,7 +71,9 @@ def _lost(case: QueueCase) -> Verdict | None:
     if not case.status.lost:
         return None
     return Verdict(
-        QueueHealth.LOST, _sentence(case.status.fault or ""), f"qdo seek {case.queue} earliest"
+        QueueHealth.LOST,
+        _sentence(case.status.fault or ""),
+        command_text("seek", case.queue, "earliest"),
     )
 
 
@@ -100,9 +102,10 @@ def _blocked(case: QueueCase) -> Verdict | None:
     others = len(case.status.also_blocking)
     if others:
         reason += f" {pluralize(others, 'more message')} {'does' if others == 1 else 'do'} so."
-    named = f"{case.queue} {marks.position}"
-    remedy = f"qdo retry-now {case.queue}, qdo skip {named} or qdo dead-letters add {named}"
-    return Verdict(QueueHealth.BLOCKED, reason, remedy)
+    retry = command_text("retry-now", case.queue)
+    named = case.queue, str(marks.position)
+    skip, add = command_text("skip", *named), command_text("dead-letters add", *named)
+    return Verdict(QueueHealth.BLOCKED, reason, f"{retry}, {skip} or {add}")
 
 
 def _paused(case: QueueCase) -> Verdict | None:
@@ -122,7 +125,7 @@ def _stuck(case: QueueCase) -> Verdict | None:
 
 
 def _ps(case: QueueCase) -> str:
-    return f"qdo ps {shlex.quote(exactly(case.status.queue))} --stacks"
+    return command_text("ps", exactly(case.queue), options="--stacks")
 
 
 def _with_long_run(case: QueueCase, verdict: Verdict) -> Verdict:
@@ -183,7 +186,7 @@ def _rewound(case: QueueCase) -> Verdict | None:
     return Verdict(
         QueueHealth.REWOUND,
         f"Its position went back from {format_last(before.last)} without `qdo seek`.",
-        f"qdo audit {case.queue}",
+        command_text("audit", exactly(case.queue)),
     )
 
 
@@ -199,7 +202,7 @@ def _failing(case: QueueCase) -> Verdict | None:
         return Verdict(QueueHealth.LAGGING if late else QueueHealth.OK, reason)
     failed = pluralize(marks.attempts, "attempt")
     reason = f"Its next message failed in {failed}, and runs again: {marks.error}."
-    return Verdict(QueueHealth.FAILING, reason, f"qdo retry-now {case.queue}")
+    return Verdict(QueueHealth.FAILING, reason, command_text("retry-now", case.queue))
 
 
 def _decided(case: QueueCase, marks: FailureRecord) -> Verdict:

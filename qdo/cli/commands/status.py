@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from qdo.ops.overview import SILENT_SECONDS, Judged, overview, silent
 from qdo.ops.queue_health import QueueHealth
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
+from qdo.queues import command_text
 from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize, short_duration
@@ -93,7 +93,7 @@ def _print(item: dict[str, Any]) -> None:
         print_step(each["reason"], each["remedy"])
     for each in item["long_runs"]:
         print(f"\n{cell(each['queue'])}: a message runs for long")
-        remedy = f"qdo ps {shlex.quote(exactly(each['queue']))} --stacks"
+        remedy = command_text("ps", exactly(each["queue"]), options="--stacks")
         print_step(each["reason"], remedy)
     for each in item["worst"]:
         print(f"\n{cell(each['queue'])}: {', '.join(_facts(each))}")

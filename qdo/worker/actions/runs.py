@@ -6,7 +6,6 @@ import heapq
 import json
 import logging
 import os
-import shlex
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from qdo.fleet.globs import exactly
 from qdo.fleet.protocol.action_results import Finish, Result
 from qdo.fleet.protocol.audit_entries import Values
 from qdo.message import Message
+from qdo.queues import command_text
 from qdo.system.clock import clock
 from qdo.text import fine_duration, short_duration
 from qdo.worker.engine.slot import Slot, where
@@ -101,7 +101,7 @@ class Runs:
             stack = _stack(_frame(each, in_threads))
             _log.warning(
                 "%s: message %s, attempt %d, has run for %s; messages of its queue usually take"
-                " %s at most; %s. `qdo ps %s --stacks` shows its stack",
+                " %s at most; %s. `%s` shows its stack",
                 where(each.slot),
                 each.message.id,
                 each.message.attempt,
@@ -110,7 +110,7 @@ class Runs:
                 f"it stands at {stack[-1]}"
                 if stack
                 else "its executor does not tell where it stands",
-                shlex.quote(exactly(each.message.queue)),
+                command_text("ps", exactly(each.message.queue), options="--stacks"),
             )
 
     def perform(self, args: Values, finish: Finish) -> Result:

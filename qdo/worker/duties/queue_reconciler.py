@@ -10,6 +10,7 @@ from functools import partial
 from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin
 from qdo.errors import CorruptNodeError, NodeRefusedError
+from qdo.queues import command_text
 from qdo.text import describe, pluralize
 from qdo.worker.duties.member_api import Change, LeaderApi
 from qdo.worker.duties.queue_inventory import QueueInventory
@@ -120,9 +121,9 @@ class QueueReconciler:
         for name in sorted(reopened - inventory.reopened):
             _log.error(
                 "queue %s was finished, but a queue of the same name now receives messages; it is"
-                " not processed. To start it from the beginning: `qdo seek %s earliest --yes`",
+                " not processed. To start it from the beginning: `%s`",
                 name,
-                name,
+                command_text("seek", name, "earliest", options="--yes"),
             )
         inventory.reopened = reopened
 

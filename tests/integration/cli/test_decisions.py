@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -307,3 +308,15 @@ def test_dead_letter_is_rejected_without_a_store(desk: DecisionSetup) -> None:
     assert desk.node().failure == MARKS
     address = f"{stream}?dead_letters=s3://letters/x"
     assert desk.qdo(*add, "--broker", address).code == 0
+
+
+def test_remedies_work_for_a_name_that_looks_like_an_option(desk: DecisionSetup) -> None:
+    """Pasted into a shell, with more options before them."""
+    with desk.app() as app:
+        app.send("--all", "vase")
+    desk.client.create(LAYOUT.queue("--all"), QueueNode(7, "worker-1", failure=FAILING).encode())
+    (item,) = [each for each in items(desk.qdo("queues", "-o", "json")) if each["queue"] != "q"]
+    words = shlex.split(item["remedy"])
+    assert words == ["qdo", "retry-now", "--", "--all"]
+    ended = desk.qdo(*words[1:])
+    assert ended.code == 0, ended.err

@@ -13,6 +13,7 @@ from qdo.ops.queue_health import QueueHealth
 from qdo.ops.reading.long_runs import LongRun, long_runs
 from qdo.ops.status import QueueStatus, Statuses
 from qdo.ops.verdicts import Verdict, judge, judge_all
+from qdo.queues import command_text
 
 NOW = 1_700_000_000.0
 OWNED = QueueStatus(
@@ -200,6 +201,17 @@ def test_without_workers_what_waits_has_none() -> None:
 
 def test_commands_quote_the_name() -> None:
     assert "'tenant 7'" in verdict(replace(OWNED, marks=FAILED)).remedy
+
+
+def test_commands_take_a_name_with_a_hyphen_for_no_option() -> None:
+    """Also with further arguments and options, and with the characters of globs."""
+    odd = replace(OWNED, queue="--all", marks=FAILED)
+    assert verdict(odd).remedy == "qdo retry-now -- --all"
+    blocked = verdict(replace(odd, marks=replace(FAILED, blocked_since=NOW - 9))).remedy
+    assert "qdo skip -- --all 101 or qdo dead-letters add -- --all 101" in blocked
+    hangs = replace(OWNED, queue="-a*", running=LongRun("m", 2, 300.0))
+    assert verdict(hangs).remedy == "qdo ps --stacks -- '-a[*]'"
+    assert command_text("skip", "a b", "7", options="--yes") == "qdo skip 'a b' 7 --yes"
 
 
 # --- the cases in which Burrow's rules err --------------------------------------------------

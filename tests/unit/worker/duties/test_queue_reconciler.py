@@ -269,7 +269,9 @@ def test_children_of_a_recreated_queue_wait_for_it(
     stage.broker.add("child", "parent")
     stage.run(20)
     assert stage.names() == ["parent"]
-    assert [r.args for r in caplog.records if r.levelname == "ERROR"] == [("parent", "parent")]
+    assert [r.args for r in caplog.records if r.levelname == "ERROR"] == [
+        ("parent", "qdo seek parent earliest --yes")
+    ]
     stage.leader.put("parent", position=None, last=1, deleted=False)
     stage.run(20)
     assert "parent" not in stage.leader.excluded
