@@ -242,7 +242,7 @@ def _done(item: Mapping[str, Any]) -> str:
 def _waiting(item: Mapping[str, Any]) -> str:
     count = "an unknown number" if item["backlog"] is None else str(item["backlog"])
     parts = [f"~{count}" if item["approximate"] else count]
-    if item["behind_seconds"] is not None:
+    if item["behind_seconds"] and item["backlog"] != 0:
         parts.append(f"the next is {short_duration(item['behind_seconds'])} old")
     if item["delayed"]:
         parts.append(f"{item['delayed']} delayed")

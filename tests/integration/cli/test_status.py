@@ -175,6 +175,7 @@ def test_a_missing_file_of_the_broker_is_no_empty_one(desk: Desk) -> None:
     desk.app.send("fine", 1)
     desk.start_worker()
     wait_until(lambda: desk.states().get("fine") == "idle", "the message is done", 60.0)
+    assert re.search(r"^waiting +0$", desk.run("queue", "show", "fine")[1], re.MULTILINE)
     wrong = ("--broker", "sqlite:other.db")
     code, output = desk.run("queues", "-o", "json", *wrong)
     (item,) = json.loads(output)["items"]
