@@ -49,6 +49,7 @@ class QueueStatus:
         does not, or if that is unknown.
     :ivar held: why it stands still in the whole fleet, None if it does not.
     :ivar missing: the broker does not have the queue: nothing waits.
+    :ivar deleted: it is marked as deleted, by `qdo delete` or because the broker lost it.
     :ivar lost: messages were deleted before they were read; `fault` says which.
     :ivar seek: how often operators moved `last`.
     :ivar written: when its node was last written, Unix time of the coordinator's clock; 0 if it
@@ -86,6 +87,7 @@ class QueueStatus:
     retention_seconds: float | None = None
     held: str | None = None
     missing: bool = False
+    deleted: bool = False
     lost: bool = False
     seek: int = 0
     written: float = 0.0
@@ -173,6 +175,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
         retention_seconds=backlog.retention_seconds if backlog else None,
         held=_held(queue, snapshot) if snapshot.holds else None,
         missing=queue in snapshot.missing,
+        deleted=node.deleted,
         lost=backlog is not None and backlog.lost,
         seek=node.seek,
         written=snapshot.written.get(queue, 0.0),

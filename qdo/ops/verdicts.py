@@ -139,7 +139,11 @@ def _with_long_run(case: QueueCase, verdict: Verdict) -> Verdict:
 
 def _faulty(case: QueueCase) -> Verdict | None:
     fault = case.status.fault
-    return None if fault is None else Verdict(QueueHealth.STOPPED, _sentence(fault))
+    if fault is None:
+        return None
+    half_deleted = case.status.deleted and not case.status.missing
+    remedy = command_text("delete", case.queue) if half_deleted else ""
+    return Verdict(QueueHealth.STOPPED, _sentence(fault), remedy)
 
 
 def _nothing_waits(case: QueueCase) -> Verdict | None:

@@ -109,7 +109,7 @@ def read_snapshot(
     dead = counted or {}
     end = broker.capabilities.end_position_text if broker else None
     reads = _read_queue_nodes(client, layout, _matching(_named(fleet, listed, dead), glob))
-    nodes = {name: _with_fault(name, each, broker) for name, each in _parsed(reads).items()}
+    nodes = {name: _with_fault(name, each, broker, listed) for name, each in _parsed(reads).items()}
     names = _to_report(nodes, stored, frozenset(_matching(dead, glob)), end)
     whole = [name for name in names if name in stored and nodes.get(name, NEW).fault is None]
     backlogs = _backlogs(broker, whole, nodes, fleet.workers or (), budget) if broker else {}
@@ -215,7 +215,9 @@ def _parents(
     return {name: broker.catalog.parents(name) for name in names if name in listed}
 
 
-def _with_fault(name: str, node: QueueNode, broker: Broker | None) -> QueueNode:
+def _with_fault(
+    name: str, node: QueueNode, broker: Broker | None, listed: Collection[str]
+) -> QueueNode:
     """Return a node whose fault is the reason why the queue is not processed."""
     if broker is None:
         return node
@@ -224,7 +226,8 @@ def _with_fault(name: str, node: QueueNode, broker: Broker | None) -> QueueNode:
     if node.fault is None and finished and broker.catalog.is_reopened(name):
         return replace(node, fault="it was finished, but a queue of the same name was created")
     if node.deleted and node.fault is None and not finished:
-        return replace(node, fault="it is marked as deleted")
+        begun = "its deletion was begun and has not finished"
+        return replace(node, fault=begun if name in listed else "it is marked as deleted")
     return node
 
 

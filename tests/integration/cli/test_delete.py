@@ -183,6 +183,22 @@ def test_a_queue_that_was_used_again_keeps_its_progress(
     client.close()
 
 
+def test_an_interrupted_deletion_is_named_until_it_is_repeated(folder: Path) -> None:
+    """The operator's process died after it had marked the queue."""
+    qdo(folder, "send", "a", "1")
+    process(folder)
+    client = connect(f"sqlite:{folder}/qdo-data/coordination.db", handler="threading")
+    client.open(5.0)
+    queue_admin.retire(client, LAYOUT, "a")
+    (item,) = json.loads(qdo(folder, "queues", "-o", "json").out)["items"]
+    assert (item["state"], item["remedy"]) == ("stopped", "qdo delete a")
+    assert item["reason"] == "Its deletion was begun and has not finished."
+    assert qdo(folder, "delete", "a", "--yes").code == 0
+    assert queues(folder) == {}
+    client.stop()
+    client.close()
+
+
 def test_a_queue_that_no_worker_has_seen(folder: Path) -> None:
     """There is no coordinator yet, and nothing of the queue is done."""
     qdo(folder, "send", "a", "1")

@@ -173,7 +173,10 @@ def test_finished_queues_are_hidden_waiting_ones_show_parents(
     put(coordinator, "vanished", deleted=True)
     child, marked, parent = items(cli("queues", "-o", "json"))
     assert (child["queue"], child["waits_for"]) == ("child", ["parent"])
-    assert (marked["queue"], marked["fault"]) == ("marked", "it is marked as deleted")
+    assert (marked["queue"], marked["fault"]) == (
+        "marked",
+        "its deletion was begun and has not finished",
+    )
     assert (parent["queue"], parent["waits_for"]) == ("parent", [])
     assert "waits for parent" in cli("queues").out
 

@@ -193,6 +193,13 @@ def test_a_decision_that_is_not_carried_out_is_not_a_failure(decision: str, said
     assert "no owner has carried it out yet" in free.reason
 
 
+def test_an_unfinished_deletion_is_to_be_repeated() -> None:
+    """Unless the broker no longer has the queue: then nothing is left to delete."""
+    marked = replace(FREE, queue="-q", fault="its deletion was begun", deleted=True)
+    assert verdict(marked).remedy == "qdo delete -- -q"
+    assert verdict(replace(marked, missing=True)).remedy == ""
+
+
 def test_without_workers_what_waits_has_none() -> None:
     assert verdict(FREE, workers=0).state is QueueHealth.NO_WORKER
     assert verdict(replace(TIP, owner=None), workers=0).state is QueueHealth.IDLE
