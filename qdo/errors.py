@@ -189,8 +189,7 @@ class CoordinatorFileError(CoordinatorUnreachableError):
 
 class CoordinatorTlsError(CoordinatorUnreachableError):
     """cannot connect to the coordinator {url} with TLS: {reason}; check that its port is the
-    secure one, that coordinator_ca has issued its certificate, and that both certificates are
-    valid"""
+    secure one, that both certificates are valid, and that coordinator_ca has issued its own"""
 
 
 class DatabaseError(UnreachableError):
@@ -236,8 +235,7 @@ class DatabaseReplacedError(DatabaseError):
 
 
 class JobTimeoutError(QdoError):
-    """job {job} was stopped: message {id} was not finished after {seconds:g} s, its
-    timeout_seconds"""
+    """job {job} was stopped: message {id} was not done after {seconds:g} s, its timeout_seconds"""
 
 
 class JobCrashedError(QdoError):

@@ -112,7 +112,7 @@ def _read_step(stage: DrillStage, incident: Incident, drill: Drill) -> None:
     steps = [
         *((each["queue"], each["remedy"]) for each in item["worst"]),
         *((each["check"], each["remedy"]) for each in item["notices"]),
-        *((each["queue"], f"qdo ps {each['queue']}") for each in item["long_runs"]),
+        *((each["queue"], each["remedy"]) for each in item["long_runs"]),
     ]
     drill.step = next((step for name, step in steps if name == incident.subject and step), "")
     if not drill.step:

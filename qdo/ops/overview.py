@@ -9,12 +9,14 @@ from dataclasses import asdict
 from heapq import nlargest
 from typing import Any
 
+from qdo.fleet.globs import exactly
 from qdo.ops.items import QUEUE_SORTS, worst_item
 from qdo.ops.queue_health import QueueHealth
 from qdo.ops.reading.snapshot import MESSAGES
 from qdo.ops.status import QueueStatus
 from qdo.ops.verdicts import Verdict
 from qdo.ops.worker_status import WorkerStatus
+from qdo.queues import command_text
 from qdo.text import join_some, pluralize
 
 WORST = 10
@@ -82,6 +84,7 @@ def _long_runs(judged: Judged) -> list[dict[str, Any]]:
             "worker": each.owner,
             **asdict(each.running),
             "reason": f"{each.running.text()}.",
+            "remedy": command_text("ps", exactly(each.queue), options="--stacks"),
         }
         for each, verdict in judged
         if each.running is not None

@@ -16,14 +16,12 @@ from qdo.cli.output import cell, emit
 from qdo.cli.readings import SHARED, read_opened, reading_options, report_unasked, rules_of
 from qdo.cli.watching import watch_option
 from qdo.errors import QdoError
-from qdo.fleet.globs import exactly
 from qdo.ops.doctor.case import Case
 from qdo.ops.doctor.checks import notices
 from qdo.ops.overview import SILENT_SECONDS, Judged, overview, silent
 from qdo.ops.queue_health import QueueHealth
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
-from qdo.queues import command_text
 from qdo.sending.connections import Connections
 from qdo.settings.settings import Settings
 from qdo.text import join_some, pluralize, short_duration
@@ -93,8 +91,7 @@ def _print(item: dict[str, Any]) -> None:
         print_step(each["reason"], each["remedy"])
     for each in item["long_runs"]:
         print(f"\n{cell(each['queue'])}: a message runs for long")
-        remedy = command_text("ps", exactly(each["queue"]), options="--stacks")
-        print_step(each["reason"], remedy)
+        print_step(each["reason"], each["remedy"])
     for each in item["worst"]:
         print(f"\n{cell(each['queue'])}: {', '.join(_facts(each))}")
         print_step(each["reason"], each["remedy"])
