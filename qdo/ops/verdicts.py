@@ -105,7 +105,8 @@ def _blocked(case: QueueCase) -> Verdict | None:
     retry = command_text("retry-now", case.queue)
     named = case.queue, str(marks.position)
     skip, add = command_text("skip", *named), command_text("dead-letters add", *named)
-    return Verdict(QueueHealth.BLOCKED, reason, f"{retry}, {skip} or {add}")
+    # The last one drops the message.
+    return Verdict(QueueHealth.BLOCKED, reason, f"{retry}, {add} or {skip}")
 
 
 def _paused(case: QueueCase) -> Verdict | None:

@@ -121,7 +121,9 @@ def test_each_state_of_a_fleet(desk: Desk) -> None:
 
     found = desk.queues("--stuck", "2s")
     assert "no vase" in found["poison"]["reason"]
-    assert found["poison"]["remedy"].startswith("qdo retry-now poison, qdo skip poison ")
+    assert found["poison"]["remedy"].startswith(
+        "qdo retry-now poison, qdo dead-letters add poison "
+    )
     assert "not yet" in found["flaky"]["reason"]
     assert "disk full" in found["held-1"]["reason"]
     assert found["hung"]["remedy"] == "qdo ps hung --stacks"

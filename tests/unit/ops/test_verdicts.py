@@ -170,7 +170,7 @@ def test_the_remedy_of_a_failing_queue_can_be_copied() -> None:
     name, position = shlex.quote(OWNED.queue), FAILED.position
     assert failing == f"qdo retry-now {name}"
     assert blocked.split(", ")[0] == failing
-    assert f"qdo skip {name} {position} or qdo dead-letters add {name} {position}" in blocked
+    assert f"qdo dead-letters add {name} {position} or qdo skip {name} {position}" in blocked
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_commands_take_a_name_with_a_hyphen_for_no_option() -> None:
     odd = replace(OWNED, queue="--all", marks=FAILED)
     assert verdict(odd).remedy == "qdo retry-now -- --all"
     blocked = verdict(replace(odd, marks=replace(FAILED, blocked_since=NOW - 9))).remedy
-    assert "qdo skip -- --all 101 or qdo dead-letters add -- --all 101" in blocked
+    assert "qdo dead-letters add -- --all 101 or qdo skip -- --all 101" in blocked
     hangs = replace(OWNED, queue="-a*", running=LongRun("m", 2, 300.0))
     assert verdict(hangs).remedy == "qdo ps --stacks -- '-a[*]'"
     assert command_text("skip", "a b", "7", options="--yes") == "qdo skip 'a b' 7 --yes"
