@@ -42,6 +42,9 @@ class Nodes:
             data, version = self.stored[request.path]
             answer.set((data, SimpleNamespace(version=version, mzxid=0, ephemeralOwner=0)))
 
+    def answer_to(self, pending: Any, timeout_seconds: float) -> Any:
+        return pending.get(timeout=timeout_seconds)
+
     def _committed(self, changes: Sequence[SetData]) -> list[Any]:
         for change in changes:
             if self.stored[change.path][1] != change.version:
