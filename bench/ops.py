@@ -108,7 +108,7 @@ COMMANDS = (
     ("settings", "show"),
     ("audit",),
     ("chores",),
-    ("events", "--for", "0s"),
+    ("events", "--follow", "--for", "0s"),
 )
 """Each command that lists something."""
 VERDICT_GOAL_SECONDS, LIST_GOAL_SECONDS, STATUS_GOAL_SECONDS = 10.0, 1.0, 0.5
