@@ -52,7 +52,8 @@ def status(
     rules = rules_of(late, stuck)
     pause = parse_duration(window, "--window")
     with open_connections(settings) as connections:
-        workers, around = _workers(connections), _around(connections, settings)
+        workers = _workers(connections)
+        around = _around(connections, settings, workers)
         readings = read_opened(connections, glob, budget, pause)
     judged = judge_all(readings, rules)
     item = overview(app, workers, judged, around, unread=readings[-1].unread)
@@ -68,10 +69,14 @@ def _workers(connections: Connections) -> list[WorkerStatus]:
     return worker_statuses(client, connections.layout) if client else []
 
 
-def _around(connections: Connections, settings: Settings) -> list[dict[str, str | None]]:
+def _around(
+    connections: Connections, settings: Settings, workers: list[WorkerStatus]
+) -> list[dict[str, str | None]]:
     """Return the faults around the queues."""
     client, broker, layout = connections.client, connections.broker, connections.layout
-    return notices(Case(client, broker, layout, {}, settings.coordinator, settings.broker))
+    case = Case(client, broker, layout, {}, settings.coordinator, settings.broker)
+    case.once("workers", lambda: workers)  # they are not read again
+    return notices(case)
 
 
 def _print(item: dict[str, Any]) -> None:

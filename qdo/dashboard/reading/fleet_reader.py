@@ -158,7 +158,9 @@ class FleetReader:
         pause = max(self._shortest, min(SHARE * seconds, LONGEST_PAUSE_SECONDS))
         number = self.number + 1
         places = self._settings.coordinator, self._settings.broker
-        found = notices(Case(client, connections.broker, layout, {}, *places))
+        case = Case(client, connections.broker, layout, {}, *places)
+        case.once("workers", lambda: workers)  # they are not read again
+        found = notices(case)
         self._reading = Reading(number, statuses, judged, workers, processes, found, seconds, pause)
 
     def _ended(self, reading: Future[None]) -> None:
