@@ -39,6 +39,10 @@ class Backlog:
     not asked because the next message is far from it."""
 
 
+NO_BACKLOG = Backlog(count=0, oldest=None, head=0)
+"""Of a queue that does not exist."""
+
+
 class QueueCatalog(abc.ABC):
     """The queues of a broker, and its data about each."""
 
@@ -61,6 +65,15 @@ class QueueCatalog(abc.ABC):
     @abc.abstractmethod
     def backlog(self, queue: str, after: int) -> Backlog:
         """Return the backlog of a queue: its messages behind position `after`."""
+
+    def backlogs(self, after: Mapping[str, int]) -> dict[str, Backlog]:
+        """Return the backlogs of many queues, each behind its position.
+
+        Called only where `Capabilities.backlog_budget` is None: there one query answers for many.
+
+        :raises: as `names`.
+        """
+        return {queue: self.backlog(queue, position) for queue, position in after.items()}
 
     def head(self, queue: str) -> int:
         """Return the position of the newest message ever sent, 0 when there was none.

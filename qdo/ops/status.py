@@ -10,12 +10,12 @@ from qdo.brokers.catalog import Backlog
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import FailureRecord
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.errors import QdoError
 from qdo.fleet.hold_node import holds_of
 from qdo.fleet.holds import hold_text
 from qdo.ops.reading.long_runs import LongRun
-from qdo.ops.reading.snapshot import NEW, Snapshot, is_finished, read_snapshot
+from qdo.ops.reading.snapshot import Snapshot, is_finished, read_snapshot
 from qdo.positions import time_of_position
 from qdo.queues import why_untaken
 

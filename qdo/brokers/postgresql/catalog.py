@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from qdo.brokers.catalog import Backlog, QueueCatalog
+from collections.abc import Mapping
+from functools import partial
+
+from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.postgresql.reader import Fetches
 from qdo.brokers.postgresql.session import PostgresqlConnection
 
 COUNTED = 1_000_000
 """Waiting messages that are counted; a longer backlog is approximate. Counting takes 0.2 s for as
 many."""
+MAX_QUEUES = 1000
+"""In one query: other reads of the process wait for its end."""
 
 _NEW_NAMES = """
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
@@ -17,15 +22,17 @@ SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
         AND (xid >= %s OR xid = ANY (%s::bigint[])) ORDER BY name)
 """
 _COUNT = "SELECT count(*) FROM {schema}.queues WHERE app = %s"
-_BACKLOG = """
-SELECT greatest(trimmed, (SELECT position FROM {schema}.messages WHERE queue = queues.id
+_BACKLOGS = """
+SELECT queues.name,
+    greatest(trimmed, (SELECT position FROM {schema}.messages WHERE queue = queues.id
         ORDER BY position DESC LIMIT 1)),
     (SELECT position FROM {schema}.messages WHERE queue = queues.id
-        AND position > greatest(%(after)s::bigint, trimmed) ORDER BY position LIMIT 1),
+        AND position > greatest(asked.after, trimmed) ORDER BY position LIMIT 1),
     (SELECT count(*) FROM (SELECT FROM {schema}.messages WHERE queue = queues.id
-        AND position > greatest(%(after)s::bigint, trimmed) LIMIT {most}) AS counted),
+        AND position > greatest(asked.after, trimmed) LIMIT {most}) AS counted),
     (SELECT count(*) FROM {schema}.delayed WHERE queue = queues.id)
-FROM {schema}.queues WHERE app = %(app)s AND name = %(name)s
+FROM unnest(%(names)b::text[], %(afters)b::bigint[]) AS asked(name, after)
+JOIN {schema}.queues ON app = %(app)s AND queues.name = asked.name
 """
 
 
@@ -37,7 +44,7 @@ class PostgresqlCatalog(QueueCatalog):
         self._app = app
         self._new_names = _NEW_NAMES.format(schema=schema)
         self._count = _COUNT.format(schema=schema)
-        self._backlog = _BACKLOG.format(schema=schema, most=COUNTED + 1)
+        self._backlogs = _BACKLOGS.format(schema=schema, most=COUNTED + 1)
         self._known: set[str] = set()
         self._sorted: list[str] = []
         self._next_xid = 0
@@ -71,15 +78,29 @@ class PostgresqlCatalog(QueueCatalog):
         return len(self._known) - before
 
     def backlog(self, queue: str, after: int) -> Backlog:
-        parameters = {"app": self._app, "name": queue, "after": after}
-        found = self._fetches.run(
-            lambda connection: connection.execute(self._backlog, parameters).fetchone()
-        )
-        if found is None:
-            return Backlog(count=0, oldest=None, head=0)
-        head, oldest, count, delayed = found
-        exact = count <= COUNTED
-        return Backlog(
-            count=min(count, COUNTED), oldest=oldest, head=head, delayed=delayed,
-            approximate=not exact,
-        )  # fmt: skip
+        return self.backlogs({queue: after})[queue]
+
+    def backlogs(self, after: Mapping[str, int]) -> dict[str, Backlog]:
+        found = dict.fromkeys(after, NO_BACKLOG)
+        names, afters = list(after), list(after.values())
+        for start in range(0, len(names), MAX_QUEUES):
+            part = slice(start, start + MAX_QUEUES)
+            found.update(self._fetches.run(partial(self._read, names[part], afters[part])))
+        return found
+
+    def _read(
+        self, names: list[str], afters: list[int], connection: PostgresqlConnection
+    ) -> dict[str, Backlog]:
+        parameters = {"app": self._app, "names": names, "afters": afters}
+        return {
+            queue: Backlog(
+                count=min(count, COUNTED),
+                oldest=oldest,
+                head=head,
+                delayed=delayed,
+                approximate=count > COUNTED,
+            )
+            for queue, head, oldest, count, delayed in connection.execute(
+                self._backlogs, parameters
+            )
+        }

@@ -149,6 +149,8 @@ class OutOfOrderProgress:
         cls, last: int, ranges: Any, failures: Any, cancelled: Any = None
     ) -> OutOfOrderProgress | None:
         """Parse the values; unreadable parts are left out, and their messages run again."""
+        if ranges is None and failures is None and cancelled is None:
+            return None
         found = cls(
             tuple(_parse_ranges(last, ranges)),
             tuple(

@@ -209,6 +209,10 @@ class QueueNode:
         return self if kept == self.failure else replace(self, failure=kept)
 
 
+NEW = QueueNode()
+"""Of a queue that has no node."""
+
+
 def _count(value: Any) -> int:
     return value if isinstance(value, int) and 0 <= value <= MAX_LAST else 0
 

@@ -8,7 +8,7 @@ from heapq import nsmallest
 
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.errors import NotFoundError, QdoError
 from qdo.ops.messages.find import waiting_rows
 from qdo.system.parallel import run_parallel
@@ -34,26 +34,25 @@ def ask(
     chosen = list(names)
     if most is not None and len(chosen) > most:
         chosen = nsmallest(most, chosen, key=lambda name: _urgency(nodes.get(name), workers))
+    known = {name: nodes.get(name, NEW) for name in chosen}
+    resume_after = broker.positions.resume_after
+    after = {name: resume_after(node.last, node.position) for name, node in known.items()}
+    if broker.capabilities.backlog_budget is None:
+        found = broker.catalog.backlogs(after)
+        return {
+            name: _without_cancelled(broker, name, known[name], position, found[name])
+            for name, position in after.items()
+        }
 
-    def read(name: str) -> Backlog | None:
-        node = nodes.get(name, QueueNode())
+    def read(name: str) -> Backlog | QdoError | None:
         try:
-            return backlog_of(
-                broker, name, node, broker.positions.resume_after(node.last, node.position)
-            )
+            return backlog_of(broker, name, known[name], after[name])
         except NotFoundError:
             return None
-
-    if broker.capabilities.backlog_budget is None:  # reads a file, makes no requests
-        return {name: read(name) for name in chosen}
-
-    def try_read(name: str) -> Backlog | QdoError | None:
-        try:
-            return read(name)
         except QdoError as error:
             return error
 
-    return dict(zip(chosen, run_parallel(try_read, chosen), strict=True))
+    return dict(zip(chosen, run_parallel(read, chosen), strict=True))
 
 
 def backlog_of(broker: Broker, queue: str, node: QueueNode, after: int) -> Backlog:
@@ -63,7 +62,12 @@ def backlog_of(broker: Broker, queue: str, node: QueueNode, after: int) -> Backl
 
     :raises: as `QueueCatalog.backlog`.
     """
-    found = broker.catalog.backlog(queue, after)
+    return _without_cancelled(broker, queue, node, after, broker.catalog.backlog(queue, after))
+
+
+def _without_cancelled(
+    broker: Broker, queue: str, node: QueueNode, after: int, found: Backlog
+) -> Backlog:
     progress = node.out_of_order
     if progress is None or not progress.cancelled or not broker.capabilities.countable:
         return found

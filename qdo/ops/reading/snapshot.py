@@ -14,7 +14,7 @@ from qdo.brokers.catalog import Backlog
 from qdo.coordination.bulk_reads import NodeValue, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.errors import NodeRefusedError, PositionAheadError, QdoError
 from qdo.fleet.hold_node import Hold, HoldNode
 from qdo.ops.reading.backlogs import ask
@@ -31,9 +31,6 @@ MOST_SECONDS = 1e12
 
 MESSAGES = "the messages"
 """Key of `Snapshot.unread` if there should be a broker, and is none."""
-
-NEW = QueueNode()
-"""Of a queue that has no node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from qdo.brokers.base import Broker, Outgoing
+from qdo.brokers.catalog import NO_BACKLOG, Backlog
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.errors import MessageTooLargeError, QueueNameError, UsageError
 from qdo.positions import message_id, position_now, time_of_position
@@ -30,6 +31,7 @@ ODD_NAMES = [
     "'; DROP TABLE queues; --",
     "%",
     "_",
+    'say "a\\b"',
     ".hidden",
     "x" * 200,
 ]
@@ -299,6 +301,21 @@ def test_a_queue_that_does_not_exist_has_no_backlog(broker: Broker) -> None:
     """Nothing waits, and nothing was ever sent."""
     found = broker.catalog.backlog("nowhere", 0)
     assert (found.count, found.oldest, found.head) == (0, None, 0)
+
+
+def test_the_backlogs_of_more_queues_than_one_query_names(broker: Broker) -> None:
+    """Each is that behind its own position, whatever its name."""
+    plain = [f"tenant-{number}" for number in range(1001)]
+    broker.send_many(
+        [Outgoing(name, b"1") for name in plain]
+        + [each for name in ODD_NAMES for each in outgoing(name, range(3))]
+    )
+    known = {name: positions(broker, name) for name in (*plain, *ODD_NAMES)}
+    after = dict.fromkeys(plain, 0) | {name: known[name][0] for name in ODD_NAMES}
+    found = broker.catalog.backlogs({**after, "nowhere": 0})
+    expected = {name: Backlog(1, known[name][0], known[name][0]) for name in plain}
+    expected |= {name: Backlog(2, known[name][1], known[name][2]) for name in ODD_NAMES}
+    assert found == {**expected, "nowhere": NO_BACKLOG}
 
 
 # --- retention ----------------------------------------------------------------------
