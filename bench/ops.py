@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.support import report, services
+from bench.support.postgresql_runs import postgresql
 from bench.support.processes import Program, ProgramError
 from bench.support.statistics import Goal
 from qdo import App
@@ -145,13 +146,14 @@ class Scene:
 
     folder: Path
     coordinator: str
+    broker: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
         return {
             "QDO_APP": "bench",
             "QDO_COORDINATOR": self.coordinator,
-            "QDO_BROKER": f"sqlite:{self.folder / 'messages.db'}",
+            "QDO_BROKER": self.broker or f"sqlite:{self.folder / 'messages.db'}",
             "QDO_SESSION_TIMEOUT_SECONDS": "10",
         }
 
@@ -257,10 +259,12 @@ def worker_name(scene: Scene) -> str:
         client.close()
 
 
-def measure_many(queues: int) -> Cost:
-    """Measure `qdo queues` for many queues in files, without a worker."""
+def measure_many(queues: int, broker: str = "") -> Cost:
+    """Measure `qdo queues` for many queues, in files by default, without a worker."""
     with tempfile.TemporaryDirectory(prefix="bench-ops-") as name:
-        scene = Scene(Path(name), f"sqlite:{Path(name) / 'coordination.db'}")
+        scene = Scene(Path(name), f"sqlite:{Path(name) / 'coordination.db'}", broker)
+        if broker:
+            scene.run("broker", "init")
         with App("bench", broker=scene.environment["QDO_BROKER"]) as app:
             app.send_many([(f"tenant-{number}", 1) for number in range(queues)])
         return Cost.median([scene.run("queues") for _ in range(3)])
@@ -277,12 +281,20 @@ def main() -> int:
     found = {"embedded": measure_fleet("", queues, times)}
     with services.zookeeper() as ensemble:
         found["zookeeper"] = measure_fleet(ensemble.url("/ops"), queues, times)
-    files = measure_many(many)
-    _print(found, files)
-    goals = [
-        Goal.at_most(f"s for {many:,} queues", MANY_GOAL_SECONDS, files.seconds),
-        Goal.at_most(f"MiB for {many:,} queues", MANY_GOAL_MIB, files.memory_mib, ",.0f"),
-    ]
+    lists = {"sqlite": measure_many(many)}
+    with postgresql() as server:
+        lists["postgresql"] = measure_many(
+            many, server.address.url(server.address.create_database())
+        )
+    _print(found, lists)
+    goals = []
+    for name, cost in lists.items():
+        goals += [
+            Goal.at_most(f"{name}: s for {many:,} queues", MANY_GOAL_SECONDS, cost.seconds),
+            Goal.at_most(
+                f"{name}: MiB for {many:,} queues", MANY_GOAL_MIB, cost.memory_mib, ",.0f"
+            ),
+        ]
     for name, each in found.items():
         slowest = max(cost.seconds for cost in each["commands"].values())
         last = max(each["verdicts"].values()) - RULES.stuck_seconds
@@ -297,12 +309,12 @@ def main() -> int:
         "machine": described,
         "versions": report.versions(("kazoo", "gevent", "ujson")),
         "fleets": found,
-        "files": files,
+        "lists": lists,
     }
     return report.finish("ops", result, [] if given.quick else goals)
 
 
-def _print(found: Mapping[str, Mapping[str, Any]], files: Cost) -> None:
+def _print(found: Mapping[str, Mapping[str, Any]], lists: Mapping[str, Cost]) -> None:
     kinds = found["embedded"]["verdicts"]
     rows = [(kind, *(f"{each['verdicts'][kind]:.2f}" for each in found.values())) for kind in kinds]
     print(report.table(("verdicts, s until right", *found), rows))
@@ -314,10 +326,11 @@ def _print(found: Mapping[str, Mapping[str, Any]], files: Cost) -> None:
         costs = [each["commands"][command] for each in found.values()]
         lines.append([command, *(f"{s:.2f}" for c in costs for s in (c.seconds, c.processor))])
     print(f"\n{report.table(header, lines)}\n")
-    print(
-        f"many queues in files: {files.seconds:.2f} s, {files.processor:.2f} s of the processor,"
-        f" {files.memory_mib:.0f} MiB"
-    )
+    for name, cost in lists.items():
+        print(
+            f"many queues in {name}: {cost.seconds:.2f} s,"
+            f" {cost.processor:.2f} s of the processor, {cost.memory_mib:.0f} MiB"
+        )
 
 
 if __name__ == "__main__":
