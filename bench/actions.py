@@ -1,7 +1,7 @@
 """What an operator of 20 workers waits for: ``python -m bench.actions``.
 
 How long until every worker has answered `qdo action 'worker-*' ping`: from a connected client, and
-for the whole command with the start of Python. How long until 1,000 idle queues stand still in all
+for the whole command with the start of Python. How long until 1,000 idle queues are paused in all
 of them for a section; no peer has that.
 
 `celery inspect ping` asks as many workers over Redis in the same run. It broadcasts, and waits for
@@ -72,7 +72,7 @@ def timed(call: Callable[[], object], times: int) -> dict[str, float]:
 
 
 def sections(app: App, times: int) -> dict[str, float]:
-    """Return the median and the longest time until queues stand still, in seconds."""
+    """Return the median and the longest time until queues are paused, in seconds."""
     found = []
     for _ in range(times + 1):
         began = time.perf_counter()
@@ -160,7 +160,7 @@ def main() -> int:
     held = found["qdo, section"]["median"]
     goals = [
         Goal.at_most(what, GOAL_MS, 1000 * median, ".0f"),
-        Goal.at_most(f"ms for {QUEUES} queues to stand still", SECTION_GOAL_MS, 1000 * held, ".0f"),
+        Goal.at_most(f"ms for {QUEUES} queues to pause", SECTION_GOAL_MS, 1000 * held, ".0f"),
     ]
     result = {
         "machine": described,

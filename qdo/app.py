@@ -234,16 +234,16 @@ class App(Sender):
     def exclusive(
         self, *queues: str, why: str = "", timeout_seconds: float = 60.0
     ) -> AbstractContextManager[Section]:
-        """Let queues stand still in the whole fleet during a ``with`` block.
+        """Pause queues in the whole fleet during a ``with`` block.
 
-        It begins once no message of these queues is in hand anywhere, and ends with the block or
+        It begins once no message of these queues is in flight anywhere, and ends with the block or
         with this process.
 
         :param queues: globs of their names.
         :param why: shown by `qdo holds` and `qdo queues`.
-        :param timeout_seconds: how long to wait for the messages in hand, and for sections that
+        :param timeout_seconds: how long to wait for the messages in flight, and for sections that
             hold the same queues.
-        :raises HoldNotObeyedError: they do not stand still in time; they continue.
+        :raises HoldNotObeyedError: they were not paused in time; they continue.
         :raises CoordinatorUnreachableError: the coordinator does not respond.
         """
         from qdo.fleet.locks import held_section

@@ -172,7 +172,7 @@ def start_skewed(stage: DrillStage) -> Program:
 
 def starved_group(stage: DrillStage) -> Incident:
     queue = stage.name("mail-1")
-    # Workers poll all the time: only a queue that stands still leaves its messages to others.
+    # Workers poll all the time: only a paused or blocked queue leaves its messages to others.
     stage.send("mail-1", 1)
     wait_until(lambda: stage.missing(queue) == 0, 90.0, "the queue has been found", 0.5)
     stage.qdo("pause", queue)

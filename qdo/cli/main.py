@@ -81,14 +81,14 @@ COMMANDS = {
     "pause": (
         "qdo.cli.commands.fleet.holds",
         "pause",
-        "Let queues stand still in the whole fleet.",
+        "Pause queues in the whole fleet.",
     ),
     "resume": ("qdo.cli.commands.fleet.holds", "resume", "Let paused queues continue."),
-    "hold": ("qdo.cli.commands.fleet.holds", "hold", "Run a command while queues stand still."),
+    "hold": ("qdo.cli.commands.fleet.holds", "hold", "Run a command while queues are paused."),
     "holds": (
         "qdo.cli.commands.fleet.holds",
         "holds",
-        "List the queues that stand still, and why.",
+        "List the paused queues, and why.",
     ),
     "documents": (
         "qdo.cli.commands.fleet.documents",

@@ -51,7 +51,7 @@ class InFlight:
 def count_interrupted(
     client: Client,
     layout: Layout,
-    in_hand: Sequence[InFlight],
+    in_flight: Sequence[InFlight],
     reason: str,
     positions: Positions = TIME_POSITIONS,
 ) -> list[InFlight]:
@@ -65,8 +65,8 @@ def count_interrupted(
         another reason than a late checkpoint.
     """
     counted: list[InFlight] = []
-    for start in range(0, len(in_hand), BATCH):
-        left = list(in_hand[start : start + BATCH])
+    for start in range(0, len(in_flight), BATCH):
+        left = list(in_flight[start : start + BATCH])
         for _ in range(TRIES):
             left, done = _count(client, layout, left, reason, positions)
             counted += done
@@ -85,16 +85,16 @@ def count_interrupted(
 def _count(
     client: Client,
     layout: Layout,
-    in_hand: Sequence[InFlight],
+    in_flight: Sequence[InFlight],
     reason: str,
     positions: Positions,
 ) -> tuple[list[InFlight], list[InFlight]]:
     """Try once; return the messages to retry, and those that were counted."""
-    workers = sorted({each.worker for each in in_hand})
+    workers = sorted({each.worker for each in in_flight})
     paths = [layout.worker(name) for name in workers]
     found = {
         read.path: read
-        for read in read_nodes(client, [*paths, *(layout.queue(each.queue) for each in in_hand)])
+        for read in read_nodes(client, [*paths, *(layout.queue(each.queue) for each in in_flight)])
     }
     session = client.client_id[0] if client.client_id is not None else 0
     own, gone = set(), set()
@@ -106,7 +106,7 @@ def _count(
             own.add(name)
     changed: dict[str, QueueNode] = {}
     counted = []
-    for each in in_hand:
+    for each in in_flight:
         path = layout.queue(each.queue)
         if path not in found:
             continue
@@ -161,7 +161,7 @@ def _is_late(results: Sequence[object]) -> bool:
 
 
 def marked_node(
-    node: QueueNode, in_hand: InFlight, reason: str, positions: Positions = TIME_POSITIONS
+    node: QueueNode, in_flight: InFlight, reason: str, positions: Positions = TIME_POSITIONS
 ) -> QueueNode | None:
     """Return a queue node with one more attempt for a message; None if that is not needed.
 
@@ -170,7 +170,7 @@ def marked_node(
     `last` is recorded, and each needs its own count. Where positions are not stable and one message
     is in flight at a time, only the newest record is kept.
     """
-    position = in_hand.position
+    position = in_flight.position
     name = positions.identity(position)
     if node.fault or _is_done(node, position):
         return None
@@ -183,7 +183,7 @@ def marked_node(
             return _unless_same(node, replace(node, out_of_order=after))
     known = node.failure
     same = known is not None and positions.identity(known.position) == name
-    if known is None or same or (in_hand.in_line and not positions.stable):
+    if known is None or same or (in_flight.in_line and not positions.stable):
         known = known if same else None
         counted = _counted(known or FailureRecord(position, 0), reason)
         return _unless_same(node, replace(node, failure=counted))

@@ -184,6 +184,6 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def late_workers(found: HoldsRead | None) -> list[str]:
-    """Return the workers that may still have a message of a held queue in hand."""
+    """Return the workers that may still have a message of a held queue in flight."""
     obeyed: Mapping[str, int] = {} if found is None else found.obeyed
     return [name for name, upto in obeyed.items() if found is not None and upto < found.zxid]

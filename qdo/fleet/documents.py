@@ -68,7 +68,7 @@ class Documents(Mapping[str, Any]):
 
     Reading takes the value from memory; treat it as read-only, since other readers get the same
     object. The first use waits for a complete copy. While the
-    coordinator is away the copy stays readable, and `ltime` stands still.
+    coordinator is away the copy stays readable, and `ltime` does not change.
 
     Any number of threads and greenlets may use it. A forked child opens its own connection.
 

@@ -1,4 +1,4 @@
-"""The value of the node `holds`: the queues that stand still in the whole fleet, and why."""
+"""The value of the node `holds`: the queues paused in the whole fleet, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Queues that stand still.
+    """Paused queues.
 
     :ivar id: names the hold for `qdo resume`.
     :ivar queues: globs of their names.

@@ -1,4 +1,4 @@
-"""Holds: queues that stand still in the whole fleet, for a reason.
+"""Holds: queues paused in the whole fleet, for a reason.
 
 A *pause* lasts until a time, or until somebody resumes the queues. A *section* lasts while its
 maker lives. See `protocol.holds` for what workers do.
@@ -207,7 +207,7 @@ def wait_in_force(
 
 
 def hold_text(hold: Hold) -> str:
-    """Return why a queue stands still, for people."""
+    """Return why a queue is paused, for people."""
     kind = "section" if hold.by else "paused"
     return f"{kind}: {hold.why}" if hold.why else f"{kind} by {hold.who or 'somebody'}"
 
@@ -283,7 +283,7 @@ def _writing(path: str, node: Node, holds: Iterable[Hold]) -> list[Op]:
 
 
 def pause(client: Client, layout: Layout, hold: Hold, by: str = "") -> int:
-    """Let the queues of a hold stand still; return its place, see `add_hold`.
+    """Pause the queues of a hold; return its place, see `add_hold`.
 
     :param by: who does it, if that is not the user of this process.
     """

@@ -54,7 +54,7 @@ class HeldLock:
 
 
 class Section(HeldLock):
-    """Queues that stand still in the whole fleet, while this process lives.
+    """Queues paused in the whole fleet, while this process lives.
 
     :ivar name: the globs of the queues.
     :param is_ended: returns whether an operator has ended it.
@@ -71,7 +71,7 @@ class Section(HeldLock):
         self._is_ended = is_ended
 
     def check(self) -> None:
-        """Raise SectionLostError unless the queues certainly stand still; costs a clock call."""
+        """Raise SectionLostError unless the queues are certainly paused; costs a clock call."""
         if not self.valid:
             reason = "the coordinator may have ended the session"
             if self._is_ended():
@@ -133,7 +133,7 @@ def held_lock(
 def held_section(
     service: Callable[[], LockService], globs: tuple[str, ...], why: str, timeout_seconds: float
 ) -> Iterator[Section]:
-    """Let queues stand still during a block."""
+    """Pause queues during a block."""
     limit = checked_timeout(timeout_seconds)
     section, end = at_home(service().hold, globs, why, limit, undo=lambda begun: begun[1]())
     try:

@@ -82,12 +82,12 @@ def past_changes(
     claims: Iterable[tuple[str, RecordedOwner]],
     since: float,
 ) -> list[tuple[float, Difference]]:
-    """Return what is known to have changed, with Unix times, oldest first.
+    """Return the recorded changes, with Unix times, oldest first.
 
     :param entries: of the action log.
     :param workers: the registered workers; the leader among them also tells which were lost.
     :param claims: queues and their claims, from a history.
-    :param since: Unix time; what changed before is left out.
+    :param since: Unix time; earlier changes are left out.
     """
     found = [(entry.at, _command(entry)) for entry in entries]
     for each in workers:

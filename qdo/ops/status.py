@@ -47,7 +47,7 @@ class QueueStatus:
     :ivar limits: limits for whose permits it waits.
     :ivar retention_seconds: age at which the broker deletes messages, also unread ones; None if it
         does not, or if that is unknown.
-    :ivar held: why it stands still in the whole fleet, None if it does not.
+    :ivar held: why it is paused in the whole fleet, None if it is not.
     :ivar missing: the broker does not have the queue: nothing waits.
     :ivar deleted: it is marked as deleted, by `qdo delete` or because the broker lost it.
     :ivar lost: messages were deleted before they were read; `fault` says which.

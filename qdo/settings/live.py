@@ -56,7 +56,7 @@ class LiveSettings:
     def use(self, version: SettingsVersion | None) -> None:
         """Use a version that `check` has accepted.
 
-        Messages in hand end under the former settings: parts read a setting when they need it.
+        Messages in flight end under the former settings: parts read a setting when they need it.
         """
         settings = self._own if version is None else self._settings_of(version)
         self.in_use = version

@@ -10,7 +10,7 @@ from qdo.fleet.holds import new_hold
 
 
 class KitHolds:
-    """The queues that stand still in a kit, as `qdo pause` lets those of a fleet stand still.
+    """The paused queues of a kit, like those of a fleet after `qdo pause`.
 
     :ivar holds: the pauses in force.
     :param on_change: called after each change.

@@ -88,7 +88,7 @@ def shop(tmp_path: Path, coordinator_url: str) -> Iterator[SectionShop]:
 
 
 def test_nothing_runs_within_a_section(shop: SectionShop) -> None:
-    """Jobs in hand end before it begins; other queues go on; all continue after it."""
+    """Jobs in flight end before it begins; other queues go on; all continue after it."""
     with shop.worker():
         shop.app.send_many([("tenant-1", 0.02), ("other", 0.02)] * 200)
         for number in range(3):

@@ -222,9 +222,9 @@ class Checks:
 
     def _released(self, tenure: Tenure, last: int) -> None:
         tenure.released = True
-        if tenure.in_hand is not None:
+        if tenure.in_flight is not None:
             raise Violation(
-                "4", f"{tenure.queue} is released while {tenure.in_hand} is being processed"
+                "4", f"{tenure.queue} is released while {tenure.in_flight} is being processed"
             )
         if last < tenure.done and not tenure.seeks:
             raise Violation(
@@ -299,7 +299,7 @@ class Checks:
                 f"{worker} starts {position} of {queue}, which is {current.worker}'s"
                 + (", after releasing it" if tenure.released else ""),
             )
-        if tenure.in_hand is not None:
+        if tenure.in_flight is not None:
             raise Violation("4", f"{worker} runs two messages of {queue} at once")
         expected = self.broker.next(queue, tenure.cursor)
         if position != expected:
@@ -311,17 +311,17 @@ class Checks:
         if claim.fence < state.fence:
             raise Violation("8", f"{queue} is processed under {claim.fence} after {state.fence}")
         state.fence = claim.fence
-        tenure.cursor = tenure.in_hand = position
+        tenure.cursor = tenure.in_flight = position
 
     def ended(self, claim: Claim, position: int) -> None:
         """A worker ends a message."""
         tenure = self._tenure_of[claim]
-        tenure.in_hand = None
+        tenure.in_flight = None
         tenure.done = position
 
     def dropped(self, claim: Claim) -> None:
         """A message ended whose claim was lost: it counts for nothing."""
-        self._tenure_of[claim].in_hand = None
+        self._tenure_of[claim].in_flight = None
 
     def check_release_wanted(self, worker: str, claim: Claim) -> None:
         """A worker released a queue on its own: some assignment since the claim must omit it."""

@@ -11,14 +11,14 @@ class Tenure:
     :ivar base: where the present run began: `last` at the claim, or where a seek went.
     :ivar done: the last message that ended in the present run, `base` before the first.
     :ivar cursor: the last message that was started in the present run.
-    :ivar in_hand: the message that is running.
+    :ivar in_flight: the message that is running.
     :ivar seeks: where operators moved the queue since the present run began.
     :ivar deleted: the queue was marked as deleted meanwhile.
     :ivar marks: of a failing message, as the claim's transaction left them.
     """
 
     __slots__ = (
-        "base", "cursor", "deleted", "done", "fence", "in_hand", "marks", "queue", "released",
+        "base", "cursor", "deleted", "done", "fence", "in_flight", "marks", "queue", "released",
         "seeks", "worker", "zxid",
     )  # fmt: skip
 
@@ -27,7 +27,7 @@ class Tenure:
         self.worker = worker
         self.zxid = zxid
         self.base = self.done = self.cursor = last
-        self.in_hand: int | None = None
+        self.in_flight: int | None = None
         self.seeks: list[int] = []
         self.fence = 0
         self.released = False

@@ -144,8 +144,8 @@ def test_a_crash_is_counted_by_the_name_of_the_message() -> None:
     """It had another position under the owner before."""
     earlier, now = sqs(MOMENT + 5), sqs(MOMENT + 99)
     node = QueueNode(last=MOMENT, owner="worker-1", failure=FailureRecord(earlier, 3))
-    in_hand = InFlight("q", "worker-1", now, in_line=False)
-    marked = marked_node(node, in_hand, "it died", SQS_POSITIONS)
+    in_flight = InFlight("q", "worker-1", now, in_line=False)
+    marked = marked_node(node, in_flight, "it died", SQS_POSITIONS)
     assert marked is not None
     assert marked.failure == FailureRecord(earlier, 4, "it died", crashed=True)
     other = InFlight("q", "worker-1", sqs(MOMENT + 99, 8), in_line=False)

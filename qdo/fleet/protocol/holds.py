@@ -1,10 +1,10 @@
-"""Obeys the holds of the fleet: queues that stand still. Machines without I/O.
+"""Obeys the holds of the fleet: paused queues. Machines without I/O.
 
 1.  Whoever holds queues writes the hold into the node `holds`, and *then* lists the workers.
 2.  A worker reads that node after every registration, before it starts anything: a worker that
     registered after the list was made knows of the hold by itself. The node is watched, and read
     again after every reconnection. Matching queues start no message from then on.
-3.  When no message of a held queue is in hand any more, the worker acknowledges: it writes the
+3.  When no message of a held queue is in flight any more, the worker acknowledges: it writes the
     mzxid of the node that it obeys into its own node. Versions would not do: those of a node that
     is deleted and created again begin at 0.
 4.  The hold is in force once every listed worker has acknowledged it, or is gone.
@@ -50,8 +50,8 @@ class StandstillGate(Protocol):
     def apply(self, holds: Sequence[Hold]) -> None:
         """Start no message of queues that match these holds; let all others continue."""
 
-    def in_hand(self) -> bool:
-        """Return whether a message of a held queue is in hand."""
+    def in_flight(self) -> bool:
+        """Return whether a message of a held queue is in flight."""
 
 
 class HoldsWatch(Machine):
@@ -175,7 +175,7 @@ class HoldsWatch(Machine):
         return min(self._look_at, self._clean_at) if self._up else float("inf")
 
     def _acknowledge_if_free(self, now: float) -> None:
-        if self._gate.in_hand():
+        if self._gate.in_flight():
             self._look_at = now + LOOK_SECONDS
         else:
             self._acknowledge(self._unacknowledged)

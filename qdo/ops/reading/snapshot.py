@@ -53,7 +53,7 @@ class Snapshot:
     :ivar unasked: number of backlogs that were not requested.
     :ivar unread: what could not be read, with the reason.
     :ivar countable: the broker can count messages.
-    :ivar holds: the queues that stand still.
+    :ivar holds: the paused queues.
     :ivar at: Unix time of the reader's clock.
     :ivar timed: positions are times.
     :ivar written: when each queue node was last written, by the coordinator's clock.

@@ -69,7 +69,7 @@ class SlotView:
 class Monitor:
     """Answers for one parent process.
 
-    :ivar silent_after: how long the event loop of a process may stand still, in seconds.
+    :ivar silent_after: how long the event loop of a process may be blocked, in seconds.
     """
 
     def __init__(self, silent_after: float) -> None:

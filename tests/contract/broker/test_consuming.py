@@ -184,7 +184,7 @@ def test_what_is_not_done_can_be_read_again(
     assert whole.fetch(5) == rows[3:]
 
 
-def test_new_messages_come_while_others_are_in_hand(
+def test_new_messages_come_while_others_are_in_flight(
     made: BrokerSetup, owner: Callable[..., QueueOwner]
 ) -> None:
     """The next messages can be fetched before earlier ones are finished."""

@@ -333,7 +333,7 @@ def test_a_recreated_stream_reuses_names_of_finished_shards(
 def test_a_shard_without_its_position_is_named(
     qdo: Run, proxy: Proxy, stream: str, tmp_path: Path
 ) -> None:
-    """It stands still, and does not merely look slow; the other shards do not."""
+    """It stopped, and does not merely look slow; the other shards do not."""
     url = kinesis_url(proxy.url, stream)
     for shard in (SHARD, OTHER):
         qdo("send", shard, "1")

@@ -46,11 +46,11 @@ def node(client: Client, queue: str) -> QueueNode:
     return QueueNode.parse(client.get(LAYOUT.queue(queue))[0])
 
 
-def test_each_message_in_hand_gets_an_attempt(client: Client) -> None:
+def test_each_message_in_flight_gets_an_attempt(client: Client) -> None:
     """In one transaction; a further crash adds one more."""
-    in_hand = [InFlight("a", "worker-1", 50), InFlight("b", "worker-1", 60)]
-    assert count_interrupted(client, LAYOUT, in_hand, "died") == in_hand
-    assert count_interrupted(client, LAYOUT, in_hand[:1], "died again") == in_hand[:1]
+    in_flight = [InFlight("a", "worker-1", 50), InFlight("b", "worker-1", 60)]
+    assert count_interrupted(client, LAYOUT, in_flight, "died") == in_flight
+    assert count_interrupted(client, LAYOUT, in_flight[:1], "died again") == in_flight[:1]
     assert node(client, "a").failure == FailureRecord(50, 2, "died again", crashed=True)
     assert node(client, "b").failure == FailureRecord(60, 1, "died", crashed=True)
 
@@ -65,8 +65,8 @@ def test_what_is_another_workers_is_left_alone(client: Client, embedded_url: str
     finally:
         other.stop()
         other.close()
-    in_hand = [InFlight("a", "worker-1", 50), InFlight("nothing", "worker-1", 50)]
-    assert count_interrupted(client, LAYOUT, in_hand, "died") == []
+    in_flight = [InFlight("a", "worker-1", 50), InFlight("nothing", "worker-1", 50)]
+    assert count_interrupted(client, LAYOUT, in_flight, "died") == []
     assert node(client, "a").failure is None
     assert node(client, "b").failure is None
 
@@ -82,8 +82,8 @@ def test_a_late_checkpoint_is_read_again(client: Client, monkeypatch: pytest.Mon
         return found
 
     monkeypatch.setattr(crashes, "read_nodes", read_then_lose)
-    in_hand = [InFlight("a", "worker-1", 50)]
-    assert count_interrupted(client, LAYOUT, in_hand, "died") == in_hand
+    in_flight = [InFlight("a", "worker-1", 50)]
+    assert count_interrupted(client, LAYOUT, in_flight, "died") == in_flight
     assert node(client, "a") == QueueNode(
         last=46, owner="worker-1", failure=FailureRecord(50, 1, "died", crashed=True)
     )

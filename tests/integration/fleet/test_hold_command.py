@@ -1,4 +1,4 @@
-"""`qdo hold`: a command that runs while queues stand still, on both coordinators."""
+"""`qdo hold`: a command that runs while queues are paused, on both coordinators."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_bad_input_runs_nothing(runs: HoldRuns, arguments: tuple[str, ...], code
 
 
 def test_a_dry_run_holds_and_runs_nothing(runs: HoldRuns) -> None:
-    """It shows how many queues would stand still."""
+    """It shows how many queues would be paused."""
     runs.client.create(LAYOUT.queue("plain-1"), b"", makepath=True)
     ended = runs.hold_to_the_end("plain-*", "--dry-run", "--", "touch", "ran")
     assert (ended.code, (runs.folder / "ran").exists()) == (0, False)

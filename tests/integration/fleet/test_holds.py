@@ -1,4 +1,4 @@
-"""Queues that stand still, with real workers, on both coordinators."""
+"""Paused queues, with real workers, on both coordinators."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ def test_a_paused_queue_starts_nothing_until_resumed(runs: AppRuns, qdo: Qdo, qu
     assert second.wait() == 0
 
 
-def test_a_pause_waits_for_the_message_in_hand(runs: AppRuns, qdo: Qdo) -> None:
+def test_a_pause_waits_for_the_message_in_flight(runs: AppRuns, qdo: Qdo) -> None:
     runs.app.send("slow-1", 0)
     runs.app.send("slow-1", 1)
     start(runs)
-    wait_until((runs.folder / "begun").exists, "the message in hand")
+    wait_until((runs.folder / "begun").exists, "the message in flight")
     late = qdo("pause", "slow-*", "--yes", "--timeout", "0.5s")
     assert late.code == 4, late
     assert "worker-" in late.err

@@ -265,7 +265,7 @@ def test_kills_stops_and_changes_never_exceed_the_limit(shop: LimitShop) -> None
         shop.wait_for(count + 60)
         assert max(shop.seen()) <= 3
     shop.limit("crm", max="0")
-    wait_until(lambda: _in_use(shop) == 0, "everything stands still", 20.0)
+    wait_until(lambda: _in_use(shop) == 0, "every permit is free", 20.0)
     before = len(shop.seen())
     shop.limit("crm", max="1")
     shop.wait_for(before + 20)

@@ -172,7 +172,7 @@ def test_an_operators_kill_counts_no_attempt(stage: PoisonSetup) -> None:
 
 
 @BOTH
-def test_kill_9_counts_an_attempt_of_the_message_in_hand(stage: PoisonSetup) -> None:
+def test_kill_9_counts_an_attempt_of_the_message_in_flight(stage: PoisonSetup) -> None:
     """Only of the one in flight: messages done before it in the same process are untouched."""
     send(stage, "done", "one", "two")
     send(stage, "q", "slow")

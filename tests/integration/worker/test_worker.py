@@ -264,7 +264,7 @@ def test_a_queue_given_back_finishes_its_message_and_records_it(
     until(lambda: gated.ended == [1, 2, 3])
 
 
-def test_a_lost_queue_reports_nothing_of_the_message_in_hand(
+def test_a_lost_queue_reports_nothing_of_the_message_in_flight(
     make: Callable[..., EngineSetup],
 ) -> None:
     """Claimed again meanwhile, it begins where the record is, after the message in flight."""
@@ -285,7 +285,7 @@ def test_a_lost_queue_reports_nothing_of_the_message_in_hand(
     assert gated.seen == [(1, 1), (2, 1), (2, 2), (3, 2)]
 
 
-def test_a_seek_takes_effect_after_the_message_in_hand(make: Callable[..., EngineSetup]) -> None:
+def test_a_seek_takes_effect_after_the_message_in_flight(make: Callable[..., EngineSetup]) -> None:
     """Back to the beginning: all are processed again."""
     engine = make()
     gated = Gated(engine, 2)

@@ -46,7 +46,7 @@ def test_a_message_taken_back_while_its_dead_letter_is_stored(
 
 
 @pytest.mark.parametrize(("order", "batch"), [("key", None), ("queue", 7)])
-def test_a_message_is_in_hand_until_its_dead_letter_is_stored(
+def test_a_message_is_in_flight_until_its_dead_letter_is_stored(
     order: Order, batch: int | None
 ) -> None:
     """Whatever becomes of those behind it, and of the claim: it is held, and then deleted."""

@@ -2,7 +2,7 @@
 
 Workers register, run messages and lose their sessions; two operators hold the queue and lift their
 holds. Reads may be stale, but never older than what the session has seen. While a hold is in force
-no message may be in hand. Mutants leave out one rule each, and must be found.
+no message may be in flight. Mutants leave out one rule each, and must be found.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HOLDS = "/app/holds"
 STEPS = 300
 MUTANTS = (
     "open before the first read",
-    "acknowledge with one in hand",
+    "acknowledge with one in flight",
     "list before writing",
     "acknowledge versions",
 )
@@ -100,7 +100,7 @@ class HoldsWorld:
         for operator in self.operators:
             if operator.is_in_force():
                 busy = [worker.number for worker in self.workers if worker.gate.busy]
-                assert not busy, "a message is in hand while a hold is in force"
+                assert not busy, "a message is in flight while a hold is in force"
 
 
 class Operator:
@@ -162,7 +162,7 @@ class PlainGate:
     def apply(self, holds: Sequence[Hold]) -> None:
         self.open = not holds
 
-    def in_hand(self) -> bool:
+    def in_flight(self) -> bool:
         return self.busy
 
 
@@ -174,8 +174,8 @@ class HeldWorker:
         self.number = world.numbers = world.numbers + 1
         world.registered[self.number] = 0
         self.gate = PlainGate(world.mutant == "open before the first read")
-        if world.mutant == "acknowledge with one in hand":
-            self.gate.in_hand = lambda: False  # type: ignore[method-assign]
+        if world.mutant == "acknowledge with one in flight":
+            self.gate.in_flight = lambda: False  # type: ignore[method-assign]
         self._clock = 0.0
         self._seen = len(world.states) - 1
         self._armed: dict[str, int] = {}
@@ -205,7 +205,7 @@ class HeldWorker:
         self._machine.outbox.clear()
 
     def _message(self) -> None:
-        """Start a message, or end the one in hand."""
+        """Start a message, or end the one in flight."""
         self.gate.busy = not self.gate.busy and self.gate.open
         self._world.messages += self.gate.busy
 
@@ -263,12 +263,12 @@ class HeldWorker:
         self._machine.connected()
 
     def _end(self) -> None:
-        """The session ends, after the lease and so without a message in hand."""
+        """The session ends, after the lease and so without a message in flight."""
         del self._world.registered[self.number]
         self._world.workers.remove(self)
 
 
-def test_nothing_is_in_hand_while_a_hold_is_in_force() -> None:
+def test_nothing_is_in_flight_while_a_hold_is_in_force() -> None:
     in_force = messages = 0
     for seed in range(1500):
         world = HoldsWorld(seed)
@@ -285,6 +285,6 @@ def test_each_rule_is_needed(mutant: str) -> None:
         try:
             HoldsWorld(seed, mutant).play()
         except AssertionError as error:
-            assert "in hand" in str(error)  # noqa: PT017 -- the mutant is found
+            assert "in flight" in str(error)  # noqa: PT017 -- the mutant is found
             return
     pytest.fail(f"mutant {mutant!r} was not found")

@@ -582,7 +582,7 @@ def test_a_handover_in_good_order_repeats_nothing(stage: KitSetup, kit: TestKit)
     assert stage.seen == [("one", 1), ("bad", 1), ("bad", 2), ("bad", 3)]
 
 
-def test_a_lost_lease_makes_two_owners_of_a_message_in_hand(stage: KitSetup, kit: TestKit) -> None:
+def test_a_lost_lease_makes_two_owners_of_one_message(stage: KitSetup, kit: TestKit) -> None:
     """The second one runs while the first is frozen; the first starts nothing more."""
     for body in ("one", "two"):
         kit.send("q", body)

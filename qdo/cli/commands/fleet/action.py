@@ -61,7 +61,7 @@ def action(
     stacks             return the stacks of all jobs and threads
     profile SECONDS    return samples of the stacks, for a flame graph
     log-level LEVEL    write the log from another level up, for a while
-    drain              finish the messages in hand, and stop
+    drain              finish the messages in flight, and stop
     restart            drain, and start again
     reload             restart all workers of the same parent process, also drained ones
 

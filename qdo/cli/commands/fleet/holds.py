@@ -1,4 +1,4 @@
-"""`qdo pause`, `qdo resume`, `qdo hold` and `qdo holds`: queues that stand still everywhere."""
+"""`qdo pause`, `qdo resume`, `qdo hold` and `qdo holds`: queues paused in the whole fleet."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ SETTINGS = ("app", "coordinator", "namespace", "connect_seconds")
 @click.command()
 @click.argument("globs", metavar="GLOB...", nargs=-1, required=True)
 @click.option("--for", "lasting", metavar="DURATION", help="End by itself, after 90s, 2h or 7d.")
-@click.option("--no-wait", is_flag=True, help="Do not wait until the messages in hand have ended.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the messages in flight.")
 @click.option(
     "--timeout",
     metavar="DURATION",
     default="60s",
     show_default=True,
-    help="How long to wait for the messages in hand.",
+    help="How long to wait for the messages in flight.",
 )
 @click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
 @changing
@@ -63,8 +63,8 @@ def pause(
 ) -> None:
     """Pause the queues that match a GLOB in the whole fleet, also later ones.
 
-    No message of them is started; those in hand end. Positions, owners and order do not change.
-    Returns once no message of these queues is in hand anywhere.
+    No message of them is started; those in flight end. Positions, owners and order do not change.
+    Returns once no message of these queues is in flight anywhere.
     """
     require_app(settings)
     seconds = None if lasting is None else parse_duration(lasting, "--for")
@@ -202,7 +202,7 @@ class CommandAfterDashes(click.Command):
     metavar="DURATION",
     default="60s",
     show_default=True,
-    help="How long to wait for the messages in hand.",
+    help="How long to wait for the messages in flight.",
 )
 @click.option("--all", "everything", is_flag=True, help="Allow a glob of all queues.")
 @click.option("--allow-none", is_flag=True, help="Allow a glob that matches no queue yet.")
@@ -221,11 +221,11 @@ def hold(
     run: tuple[str, ...],
     settings: Settings,
 ) -> int:
-    """Run COMMAND while the queues that match a GLOB stand still in the whole fleet.
+    """Run COMMAND while the queues that match a GLOB are paused in the whole fleet.
 
-    It starts once no message of them is in hand. They continue when it ends, or with this process.
-    COMMAND receives SIGTERM if the queues may continue before it has ended. The exit code is that
-    of COMMAND.
+    It starts once no message of them is in flight. They continue when it ends, or when this process
+    ends. COMMAND receives SIGTERM if the queues may continue before it has ended. The exit code is
+    that of COMMAND.
     """
     app = require_app(settings)
     if not run:
@@ -237,7 +237,7 @@ def hold(
     with open_connections(settings, broker=False) as connections:
         client, layout = connections.client, connections.layout
         count = _check_globs(client, layout, wanted, allow_none=allow_none, allow_all=everything)
-    what = f"run {run[0]} while {' '.join(globs)} stand still"
+    what = f"run {run[0]} while {' '.join(globs)} is paused"
     if not Consent(dry_run, yes=True).given(what, partial(_show_pause, wanted, count), "table"):
         return 0
     with closing(open_locks(app, settings)) as locks:
@@ -278,7 +278,7 @@ def holds(form: str, settings: Settings) -> None:
     if late:
         print_message(
             f"hint: {pluralize(len(late), 'worker')} of {len(found.obeyed)} may still have a"
-            f" message of these queues in hand: {join_some(late)}"
+            f" message of these queues in flight: {join_some(late)}"
         )
 
 
@@ -307,4 +307,4 @@ def _check_globs(
 
 def _report_waiting(names: Sequence[str]) -> None:
     """Tell whom a hold waits for."""
-    print_message(f"waiting for messages in hand: {join_some(names, fleet.NAMES_SHOWN)}")
+    print_message(f"waiting for messages in flight: {join_some(names, fleet.NAMES_SHOWN)}")

@@ -20,7 +20,7 @@ class HoldGate:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._is_held: Callable[[str], bool] | None = None
-        self._in_hand: set[Slot] = set()
+        self._in_flight: set[Slot] = set()
 
     def shut(self) -> None:
         """Keep the queues of later claims still until `apply` is called."""
@@ -34,7 +34,7 @@ class HoldGate:
     def apply(self, holds: Sequence[Hold]) -> None:
         """Start no message of queues that match these holds; let all others continue."""
         before, self._is_held = self._is_held, held_queues(holds)
-        self._in_hand.clear()
+        self._in_flight.clear()
         if before is None and self._is_held is None:
             return
         for slot in list(self._dispatcher.slots.values()):
@@ -47,19 +47,19 @@ class HoldGate:
             elif claim is not None:
                 claim.lift()
         if held and slot.state is SlotState.RUNNING:
-            self._in_hand.add(slot)
+            self._in_flight.add(slot)
         if slot.lanes is not None:
             slot.lanes.notify()
         if not held and slot.state is SlotState.STILL:
             self._dispatcher.resume(slot)
 
-    def in_hand(self) -> bool:
-        """Return whether a message of a held queue is in hand.
+    def in_flight(self) -> bool:
+        """Return whether a message of a held queue is in flight.
 
         Also one of a claim that is lost: its job may still run.
         """
-        running = [slot for slot in self._in_hand if slot.state is SlotState.RUNNING]
-        self._in_hand.intersection_update(running)
+        running = [slot for slot in self._in_flight if slot.state is SlotState.RUNNING]
+        self._in_flight.intersection_update(running)
         return bool(running)
 
 

@@ -58,7 +58,7 @@ class Grant:
         self.streak: StreakRows | None = None
 
     def allows(self, messages: int) -> bool:
-        """Return whether that many may start without asking again, the one in hand included."""
+        """Return whether that many may start without asking again, the one in flight included."""
         return not self._gate.limits.waiting and all(
             share.starts.covers(messages - 1, self._gate.limits.clock()) for share in self.shares
         )

@@ -68,7 +68,7 @@ def test_what_was_not_given_out_is_not_done() -> None:
     assert taken(hand) == [2]
 
 
-def test_positions_in_hand_know_what_is_behind_them() -> None:
+def test_positions_in_flight_know_what_is_behind_them() -> None:
     """Before the first message, between two, behind the last."""
     hand = PrefetchBuffer(at(0))
     assert hand.behind(at(0)) is None

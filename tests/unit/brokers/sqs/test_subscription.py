@@ -144,7 +144,7 @@ def test_ten_done_messages_are_deleted_in_one_request(bench: SubscriptionSetup) 
     assert bench.subscription.unconfirmed() == ()
 
 
-def test_the_last_message_in_hand_is_deleted_at_once(bench: SubscriptionSetup) -> None:
+def test_the_last_message_in_flight_is_deleted_at_once(bench: SubscriptionSetup) -> None:
     """No other message will follow to share the request."""
     (row,) = bench.fetched(1)
     bench.subscription.done(row.position)
@@ -187,7 +187,7 @@ def test_a_refused_delete_is_remembered(bench: SubscriptionSetup) -> None:
 # --- extensions ---------------------------------------------------------------------------
 
 
-def test_what_is_in_hand_is_extended_again_and_again() -> None:
+def test_what_is_in_flight_is_extended_again_and_again() -> None:
     """All that were received, not only the one whose job runs."""
     bench = SubscriptionSetup(visibility=VISIBILITY)
     bench.fetched(1, 2)
