@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import fnmatch
-import glob as globs
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from qdo.dashboard.board import Board
 from qdo.dashboard.reading.fleet_reader import Reading
 from qdo.errors import QdoError
 from qdo.fleet.audit import read_entries
+from qdo.fleet.globs import exactly
 from qdo.fleet.holds import HoldsRead, read_holds
 from qdo.fleet.limits import list_limits
 from qdo.fleet.live_settings import read_answers, read_settings
+from qdo.fleet.protocol.audit_entries import is_selected, is_target
 from qdo.fleet.settings_node import SettingsNode
 from qdo.fleet_errors import HoldsUnreadableError
 from qdo.history.recorder import RecordedRun
@@ -92,21 +92,13 @@ def audit(board: Board, glob: str = "*") -> list[Item]:
         return [audit_item(each) for each in found]
 
     items = board.direct.get("audit", read)
-    return [
-        each
-        for each in items
-        if fnmatchcase(each["target"], glob) or fnmatchcase(each["command"], glob)
-    ]
+    return [each for each in items if is_selected(each["command"], each["target"], glob)]
 
 
 def audit_of(board: Board, queue: str) -> list[Item]:
-    """Return the entries about one queue. Those of holds have globs as their target."""
-    return [
-        each
-        for each in audit(board)
-        if each["target"] == queue
-        or any(fnmatchcase(queue, glob) for glob in each["target"].split())
-    ]
+    """Return the entries about one queue."""
+    glob = exactly(queue)
+    return [each for each in audit(board) if is_target(each["target"], glob)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +157,7 @@ def history(board: Board, queue: str) -> ShownHistory | None:
         now = time.time()
         try:
             minutes = minute_reports(url, board.app, queue, now - 60 * MINUTES, limit=MINUTES)
-            exact = globs.escape(queue)
+            exact = exactly(queue)
             failed = failures(url, board.app, now - DAY_SECONDS, exact, limit=FAILURES)
             owned = owners(url, board.app, queue, 0.0, limit=OWNERS)
         except QdoError as error:

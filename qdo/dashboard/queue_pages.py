@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from fnmatch import fnmatchcase
-from glob import escape
 from typing import Any
 
 from flask import Blueprint, request
@@ -17,6 +16,7 @@ from qdo.dashboard.charts import bars, line_chart
 from qdo.dashboard.pages import page
 from qdo.dashboard.paging import glob_of, paged
 from qdo.dashboard.reading.fleet_reader import Reading
+from qdo.fleet.globs import exactly
 from qdo.ops.items import QUEUE_SORTS, queue_item
 from qdo.ops.queue_health import QueueHealth
 
@@ -78,7 +78,7 @@ def queue() -> str | tuple[str, int]:
         "queue.html",
         reading=reading,
         name=name,
-        name_glob=escape(name),
+        name_glob=exactly(name),
         status=status,
         verdict=verdict,
         item=queue_item(status, verdict),

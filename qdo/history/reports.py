@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from qdo.fleet.protocol.audit_entries import is_selected
 from qdo.fleet_errors import HistoryUnreadableError
 from qdo.history.address import open_engine
 from qdo.history.buckets import percentile
@@ -236,9 +237,7 @@ def actions(
         query = select(*shown).where(columns.app == app, columns.at >= since)
         rows = connection.execute(query.order_by(columns.at.desc(), columns.id.desc()))
         wanted = (
-            RecordedAction(*row)
-            for row in rows
-            if fnmatchcase(row.target, glob) or fnmatchcase(row.command, glob)
+            RecordedAction(*row) for row in rows if is_selected(row.command, row.target, glob)
         )
         return list(islice(wanted, limit))
 

@@ -13,7 +13,7 @@ from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.errors import CorruptNodeError, NotFoundError, QueueNotEmptyError, QueueOwnedError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.protocol.audit_entries import Values
@@ -94,7 +94,7 @@ def plan_deletion(
         return Deletion(queue, owner, 0, 0, 0, stored=False)
     # Read before they are counted: the numbers that an operator confirms are not too small.
     contents = _contents(broker, queue) if with_messages else None
-    node = node or QueueNode()
+    node = node or NEW
     backlog = backlog_of(broker, queue, node, _last(broker, node))
     dead = broker.dead_letters.counts().get(queue, 0)
     plan = Deletion(queue, owner, backlog.count, backlog.delayed, dead, True, contents)
@@ -136,10 +136,10 @@ def delete(
     """
     queue = deletion.queue
     if client is None:
-        _delete_stored(broker, deletion, QueueNode())
+        _delete_stored(broker, deletion, NEW)
         return
     audit = _DeletionAudit(client, layout, deletion, reason)
-    node = QueueNode()
+    node = NEW
     if _node(client, layout, queue) is not None:
         audit.marked()
         node = _released(client, layout, queue, time.monotonic() + timeout_seconds)
@@ -230,7 +230,7 @@ class _DeletionAudit:
 def _released(client: Client, layout: Layout, queue: str, deadline: float) -> QueueNode:
     """Return the node of a queue once no worker owns it."""
     while True:
-        node = _node(client, layout, queue) or QueueNode()
+        node = _node(client, layout, queue) or NEW
         if not node.owner or client.exists(layout.worker(node.owner)) is None:
             return node
         if time.monotonic() > deadline:

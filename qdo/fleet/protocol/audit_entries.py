@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from qdo.coordination.znodes.values import encode, load
+from qdo.fleet.globs import overlap
+from qdo.queues import is_glob
 
 MAX_TEXT = 500
 """Characters of a reason. Other texts in an entry are cut to this length."""
@@ -27,6 +29,20 @@ AHEAD_SECONDS = 86400.0
 _NAME = re.compile(r"([0-9]{13})-[0-9a-f]{8}", re.ASCII)
 
 Values = Mapping[str, "str | int | float | bool | None"]
+
+
+def is_selected(command: str, target: str, glob: str) -> bool:
+    """Return whether the command of a change matches a glob, or its target does."""
+    return fnmatchcase(command, glob) or is_target(target, glob)
+
+
+def is_target(target: str, glob: str) -> bool:
+    """Return whether the target of a change matches a glob.
+
+    A target that has globs itself, as that of `qdo pause`, matches if a name may match both.
+    """
+    parts = target.split()
+    return fnmatchcase(target, glob) or any(is_glob(each) and overlap(each, glob) for each in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +70,8 @@ class AuditEntry:
     fault: str | None = None
 
     def matches(self, glob: str) -> bool:
-        """Return whether the command or the target matches a glob."""
-        return fnmatchcase(self.target, glob) or fnmatchcase(self.command, glob)
+        """Return `is_selected` for this entry."""
+        return is_selected(self.command, self.target, glob)
 
     def encode(self) -> bytes:
         """Return the value of its node. Its size is limited, whatever the texts are."""

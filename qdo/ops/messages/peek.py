@@ -12,7 +12,7 @@ from qdo.brokers.delayed import DelayedMessage
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.progress import MAX_LAST, FailureRecord, OutOfOrderProgress
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.encoding import DUE, SENT, parsed, stored_time
 from qdo.errors import NotFoundError, UnsupportedError
 from qdo.ops.messages.find import (
@@ -133,7 +133,7 @@ def _node(client: Client | None, layout: Layout, broker: Broker, queue: str) -> 
     node = read_queue_node(client, layout, queue)
     if node is None and queue not in broker.catalog.names():
         raise NotFoundError(what="queue", name=queue)
-    return node or QueueNode()
+    return node or NEW
 
 
 def _is_over(broker: Broker, node: QueueNode, position: int) -> bool:

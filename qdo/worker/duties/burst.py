@@ -13,7 +13,7 @@ from qdo.brokers.base import Broker
 from qdo.coordination.bulk_reads import read_children, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import NEW, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.positions import Positions
 from qdo.system.clock import clock
@@ -125,7 +125,7 @@ def fleet_survey(
         read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused).checked(positions)
         for read in read_nodes(client, [layout.queue(name) for name in wanted])
     }
-    usable = {name: node for name in wanted if _is_usable(node := found.get(name, QueueNode()))}
+    usable = {name: node for name in wanted if _is_usable(node := found.get(name, NEW))}
     return FleetSurvey(
         unattended=[name for name in usable if name not in owned],
         elsewhere={

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from qdo.coordination.queue_admin import is_deleted
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import NEW, QueueNode
 
 
 class QueueInventory:
@@ -61,7 +61,7 @@ class QueueInventory:
     def read(self, names: Iterable[str], nodes: Mapping[str, QueueNode]) -> None:
         """Record the nodes of these names; `nodes` holds those that exist."""
         for name in names:
-            node = nodes.get(name, QueueNode())
+            node = nodes.get(name, NEW)
             _put(self.deleted, name, node.deleted)
             _put(self._retired, name, is_deleted(node))
             over = self._end_position_text is not None and node.position == self._end_position_text

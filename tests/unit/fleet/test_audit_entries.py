@@ -87,6 +87,14 @@ def test_a_glob_selects_by_command_or_target() -> None:
     assert not any(map(entry.matches, ("acl", "orders", "")))
 
 
+def test_a_glob_selects_targets_that_are_globs() -> None:
+    """Who asks about a queue is told of `qdo pause`, `qdo dead-letters retry` and others."""
+    entry = AuditEntry(NAME, NOW, command="pause", target="orders-* mail")
+    assert all(map(entry.matches, ("orders-7", "orders-?", "o*", "orders-* mail")))
+    assert not any(map(entry.matches, ("order-7", "mail-7", "7-*")))
+    assert AuditEntry(NAME, NOW, command="resume", target="*").matches("orders-7")
+
+
 def test_names_sort_by_time() -> None:
     names = [entry_name(at, "ffffffff") for at in (1.0, 9.999, 1e9, NOW, 9e9)]
     assert names == sorted(names)

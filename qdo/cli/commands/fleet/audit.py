@@ -33,8 +33,9 @@ from qdo.settings.settings import Settings
 def audit(glob: str, since: str | None, limit: int, form: str, settings: Settings) -> None:
     """List the changes that operators made with commands, newest first.
 
-    GLOB selects entries by their command, or by the name of what was changed, such as a queue. The
-    log keeps the last 5,000 entries, for 30 days.
+    GLOB selects entries by their command, or by the name of what was changed, such as a queue; a
+    change of all queues of a glob counts for each of them. The log keeps the last 5,000 entries,
+    for 30 days.
     """
     app = require_app(settings)
     oldest = 0.0 if since is None else time.time() - parse_duration(since, "--since")
