@@ -63,6 +63,31 @@ class LineFormatter(logging.Formatter):
         return super().formatException(ei) if error is None else describe_traceback(error).rstrip()
 
 
+class RetryLog:
+    """Logs a fault that is retried: when it begins or changes, and when it has ended."""
+
+    def __init__(self, logger: logging.Logger, place: str) -> None:
+        self._logger = logger
+        self._place = place
+        self._fault = ""
+
+    def failed(self, fault: object, seconds: float) -> None:
+        """Log a fault, unless the attempt before had the same.
+
+        :param seconds: until the next attempt.
+        """
+        text = str(fault)
+        if text != self._fault:
+            self._fault = text
+            self._logger.warning("%s; retrying every %g s", text, seconds)
+
+    def succeeded(self) -> None:
+        """Log that the fault has ended, if there was one."""
+        if self._fault:
+            self._fault = ""
+            self._logger.info("%s answers again", self._place)
+
+
 class LogPlace(str):
     """What a line is about, as its text, and as fields for JSON.
 

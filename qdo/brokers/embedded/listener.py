@@ -13,6 +13,7 @@ from qdo.brokers.embedded.fork_guard import unforked
 from qdo.brokers.embedded.query import INTEGER, MAYBE_INTEGER, TEXT, Query
 from qdo.errors import DatabaseError
 from qdo.system.files import Rights
+from qdo.system.logs import RetryLog
 from qdo.system.native import guarded
 from qdo.system.sqlite import translate
 from qdo.system.wakeup_pipes import WakeupPipe
@@ -52,6 +53,7 @@ class CommitListener:
         self._wake = wake
         self._look_seconds = look_seconds
         self._move = move
+        self._retries = RetryLog(log, f"file {path}")
         self._stopping = False
         self._closed = False
         self._closing = threading.Lock()  # so that `stop` does not notify a closed pipe
@@ -102,10 +104,12 @@ class CommitListener:
 
     def _step_or_warn(self) -> float:
         try:
-            return self.step()
+            pause = self.step()
         except DatabaseError as error:
-            log.warning("%s; retrying in %g s", error, self._look_seconds)
+            self._retries.failed(error, self._look_seconds)
             return self._look_seconds
+        self._retries.succeeded()
+        return pause
 
     def _changed(self) -> list[str]:
         names: list[str] = []

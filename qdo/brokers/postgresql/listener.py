@@ -36,6 +36,7 @@ from qdo.brokers.postgresql.session import (
 from qdo.brokers.postgresql.url import SchemaAddress
 from qdo.errors import QdoError
 from qdo.positions import format_position
+from qdo.system.logs import RetryLog
 from qdo.system.native import guarded
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class NotificationListener:
         self._again: list[float] = []
         self._known: set[str] = set()
         self._named: set[str] = set()
+        self._retries = RetryLog(log, f"database {address.server}")
         self._stopping = False
         try:
             self._pause = self._step()  # due messages must be readable when this returns
@@ -159,10 +161,12 @@ class NotificationListener:
 
     def _step_or_warn(self) -> float:
         try:
-            return self._step()
+            pause = self._step()
         except QdoError as error:
-            log.warning("%s; retrying in %g s", error, RETRY_SECONDS)
+            self._retries.failed(error, RETRY_SECONDS)
             return RETRY_SECONDS
+        self._retries.succeeded()
+        return pause
 
     def _step(self) -> float:
         """Move due messages and wake changed queues; return the seconds to wait."""

@@ -213,3 +213,21 @@ def test_a_traceback_in_json_has_a_limited_length(stream: io.StringIO):
     except ValueError:
         logging.getLogger("qdo").exception("failed")
     assert len(records(stream)[0]["traceback"]) < 50_000
+
+
+def test_a_fault_that_is_retried_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A line for each fault, whatever the number of attempts, and one when it has ended."""
+    retries = log.RetryLog(logging.getLogger("qdo.test"), "database a:1/b")
+    with caplog.at_level(logging.INFO, "qdo.test"):
+        retries.succeeded()
+        for fault in ("refused", "refused", "no room", "refused"):
+            retries.failed(fault, 2.0)
+        retries.succeeded()
+        retries.succeeded()
+    lines = [(each.levelname, each.getMessage()) for each in caplog.records]
+    assert lines == [
+        ("WARNING", "refused; retrying every 2 s"),
+        ("WARNING", "no room; retrying every 2 s"),
+        ("WARNING", "refused; retrying every 2 s"),
+        ("INFO", "database a:1/b answers again"),
+    ]
