@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.support.paths import ROOT
 
@@ -35,19 +35,24 @@ def command(
     *argv: str,
     cwd: Path,
     stdin: bytes = b"",
+    stdout: IO[bytes] | int = subprocess.PIPE,
     env: Mapping[str, str] | None = None,
     preexec: Callable[[], Any] | None = None,
     timeout_seconds: float = 60.0,
 ) -> Ended:
-    """Run ``python *argv`` in a process of its own, to its end."""
+    """Run ``python *argv`` in a process of its own, to its end.
+
+    :param stdout: where its output goes instead of into the result.
+    """
     done = subprocess.run(
         [sys.executable, *argv],
         cwd=cwd,
         input=stdin,
         env=clean_environment(env),
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         preexec_fn=preexec,
         timeout=timeout_seconds,
         check=False,
     )
-    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+    return Ended(done.returncode, (done.stdout or b"").decode(), done.stderr.decode())

@@ -52,17 +52,8 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 def test_a_full_disk_behind_stdout(tmp_path: Path) -> None:
     """Data that could not be written is an error, reported in one line."""
     with open("/dev/full", "wb") as full:
-        ended = subprocess.run(
-            [sys.executable, *QDO, "config", "-o", "json"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=clean_environment(),
-            cwd=tmp_path,
-            check=False,
-            timeout=60,
-        )
-    assert ended.returncode == 1
-    assert ended.stderr == b"qdo: [Errno 28] No space left on device\n"
+        ended = command(*QDO, "config", "-o", "json", cwd=tmp_path, stdout=full)
+    assert (ended.code, ended.err) == (1, "qdo: [Errno 28] No space left on device\n")
 
 
 def test_closed_standard_streams(tmp_path: Path) -> None:

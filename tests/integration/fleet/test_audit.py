@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +34,7 @@ from qdo.ops.decisions import decide
 from qdo.ops.seek import QueuePosition, SeekPlan, execute
 from qdo.worker.duties.chores import Chores
 from qdo.worker.duties.member_api import CurrentMember
-from tests.support.cli import QDO, clean_environment
+from tests.support.cli import QDO, command
 from tests.support.fleet import LAYOUT as FLEET
 from tests.support.fleet import MemberFleet
 from tests.support.processes import wait_until
@@ -110,16 +108,9 @@ def test_a_change_has_its_entry_even_if_stdout_is_full(
         app.broker.dead_letters.store(record)
     where = ("--app", "shop", "--coordinator", coordinator_url, "--broker", broker_url)
     with open("/dev/full", "wb") as full:
-        ended = subprocess.run(
-            [sys.executable, *QDO, "dead-letters", verb, "orders", "--all", "--yes", *where],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=clean_environment(),
-            cwd=tmp_path,
-            check=False,
-            timeout=60,
-        )
-    assert ended.returncode == 1
+        arguments = ("dead-letters", verb, "orders", "--all", "--yes", *where)
+        ended = command(*QDO, *arguments, cwd=tmp_path, stdout=full)
+    assert ended.code == 1
     [entry] = read_entries(client, LAYOUT, limit=9)
     assert (entry.command, entry.target) == (f"dead-letters {verb}", "orders")
 
