@@ -150,7 +150,8 @@ class MemberFleet:
 
     def drop_connection(self, index: int) -> None:
         """Cut a member's connection; its session lives on."""
-        self.members[index][0]._client._call(_CONNECTION_DROP, None)
+        client = self.members[index][0]._client
+        client._call(_CONNECTION_DROP, client.handler.async_result())
 
     def create_queues(self, names: list[str]) -> None:
         """Create queues through the current leader."""

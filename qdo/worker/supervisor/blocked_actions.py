@@ -32,6 +32,8 @@ from qdo.worker.supervisor.child_process import ChildProcess
 
 LOOK_SECONDS = 0.05
 """How often it looks whether the loop is still blocked."""
+RETRY_SECONDS = 0.5
+"""Until it connects again, after the coordinator did not answer."""
 LONGEST_SECONDS = names.MAX_PROFILE_SECONDS + 10.0
 """How long actions that were begun may take after that."""
 
@@ -55,21 +57,26 @@ class BlockedActions(threading.Thread):
         self._wake_up = wake_up
 
     def run(self) -> None:
+        while self._is_blocked():
+            try:
+                self._act()
+                return
+            except QdoError as error:
+                _log.warning(
+                    "%s: cannot answer operators while it is blocked: %s", self.name, error
+                )
+            time.sleep(RETRY_SECONDS)
+
+    def _act(self) -> None:
         session = self._session
         timeout = session.timeout_seconds
         client = connect(session.url, access=session.access, session_timeout_seconds=timeout)
-        try:
-            client.open(timeout / 3)
-        except QdoError as error:
-            _log.warning("%s: cannot answer operators while it is blocked: %s", self.name, error)
-            return
+        client.open(timeout / 3)
         side = SideConnection(client)
         try:
             worker = registered_name(client, Layout(session.root), session.id)
             if worker is not None:
                 self._serve(side, worker)
-        except QdoError as error:
-            _log.warning("%s: cannot answer operators while it is blocked: %s", self.name, error)
         finally:
             side.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,15 +50,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fleet(coordinator_url: str) -> Iterator[MemberFleet]:
+def fleet(coordinator_url: str, open_fleet: Callable[..., MemberFleet]) -> MemberFleet:
     """Two workers that share the healthy queues."""
-    fleet = MemberFleet(coordinator_url)
+    fleet = open_fleet(coordinator_url)
     fleet.join()
     fleet.join()
     fleet.create_queues(HEALTHY)
     fleet.wait(lambda: fleet.balanced(len(HEALTHY)), "the healthy queues are shared")
-    yield fleet
-    fleet.close()
+    return fleet
 
 
 def create(client: Client, path: str, data: bytes | None) -> None:
@@ -317,11 +316,14 @@ def test_a_protected_folder_stops_no_queue(
 
 
 def test_a_candidate_without_a_session_is_ignored(
-    coordinator_url: str, outsider: Client, caplog: pytest.LogCaptureFixture
+    coordinator_url: str,
+    outsider: Client,
+    caplog: pytest.LogCaptureFixture,
+    open_fleet: Callable[..., MemberFleet],
 ) -> None:
     """It would be the first candidate for ever, and no worker could become the leader."""
     outsider.create(f"{LAYOUT.election}/candidate-0000000000", b"", makepath=True)
-    fleet = MemberFleet(coordinator_url)
+    fleet = open_fleet(coordinator_url)
     fleet.join()
     fleet.create_queues(HEALTHY)  # waits for a leader
     fleet.wait(lambda: fleet.balanced(len(HEALTHY)), "the queues are assigned")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ SESSION_SECONDS = 4.0
 
 
 def test_workers_wait_out_an_outage_and_nothing_moves(
-    zookeeper_server: Ensemble, tmp_path: Path
+    zookeeper_server: Ensemble, tmp_path: Path, open_fleet: Callable[..., MemberFleet]
 ) -> None:
     """No message starts after the lease; the same sessions continue with the same claims."""
     own = Ensemble(tmp_path, 1)
     own.start()
     try:
-        fleet = MemberFleet(own.url(), session_timeout_seconds=3.0)
+        fleet = open_fleet(own.url(), session_timeout_seconds=3.0)
         fleet.join()
         fleet.join()
         fleet.create_queues([f"q{number}" for number in range(10)])
@@ -57,9 +58,11 @@ def _wait_for_silence(fleet: MemberFleet) -> None:
     wait_until(lambda: fleet.rounds > rounds + 1, 10.0, "the engine has come round")
 
 
-def test_a_leader_change_moves_nothing(zookeeper_ensemble: Ensemble, ensemble_url: str) -> None:
+def test_a_leader_change_moves_nothing(
+    zookeeper_ensemble: Ensemble, ensemble_url: str, open_fleet: Callable[..., MemberFleet]
+) -> None:
     """With the leading server killed the sessions live on, and so do the claims."""
-    fleet = MemberFleet(ensemble_url)
+    fleet = open_fleet(ensemble_url)
     fleet.join()
     fleet.join()
     fleet.create_queues([f"q{number}" for number in range(10)])
@@ -80,13 +83,13 @@ def test_a_leader_change_moves_nothing(zookeeper_ensemble: Ensemble, ensemble_ur
 
 
 def test_a_worker_leaves_a_silent_server_and_keeps_its_session(
-    zookeeper_ensemble: Ensemble, ensemble_url: str
+    zookeeper_ensemble: Ensemble, ensemble_url: str, open_fleet: Callable[..., MemberFleet]
 ) -> None:
     """A frozen server closes no connection. Its client resumes on another within the lease."""
     followers = [each for each in zookeeper_ensemble.servers if each.mode() == "follower"]
     hosts = ",".join(each.address for each in followers)
     chroot = ensemble_url.removeprefix("zookeeper://").partition("/")[2]
-    fleet = MemberFleet(f"zookeeper://{hosts}/{chroot}")
+    fleet = open_fleet(f"zookeeper://{hosts}/{chroot}")
     member, engine = fleet.join()
     fleet.create_queues([f"q{number}" for number in range(5)])
     fleet.wait(lambda: fleet.balanced(5), "all is owned")
@@ -130,10 +133,10 @@ def test_the_lost_server_is_named_not_the_next_one(zookeeper_server: Ensemble) -
 
 
 def test_a_refused_request_ends_no_member(
-    coordinator_url: str, monkeypatch: pytest.MonkeyPatch
+    coordinator_url: str, monkeypatch: pytest.MonkeyPatch, open_fleet: Callable[..., MemberFleet]
 ) -> None:
     """Errors such as a full disk count as lost answers: the same claims continue afterwards."""
-    fleet = MemberFleet(coordinator_url)
+    fleet = open_fleet(coordinator_url)
     member, engine = fleet.join()
     fleet.create_queues([f"q{number}" for number in range(3)])
     fleet.wait(lambda: fleet.balanced(3), "all is owned")

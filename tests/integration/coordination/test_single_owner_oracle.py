@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -23,25 +24,27 @@ QUEUES = [f"q{number:02}" for number in range(40)]
 
 @pytest.mark.parametrize("seed", [1, 4, 5, 8, 20121129])
 def test_no_zxid_has_two_owners_or_a_last_that_went_back(
-    zookeeper_server: Ensemble, seed: int
+    zookeeper_server: Ensemble, seed: int, open_fleet: Callable[..., MemberFleet]
 ) -> None:
     """Joins, leaves, ended sessions, cut connections and seeks, in a seeded order."""
     dice = random.Random(seed)
     chroot = f"/test-{uuid.uuid4().hex[:12]}"
     url = zookeeper_server.url(chroot)
-    fleet = MemberFleet(url)
+    fleet = open_fleet(url)
     looker = connect(url)
     looker.open()
     for _ in range(4):
         fleet.join()
     fleet.create_queues(QUEUES)
     fleet.wait(lambda: fleet.balanced(len(QUEUES)), "all is owned")
-    for _ in range(40):
-        _disturb(fleet, looker, dice)
-    fleet.wait(lambda: fleet.balanced(len(QUEUES)), "all is owned again")
+    try:
+        for _ in range(40):
+            _disturb(fleet, looker, dice)
+        fleet.wait(lambda: fleet.balanced(len(QUEUES)), "all is owned again")
+    finally:
+        looker.stop()
+        looker.close()
     fleet.close()
-    looker.stop()
-    looker.close()
     oracle = Oracle(Layout(chroot + LAYOUT.root))
     oracle.replay(read_log(zookeeper_server.servers[0].folder / "data"))
     assert oracle.violations == []
