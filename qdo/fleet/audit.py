@@ -98,10 +98,16 @@ class AuditTrail:
 
 
 def read_entries(
-    client: Client, layout: Layout, *, limit: int, glob: str = "*", since: float = 0.0
+    client: Client,
+    layout: Layout,
+    *,
+    limit: int,
+    selects: Callable[[AuditEntry], bool] = lambda entry: True,
+    since: float = 0.0,
 ) -> list[AuditEntry]:
-    """Return the newest entries whose command or target matches a glob, newest first.
+    """Return the newest entries, newest first.
 
+    :param selects: returns whether an entry is one of those to return.
     :param since: Unix time of the oldest entry to return.
     :raises NodeRefusedError: this account may not list the log.
     :raises CoordinatorUnreachableError: the connection is lost.
@@ -111,7 +117,7 @@ def read_entries(
     found: list[AuditEntry] = []
     while wanted and len(found) < limit:
         batch, wanted = wanted[:READ_AT_ONCE], wanted[READ_AT_ONCE:]
-        found += [entry for entry in read_named(client, layout, batch) if entry.matches(glob)]
+        found += [entry for entry in read_named(client, layout, batch) if selects(entry)]
     return found[:limit]
 
 

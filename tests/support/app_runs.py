@@ -173,7 +173,8 @@ class OperatorDesk(AppRuns):
 
     def audit(self, command: str) -> list[AuditEntry]:
         """Return the entries of a command in the action log."""
-        return read_entries(self.client, self.layout, limit=100, glob=command)
+        entries = read_entries(self.client, self.layout, limit=100)
+        return [each for each in entries if each.command == command]
 
 
 def _source(value: Any) -> str:

@@ -24,6 +24,7 @@ from qdo.fleet.actions import UNANSWERED
 from qdo.fleet.audit import read_entries
 from qdo.fleet.globs import exactly
 from qdo.fleet.protocol.action_results import DONE
+from qdo.fleet.protocol.audit_entries import AuditEntry, is_target
 from qdo.history.reports import owners
 from qdo.ops.decisions import id_of
 from qdo.ops.items import audit_item, owner_item, queue_item, worker_item
@@ -95,7 +96,7 @@ def show_queue(
     with open_connections(settings, broker=False) as connections:
         client, layout = connections.client, connections.layout
         workers = worker_statuses(client, layout) if client else []
-        entries = read_entries(client, layout, limit=CHANGES, glob=exact) if client else []
+        entries = _changes(client, layout, exact) if client else []
         owner = None if no_ask or judged[0][0].owner_gone else judged[0][0].owner
         item |= _runs(client, layout, owner, name) if client and owner else NOT_ASKED
     item["failing_id"] = _failing_id(settings, judged[0][0])
@@ -114,6 +115,13 @@ def show_queue(
     else:
         emit("qdo.queue/1", [item], form, {})
     report_unasked(readings[-1])
+
+
+def _changes(client: Client, layout: Layout, exact: str) -> list[AuditEntry]:
+    """Return the latest changes of a queue; those of a glob are among them."""
+    return read_entries(
+        client, layout, limit=CHANGES, selects=lambda each: is_target(each.target, exact)
+    )
 
 
 def _runs(client: Client, layout: Layout, owner: str, queue: str) -> dict[str, Any]:
@@ -282,7 +290,9 @@ def show_worker(name: str, form: str, settings: Settings) -> None:
         found = [w for w in (worker_statuses(client, layout) if client else []) if w.worker == name]
         if not found or client is None:
             raise NotFoundError(what="worker", name=name)
-        entries = read_entries(client, layout, limit=CHANGES, glob=exactly(name))
+        entries = read_entries(
+            client, layout, limit=CHANGES, selects=lambda each: each.target == name
+        )
     item = worker_item(found[0])
     item["changes"] = [audit_item(each) for each in entries]
     if form == "table":

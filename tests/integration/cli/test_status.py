@@ -227,10 +227,10 @@ def test_one_queue_and_one_worker(desk: Desk) -> None:
     """What the lists say in short, with the job, the process and the last changes."""
     id = desk.app.send("poison", 1)
     hung = desk.app.send("hung", 1)
-    assert desk.run("pause", "poison", "--allow-none", "--reason", "\x1b[31mred")[0] == 0
+    assert desk.run("pause", "poison*", "--allow-none", "--yes", "--reason", "\x1b[31mred")[0] == 0
     desk.start_worker()
     wait_until(lambda: desk.states()["hung"] == "ok", "the worker", 60.0)
-    assert desk.run("resume", "poison")[0] == 0
+    assert desk.run("resume", "poison*", "--yes")[0] == 0
     wait_until(lambda: desk.states()["poison"] == "blocked", "the message blocks", 60.0)
 
     code, output = desk.run("queue", "show", "poison", "--app", "desk:app", "-o", "json")
@@ -252,6 +252,7 @@ def test_one_queue_and_one_worker(desk: Desk) -> None:
     assert code == 0, output
     (process,) = json.loads(output)["items"]
     assert (process["queues"], process["state"], process["blocked"]) == (2, "running", 1)
+    assert {"pause", "resume"}.isdisjoint(each["command"] for each in process["changes"])
     assert "2 owned, 2 assigned" in desk.run("worker", "show", worker)[1]
 
     # A name is not a glob.

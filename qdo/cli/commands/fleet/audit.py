@@ -43,7 +43,13 @@ def audit(glob: str, since: str | None, limit: int, form: str, settings: Setting
         client, layout = connections.client, connections.layout
         found = []
         if client is not None:
-            found = read_entries(client, layout, limit=limit + 1, glob=glob, since=oldest)
+            found = read_entries(
+                client,
+                layout,
+                limit=limit + 1,
+                selects=lambda each: each.matches(glob),
+                since=oldest,
+            )
     if not found:
         print_message(f"hint: no entry in the action log of app {app!r} matches")
     items = [_item(each, form) for each in found[:limit]]
