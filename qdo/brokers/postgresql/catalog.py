@@ -13,7 +13,7 @@ COUNTED = 1_000_000
 """Waiting messages that are counted; a longer backlog is approximate. Counting takes 0.2 s for as
 many."""
 MAX_QUEUES = 1000
-"""In one query. The server answers in less than 30 s if they have up to 150 million messages."""
+"""In one query. With 150 million messages it would take 30 s, and the server would seem gone."""
 
 _NEW_NAMES = """
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,

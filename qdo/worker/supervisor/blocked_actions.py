@@ -57,14 +57,17 @@ class BlockedActions(threading.Thread):
         self._wake_up = wake_up
 
     def run(self) -> None:
+        logged = ""
         while self._is_blocked():
             try:
                 self._act()
                 return
             except QdoError as error:
-                _log.warning(
-                    "%s: cannot answer operators while it is blocked: %s", self.name, error
-                )
+                if str(error) != logged:
+                    logged = str(error)
+                    _log.warning(
+                        "%s: cannot answer operators while it is blocked: %s", self.name, error
+                    )
             time.sleep(RETRY_SECONDS)
 
     def _act(self) -> None:

@@ -15,8 +15,10 @@ REPORT = LoopReport(beat=1.0, contact=1.0, limit_seconds=60.0)
 NEXT = LoopReport(beat=2.0, contact=2.0, limit_seconds=60.0)
 
 
-def test_it_connects_again_until_the_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One connection that fails must not leave operators without an answer."""
+def test_it_connects_again_until_the_loop_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One connection that fails must not leave operators without an answer, nor fill the log."""
     session = SimpleNamespace(url="zookeeper://127.0.0.1:1/", access=None, timeout_seconds=3.0)
     child: Any = SimpleNamespace(name="process 1", sessions=[session], loop=lambda: REPORT)
     attempts = []
@@ -32,3 +34,4 @@ def test_it_connects_again_until_the_loop_runs(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(blocked_actions, "RETRY_SECONDS", 0.0)
     blocked_actions.BlockedActions(child, REPORT, lambda: None).run()
     assert attempts == [1.0, 1.0, 1.0]
+    assert len(caplog.records) == 1
