@@ -19,6 +19,7 @@ from tests.support.aws import clients
 from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess, serving
+from tests.support.forks.processes import choice
 from tests.support.marks import MARKS, add_marks, longest_first
 from tests.support.postgresql import commands
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlDatabase, PostgresqlServer
@@ -47,6 +48,11 @@ hypothesis.settings.load_profile("qdo")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add options that let `make check` run a part of enumerated or seeded tests."""
     group = parser.getgroup("qdo's own tests")
+    group.addoption(
+        "--exec",
+        action="store_true",
+        help="start all processes by exec; default: fork those without the mark exec",
+    )
     group.addoption(
         "--fault-stride",
         type=int,
@@ -93,6 +99,16 @@ def _is_skipped_step(item: pytest.Item, stride: int) -> bool:
     return bool((callspec.params["number"] + day) % stride)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let the mark `exec` of a test decide how its processes start."""
+    choice.exec_now = item.get_closest_marker("exec") is not None
+
+
+def pytest_sessionfinish() -> None:
+    """End the server that forks processes."""
+    choice.close()
+
+
 @pytest.fixture(scope="session")
 def histories(request: pytest.FixtureRequest) -> int | None:
     """Number of histories to play; None for the number in each test."""
@@ -109,6 +125,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     for name, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    choice.exec_all = config.getoption("--exec")
     if os.environ.get(clients.REAL) != "1":
         clients.stand_in(os.environ)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

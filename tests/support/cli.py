@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tests.support.forks.processes import run
 from tests.support.paths import ROOT
 
 QDO = ("-m", "qdo")
@@ -44,7 +45,7 @@ def command(
 
     :param stdout: where its output goes instead of into the result.
     """
-    done = subprocess.run(
+    done = run(
         [sys.executable, *argv],
         cwd=cwd,
         input=stdin,
@@ -53,6 +54,5 @@ def command(
         stderr=subprocess.PIPE,
         preexec_fn=preexec,
         timeout=timeout_seconds,
-        check=False,
     )
     return Ended(done.returncode, (done.stdout or b"").decode(), done.stderr.decode())

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tests.support.forks.processes import Popen
 from tests.support.paths import ROOT
 
 ANSWER_SECONDS = 20.0
@@ -33,7 +34,7 @@ class Remote:
     """The test's end: a client in another process."""
 
     def __init__(self, url: str, handler: str = "threading", timeout_seconds: float = 2.0) -> None:
-        self.process = subprocess.Popen(
+        self.process = Popen(
             [sys.executable, "-m", __name__, url, handler, str(timeout_seconds)],
             cwd=ROOT,
             stdin=subprocess.PIPE,

@@ -28,6 +28,7 @@ MARKS = {
     "aws": "uses a server that speaks AWS's protocols",
     "processes": "starts processes",
     "slow": "takes more than two seconds",
+    "exec": "starts its processes by exec, because a fork would hide what it tests",
 }
 SERVERS = {
     "zookeeper_server": "zookeeper",
