@@ -1,6 +1,7 @@
 # make demo   many queues, three worker processes, one of them killed: watch them being shared out
-# make check  what to run while you work, in under a minute: lint, types, and tests without servers
-# make test   everything that must hold: lint, types, tests with their servers, documentation
+# make check  what to run while you work, in a minute: lint, types, and tests without servers
+# make test   what must hold: lint, types, documentation, tests with their servers; eight minutes
+# make test-rest   what `make test` leaves out, with real processes only; a quarter of an hour
 # make smoke  an installed qdo on every supported Python that this machine has
 # make soak   real fleets under random faults, four minutes of them
 # make bench  qdo measured beside its peers
@@ -21,13 +22,15 @@ BIN := $(VENV)/bin
 QDO := $(VENV)/qdo-installed
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# A path in a .pth file. The default is a module that costs each start of Python 15 ms.
+EDITABLE := --config-settings editable_mode=compat --editable
 SHELL := /bin/bash
 
 # Tests start a thousand Python processes: with bytecode caches each start takes half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test smoke soak audit bench docs screenshots lint types clean python zookeeper postgresql deployment browser
+.PHONY: help demo check test test-rest smoke soak audit bench docs screenshots lint types clean python zookeeper postgresql deployment browser
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -38,20 +41,28 @@ demo: $(QDO)
 # Every sixteenth fault point and a twentieth of the histories; `make test` runs all of them. dmypy keeps
 # the types of the last run, which takes 2 s instead of 15.
 FILES :=
-QUICK := -m "not zookeeper and not postgresql and not aws and not processes and not slow" \
-	--fault-stride 16 --histories 100 \
-	tests/unit tests/golden tests/simulation tests/contract tests/integration tests/faults
+QUICK := --level check --fault-stride 16 --histories 100
 check: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/dmypy run
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(or $(FILES),$(QUICK))
 
-# The tests come last, so that their own summary closes the output. Three processes run them, the
-# longest first: two leave half of two processors idle, and four starve tests that start processes.
-test: zookeeper postgresql deployment browser lint docs
-	QDO_REQUIRE_ZOOKEEPER=1 QDO_REQUIRE_POSTGRESQL=1 QDO_REQUIRE_CHROMIUM=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder \
-		--durations 20
+REQUIRED := QDO_REQUIRE_ZOOKEEPER=1 QDO_REQUIRE_POSTGRESQL=1 QDO_REQUIRE_CHROMIUM=1
+PYTEST := $(REQUIRED) $(BIN)/python -m pytest
+WHOLE := -n 4 --dist loadgroup --no-loadscope-reorder --durations 20
+
+# Lint and documentation run beside the tests, and are shown if they fail.
+BESIDE := $(VENV)/beside.log
+test: $(STAMP) zookeeper postgresql deployment
+	@$(MAKE) --no-print-directory lint docs >$(BESIDE) 2>&1 & \
+	$(PYTEST) $(WHOLE) --level test --fuzz 200; tests=$$?; \
+	wait $$! || { cat $(BESIDE); exit 1; }; exit $$tests
+
+# All processes start by exec. `make test` tries a tenth of the inputs for each reader of foreign bytes.
+test-rest: $(STAMP) zookeeper postgresql deployment browser
+	$(PYTEST) $(WHOLE) --level rest --exec
+	$(PYTEST) -q -n 2 tests/unit/brokers/test_fuzz.py tests/unit/test_fuzz_readers.py
 
 # PYTHONS="3.10 3.13" runs these only, and fails without one of them.
 PYTHONS :=
@@ -93,11 +104,11 @@ $(QDO): setup.py pyproject.toml .ci/prepare
 	@bash .ci/prepare python "$(PYTHON)"
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) $(EDITABLE) .
 	@touch $@
 
 $(STAMP): $(QDO)
-	$(PIP) --editable '.[test,docs]'
+	$(PIP) $(EDITABLE) '.[test,docs]'
 	@touch $@
 
 zookeeper:

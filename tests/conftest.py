@@ -20,6 +20,7 @@ from tests.support.aws.fault_proxy import Proxy, proxying
 from tests.support.aws.kinesis_server import KinesisStub, kinesis_stub
 from tests.support.aws.server_process import ServerProcess, serving
 from tests.support.forks.processes import choice
+from tests.support.levels import CHECK, REST, SELECTED, TEST, left_out, levels
 from tests.support.marks import MARKS, add_marks, longest_first
 from tests.support.postgresql import commands
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlDatabase, PostgresqlServer
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from qdo.coordination.client import Client
     from tests.support.sqs_workers import SqsWorkers
 
+LEVELS = pytest.StashKey[dict[pytest.Item, str]]()
+"""The level of each item that was collected."""
 _running: list[Ensemble | SharedZooKeeper] = []
 _running_postgresql: list[PostgresqlServer | SharedPostgresql] = []
 
@@ -52,6 +55,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--exec",
         action="store_true",
         help="start all processes by exec; default: fork those without the mark exec",
+    )
+    group.addoption(
+        "--level",
+        choices=[CHECK, TEST, REST],
+        help="run the items of `make check`, `make test` or `make test-rest`; default: all",
     )
     group.addoption(
         "--fault-stride",
@@ -76,15 +84,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by the servers they use, order them, and leave out fault points if requested."""
+    """Mark tests by the servers they use, order them, and leave out those of other levels."""
     add_marks(items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=longest_first)
+    config.stash[LEVELS] = known = levels(items)
+    chosen = config.getoption("--level")
     stride = config.getoption("--fault-stride")
-    kept = [item for item in items if not _is_skipped_step(item, stride)]
+    kept = [
+        item
+        for item in items
+        if not ((chosen and known[item] not in SELECTED[chosen]) or _is_skipped_step(item, stride))
+    ]
+    if chosen == TEST and hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = dict(left_out(known))
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
+
+
+class LeftOut:
+    """What `make test` has left out, for its last lines."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, int] = {}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take it over from a process of xdist."""
+        self._found = getattr(node, "workeroutput", {}).get("left_out", self._found)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print it, with the command that runs it."""
+        if self._found:
+            parts = ", ".join(f"{count} ({reason})" for reason, count in self._found.items())
+            terminalreporter.write_line(f"left out, for `make test-rest`: {parts}")
 
 
 def _is_skipped_step(item: pytest.Item, stride: int) -> bool:
@@ -125,6 +159,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     for name, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.pluginmanager.register(LeftOut())
     choice.exec_all = config.getoption("--exec")
     if os.environ.get(clients.REAL) != "1":
         clients.stand_in(os.environ)

@@ -28,6 +28,7 @@ from qdo.errors import (
     QueueNotEmptyError,
 )
 from qdo.system.sqlite import Format, open_database
+from tests.support.forks.processes import run as run_process
 from tests.support.paths import ROOT
 
 
@@ -41,14 +42,8 @@ def connect(path: str) -> Broker:
 
 
 def run(code: str, *arguments: str, prefix: tuple[str, ...] = ()) -> list[str]:
-    done = subprocess.run(
-        [*prefix, sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    argv = [*prefix, sys.executable, "-c", code, *arguments]
+    done = run_process(argv, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 

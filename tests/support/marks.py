@@ -28,6 +28,7 @@ MARKS = {
     "aws": "uses a server that speaks AWS's protocols",
     "processes": "starts processes",
     "slow": "takes more than two seconds",
+    "long(reason)": "only `make test-rest` runs it",
     "exec": "starts its processes by exec, because a fork would hide what it tests",
 }
 SERVERS = {
@@ -62,6 +63,22 @@ STARTERS = {
 }
 """Names by which tests start processes, in their own code or in that of `tests.support`."""
 PROCESS_FOLDERS = ("tests/acceptance/", "tests/live_aws/")
+EXECUTED = (
+    "tests/contract/coordinator/test_kazoo_recipes.py",
+    "tests/integration/cli/test_completion.py",
+    "tests/integration/cli/test_every_command.py",
+    "tests/integration/cli/test_installation.py",
+    "tests/integration/cli/test_processes.py",
+    "tests/integration/supervisor/",
+    "tests/integration/testing/",
+    "tests/integration/worker/executors/test_forks.py",
+    "tests/integration/worker/executors/test_process",
+    "tests/integration/worker/test_shadowed_modules.py",
+    "tests/integration/worker/test_worker_process.py",
+    "tests/unit/bench/",
+)
+"""Beginnings of the files that test starts, imports, signals, streams or ``/proc``. A fork by a
+warm interpreter would hide faults of qdo there, so their processes start by exec."""
 SIMULATION = "tests/simulation/"
 """Its only processes are interpreters with a fixed order of sets, so it is never marked."""
 TESTS = ROOT / "tests"
@@ -72,6 +89,8 @@ def add_marks(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in marks_of(item):
             item.add_marker(mark)
+        if item.nodeid.startswith(EXECUTED):
+            item.add_marker("exec")
         for name in ONE_PROCESS:
             if name in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.xdist_group(name))

@@ -16,6 +16,7 @@ import pytest
 from qdo.brokers.base import Outgoing
 from qdo.brokers.registry import open_broker
 from qdo.positions import message_id
+from tests.support.forks.processes import Popen
 from tests.support.paths import ROOT
 
 _SEND = """
@@ -277,7 +278,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @contextmanager
 def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    process = Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
         stdin=subprocess.PIPE,

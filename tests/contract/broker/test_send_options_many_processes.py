@@ -18,6 +18,7 @@ import pytest
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.registry import open_broker
+from tests.support.forks.processes import Popen
 from tests.support.paths import ROOT
 from tests.support.processes import wait_until
 
@@ -83,7 +84,7 @@ def broker(url: str) -> Iterator[Broker]:
 
 @contextmanager
 def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    process = Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
         stdin=subprocess.PIPE,

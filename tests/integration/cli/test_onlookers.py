@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.fleet.hold_node import Hold, HoldNode
 from tests.support.cli import Ended, clean_environment
+from tests.support.forks.processes import run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
 
@@ -82,7 +82,7 @@ def fill(folder: Path) -> Iterator[Client]:
 
 
 def qdo(folder: Path, *arguments: str) -> Ended:
-    done = subprocess.run(
+    done = run(
         [sys.executable, "-c", _RUN, *arguments],
         env=clean_environment(
             {
@@ -94,7 +94,6 @@ def qdo(folder: Path, *arguments: str) -> Ended:
         ),
         capture_output=True,
         timeout=60,
-        check=False,
         cwd="/",
     )
     return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -8,7 +8,6 @@ import pty
 import select
 import signal
 import struct
-import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 
 from qdo import App
 from tests.support.cli import clean_environment, command
+from tests.support.forks.processes import Popen
 from tests.support.processes import Proc, wait_until
 
 QUEUES = ("-m", "qdo", "queues", "--app", "desk", "--watch", "0.5s")
@@ -37,7 +37,7 @@ class Terminal:
         fcntl.ioctl(self.own, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
         self.before = termios.tcgetattr(theirs)
         self.theirs = theirs
-        self.process = subprocess.Popen(
+        self.process = Popen(
             [sys.executable, *arguments],
             stdin=theirs,
             stdout=theirs,

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from qdo.worker.worker import Worker
 from tests.support.engine import until
 from tests.support.fakes.polled_broker import PolledBroker
 from tests.support.fleet import LAYOUT, CountingEngine
+from tests.support.forks.processes import run
 from tests.support.paths import ROOT
 from tests.support.zookeeper import wait_until
 
@@ -233,14 +233,13 @@ def test_a_script_that_just_ends_is_heard(
     )
     for queue, patch in (("plain", ""), ("patched", "import gevent.monkey as m; m.patch_all()")):
         text = script.format(patch=patch, url=coordinator_url, queue=queue)
-        done = subprocess.run(
+        done = run(
             [sys.executable, "-c", text],
             cwd=tmp_path,
             capture_output=True,
             timeout=60,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert rings(outsider, queue) == 1

@@ -27,6 +27,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.audit import read_entries
 from tests.support.app_runs import OperatorDesk
 from tests.support.cli import QDO, Ended, clean_environment, command
+from tests.support.forks.processes import Popen
 from tests.support.processes import wait_until
 from tests.support.shared_servers import SharedZooKeeper
 
@@ -360,7 +361,7 @@ def test_a_dry_run_keeps_the_key_file(tmp_path: Path) -> None:
 def at_terminal(desk: OperatorDesk, answer: bytes, *argv: str) -> Ended:
     """Run a command at a terminal, which shows its messages; its stdout is a pipe."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
+    process = Popen(
         [sys.executable, *QDO, *argv],
         cwd=desk.folder,
         env=clean_environment(desk.environment),

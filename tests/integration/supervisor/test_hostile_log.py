@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import qdo
 from qdo.brokers.base import Outgoing
 from tests.support.cli import WORKER, clean_environment
 from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
+from tests.support.forks.processes import Popen
 from tests.support.processes import wait_until
 
 JOBS = """
@@ -80,7 +80,7 @@ class OnTerminal:
         main, other = os.openpty()
         self._main = main
         self._data = b""
-        self.process = subprocess.Popen(
+        self.process = Popen(
             [sys.executable, *WORKER, "jobs:app"],
             cwd=folder,
             env=clean_environment(),

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.paths import ROOT
-
 SPECIAL = ("PYTHON", "LC_", "LANG", "MALLOC", "LD_", "GEVENT")
 """Beginnings of environment variables that an interpreter or a library reads at its start."""
 HANDLED = ("PYTHONPATH", "PYTHONUNBUFFERED")
@@ -102,7 +100,10 @@ def _special(env: Mapping[str, str]) -> dict[str, str]:
 _INPUT = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 USUAL = {
     **dict.fromkeys(("executable", "preexec_fn", "gid", "gids", "uid")),
-    **{"close_fds": True, "pass_fds": (), "shell": False, "umask": -1},
+    "close_fds": True,
+    "pass_fds": (),
+    "shell": False,
+    "umask": -1,
 }
 """Options of a process that can be forked."""
 
@@ -114,7 +115,11 @@ class Popen(subprocess.Popen[Any]):
 
     def _execute_child(self, *values: Any) -> None:  # type: ignore[override]
         given = _INPUT.bind(self, *values).arguments
-        server = None if any(given.get(name) != value for name, value in USUAL.items()) else choice.server()
+        server = (
+            None
+            if any(given.get(name) != value for name, value in USUAL.items())
+            else choice.server()
+        )
         env = dict(os.environ if given["env"] is None else given["env"])
         argv = [*map(os.fsdecode, given["args"])]
         if server is None or not server.can_fork(argv, env):

@@ -1,0 +1,87 @@
+"""What `make check`, `make test` and `make test-rest` run.
+
+Each item has one level. `make test` includes those of `make check`; the two others together are
+all items. Items that run once on each coordinator are divided: `make test` plays one of the
+two, chosen by the name, and `make test-rest` the other.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+CHECK, TEST, REST = "check", "test", "rest"
+SELECTED = {CHECK: {CHECK}, TEST: {CHECK, TEST}, REST: {REST}}
+COSTLY = {"zookeeper", "postgresql", "aws", "processes", "slow"}
+"""Marks of items that `make check` leaves out."""
+LONG = {
+    "tests/acceptance/": "whole fleets",
+    "tests/integration/deployment/": "containers and units of systemd",
+    "tests/integration/dashboard/test_browser.py": "pictures of all pages in Chromium",
+    "tests/live_aws/": "AWS itself, on request",
+}
+"""Files whose items only `make test-rest` runs, with the reason. The mark `long` names others."""
+TWINS = {
+    "embedded": "zookeeper",
+    "embedded_url": "zookeeper_url",
+    "files": "servers",
+}
+"""Parameters with which a test runs on the embedded coordinator, and on ZooKeeper."""
+CONTRACTS = "tests/contract/"
+"""Tests that compare coordinators: `make test` plays both."""
+_PARTS = re.compile(r"[\[\]-]")
+
+
+def long_reason(item: pytest.Item) -> str | None:
+    """Return why only `make test-rest` runs an item; None if `make test` may run it."""
+    mark = item.get_closest_marker("long")
+    if mark is not None:
+        return str(mark.args[0])
+    return next((why for start, why in LONG.items() if item.nodeid.startswith(start)), None)
+
+
+def twin(nodeid: str) -> tuple[str, str] | None:
+    """Return an item's name without its coordinator, and the coordinator; None if it has none."""
+    name, bracket, parameters = nodeid.partition("[")
+    for each in _PARTS.split(parameters) if bracket else ():
+        for kind in TWINS.items():
+            if each in kind:
+                return f"{name}[{parameters.replace(each, '*', 1)}", kind[1]
+    return None
+
+
+def levels(items: Sequence[pytest.Item]) -> dict[pytest.Item, str]:
+    """Return the level of each item of a whole run, or of a part of it."""
+    found = {}
+    left_out = other_coordinators([item.nodeid for item in items])
+    for item in items:
+        if long_reason(item) is not None or item.nodeid in left_out:
+            found[item] = REST
+        else:
+            costly = any(mark.name in COSTLY for mark in item.iter_markers())
+            found[item] = TEST if costly else CHECK
+    return found
+
+
+def other_coordinators(nodeids: Iterable[str]) -> set[str]:
+    """Return the items whose twin on the other coordinator `make test` plays instead."""
+    pairs: dict[tuple[str, str], list[str]] = {}
+    for nodeid in nodeids:
+        found = None if nodeid.startswith(CONTRACTS) else twin(nodeid)
+        if found is not None:
+            pairs.setdefault(found, []).append(nodeid)
+    return {
+        sorted(both)[zlib.crc32(name.encode()) % 2]
+        for (name, _), both in pairs.items()
+        if len(both) == 2
+    }
+
+
+def left_out(items: dict[pytest.Item, str]) -> Counter[str]:
+    """Count the items that `make test` leaves out, by reason."""
+    rest = [item for item, level in items.items() if level == REST]
+    return Counter(long_reason(item) or "the other coordinator" for item in rest)

@@ -1,0 +1,67 @@
+"""Levels of the test suite: every item runs in `make test` or `make test-rest`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.conftest import LEVELS
+from tests.support.levels import LONG, REST, long_reason, other_coordinators, twin
+from tests.support.paths import ROOT
+
+
+def test_every_file_has_an_item_in_make_test(request: pytest.FixtureRequest) -> None:
+    """Or a reason why it has none."""
+    known = request.config.stash[LEVELS]
+    tested = {item.path for item, level in known.items() if level != REST}
+    missing = {item.path for item in known if long_reason(item) is None} - tested
+    assert missing == set()
+
+
+def test_reasons_name_files_that_exist() -> None:
+    """A renamed file loses its reason, and must not lose its place unseen."""
+    assert [each for each in LONG if not (ROOT / each).exists()] == []
+
+
+def test_make_selects_by_level_only() -> None:
+    """`make test` and `make test-rest` together are all items, and check is a part of test."""
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    chosen = [line for line in lines if "--level " in line]
+    levels = [line.partition("--level ")[2].split()[0].strip(";") for line in chosen]
+    assert levels == ["check", "test", "rest"]
+    others = (" -m ", " -k ", "--ignore", "--deselect", "tests/")
+    assert not any(each in line.replace("python -m", "") for line in chosen for each in others)
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "expected"),
+    [
+        ("a.py::t[embedded]", ("a.py::t[*]", "zookeeper")),
+        ("a.py::t[zookeeper]", ("a.py::t[*]", "zookeeper")),
+        ("a.py::t[x-zookeeper_url-2]", ("a.py::t[x-*-2]", "zookeeper_url")),
+        ("a.py::t[files-1]", ("a.py::t[*-1]", "servers")),
+        ("a.py::test_embedded", None),
+        ("a.py::t[embeddedness]", None),
+    ],
+)
+def test_a_twin_is_known_by_its_parameter(nodeid: str, expected: tuple[str, str] | None) -> None:
+    """The rest of the name says which two belong together."""
+    assert twin(nodeid) == expected
+
+
+def test_one_of_two_twins_is_left_out() -> None:
+    """Each coordinator gets about half of the items."""
+    kinds = ("embedded", "zookeeper")
+    items = [f"a.py::test_{number}[{kind}]" for number in range(200) for kind in kinds]
+    found = other_coordinators(items)
+    counts = Counter(each.partition("[")[2] for each in found)
+    assert len({each.partition("[")[0] for each in found}) == len(found) == 200
+    assert min(counts.values()) > 70
+
+
+def test_items_without_a_twin_stay() -> None:
+    """A test of one coordinator is not a twin, and contracts compare both."""
+    assert other_coordinators(["a.py::t[embedded]", "b.py::t[zookeeper]"]) == set()
+    contract = [f"tests/contract/a.py::t[{each}]" for each in ("embedded", "zookeeper")]
+    assert other_coordinators(contract) == set()
