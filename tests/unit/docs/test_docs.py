@@ -106,15 +106,14 @@ def test_every_extra_is_documented() -> None:
     """An extra that no page names is one that nobody needs."""
     listed = (ROOT / "setup.py").read_text(encoding="utf-8").split("extras_require={")[1]
     extras = set(re.findall(r'^ +"(\w+)": [A-Z]+,$', listed, re.MULTILINE)) - {"test", "docs"}
-    assert extras == set(re.findall(r"qdo\[(\w+)\]", "".join(map(_text, pages()))))
+    assert extras == set(re.findall(r"(?:qdo|\.)\[(\w+)\]", "".join(map(_text, pages()))))
 
 
-def test_git_ignores_what_the_readme_creates() -> None:
-    """Its steps are typed in a clone."""
-    made = {"/hello.py", "qdo-data/"}
-    made |= {f"/{name}" for name in re.findall(r"> (\S+\.log)", read("README"))}
-    made |= {f"/{name}/" for name in re.findall(r"sqlite:(\S+)/coordination.db", read("README"))}
-    assert len(made) == 4
+def test_git_ignores_what_the_examples_create() -> None:
+    """Those of README and of the page on SQS are typed in a clone."""
+    text = read("README") + read("sqs")
+    made = {"/hello.py", "qdo-data/", *(f"/{name}" for name in re.findall(r"> (\S+\.log)", text))}
+    assert len(made) == 3
     assert made <= set((ROOT / ".gitignore").read_text().splitlines())
 
 

@@ -1,0 +1,98 @@
+"""The recipes of the documentation work; an acceptance test types their commands."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from qdo.testing import TestKit
+from tests.support.doc_pages import blocks, read
+
+Recipe = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """Return a function that imports a file of the page, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def load(name: str) -> ModuleType:
+        (text,) = [
+            each.text for each in blocks(read("recipes")) if each.options.get("caption") == name
+        ]
+        (tmp_path / name).write_text(text)
+        module = name.removesuffix(".py")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        loaded = importlib.import_module(module)
+        monkeypatch.delitem(sys.modules, module)
+        return loaded
+
+    return load
+
+
+def test_nightly_work_runs_once_per_customer(recipe: Recipe) -> None:
+    """Although the timer of a second host sends, too, and a crash repeats the job."""
+    with TestKit(recipe("reports.py").app) as kit:
+        for _ in range(2):
+            kit.send("nightly", "2027-01-05", dedup_key="2027-01-05", dedup_seconds=86_400)
+        kit.crash_at("after-job", queue="nightly")
+        kit.run_until_settled()
+        assert kit.faults_left == 0
+        assert kit.done("report-ada") == kit.done("report-bob") == ["2027-01-05"]
+
+
+def test_page_gets_the_result_of_its_message(recipe: Recipe) -> None:
+    """It waits until the job has ended, also if the job fails for good."""
+    quotes = recipe("quotes.py")
+    with TestKit(quotes.app, attempts=1) as kit:
+        good, bad = quotes.ask("ada", 21), quotes.ask("ada", None)
+        assert quotes.answer(good) == ("waiting", None)
+        kit.run_until_settled()
+        assert quotes.answer(good) == ("done", 42)
+        assert quotes.answer(bad) == ("failed", None)
+
+
+def test_cancelled_reminder_is_skipped(recipe: Recipe) -> None:
+    """The cancellation is forgotten; another reminder of the customer is delivered."""
+    reminders = recipe("reminders.py")
+    with TestKit(reminders.app) as kit:
+        reminders.cancel(kit.send("remind-ada", "call Bob", delay_seconds=3600))
+        kit.send("remind-ada", "call Eve", delay_seconds=3600)
+        kit.run_until_settled()
+        assert kit.skipped("remind-ada") == ["call Bob"]
+        assert kit.done("remind-ada") == ["call Eve"]
+        assert len(reminders.cancelled) == 0
+
+
+def test_web_app_stores_a_repeated_request_once(recipe: Recipe) -> None:
+    """The client learns the same number twice."""
+    web = recipe("web.py")
+    with TestKit(web.app) as kit, web.web.test_client() as client:
+        headers = {"Idempotency-Key": "7"}
+        answers = [client.post("/orders/ada", json={"n": 1}, headers=headers) for _ in range(2)]
+        assert [each.status_code for each in answers] == [202, 202]
+        assert answers[0].json == answers[1].json
+        kit.run_until_settled()
+        assert kit.done("order-ada") == [{"n": 1}]
+
+
+def test_old_and_new_format_are_understood(
+    recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A newer one waits for newer code, and uses no attempt."""
+    parcels = recipe("parcels.py")
+    with TestKit(parcels.app) as kit:
+        kit.send("parcel-ada", {"item": "book"})
+        kit.send("parcel-ada", {"version": 2, "items": ["vase", "lamp"]})
+        kit.send("parcel-ada", {"version": 3})
+        kit.advance(3600)
+        assert capsys.readouterr().out == "parcel-ada: book\nparcel-ada: vase, lamp\n"
+        assert kit.backlog("parcel-ada").count == 1
+        assert kit.dead_letters("parcel-ada") == []
+        assert {each.outcome for each in kit.attempts("parcel-ada")[2:]} == {"wait"}
