@@ -5,7 +5,8 @@ import os
 from sqlalchemy import create_engine, text
 
 import qdo
-from qdo.idempotency import FencedWrites
+from qdo.errors import StaleClaimError
+from qdo.idempotency import FencedWrites, Write
 
 DATABASE = os.environ["DATABASE"]  # such as postgresql://app@db.example/bank
 app = qdo.App("bank", broker=DATABASE)
@@ -30,10 +31,13 @@ def engine():
 
 @app.job()
 def book(message, engine):
-    """Change a balance; a transfer goes on to the other account."""
+    """Change a balance, and send the other half of a transfer to its account."""
     with engine.begin() as connection:
-        if not writes.admit(connection, message):
-            return  # booked before, or another worker owns the account now
+        write = writes.admit(connection, message)
+        if write is Write.STALE:
+            raise StaleClaimError(queue=message.queue, fence=message.fence)
+        if write is Write.REPEATED:
+            return
         amount, to = message.body["amount"], message.body.get("to")
         connection.execute(text(ADD), {"account": message.queue, "amount": amount})
         if to is not None:
